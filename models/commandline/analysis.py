@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from moespec.models.checks import check_output
 from moespec.models.commandline.commands import load_run
-from moespec.models.commandline.inspection import alone
-from moespec.models.commandline.report import png
+from moespec.models.commandline.inspection import alone, png
 from moespec.models.evaluation.slots import FRACTION, SlotStatistics, numbers, slot_statistics
 from moespec.models.files import write_atomically
 from moespec.models.training.resolve import model_config

@@ -12,8 +12,8 @@ from moespec.backends.contract import Backend
 from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
-from moespec.models.commandline.inspection import draw, make_route, prediction
-from moespec.models.commandline.report import png, write_report
+from moespec.models.commandline.inspection import draw, make_route, png, prediction
+from moespec.models.commandline.report import write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset

@@ -1,26 +1,49 @@
 """The curves of a run's report: loss, accuracy and what the MoE layers do, against the steps.
 
 What is the same at every logged step is not drawn but said: the load of Soft MoE or of Expert Choice, whose slots are
-always full, or the tokens dropped by a router that drops none.
+always full, or the tokens dropped by a router that drops none. A single value is no curve.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-__all__ = ["constant", "curves", "in_order", "loads", "running_mean"]
+from moespec.models.commandline.inspection import COLOURS
+
+__all__ = ["Chart", "Line", "constant", "curves", "in_order", "loads", "plotted", "running_mean"]
 
 QUANTITIES = {
     "load": "load of each expert",
     "dropped": "tokens dropped (fraction)",
     "entropy": "routing entropy (nats)",
 }
-NAMED = 10
-"""Largest number of experts that have names in the legend."""
+NAMED = 9
+"""Largest number of experts that have a line each."""
+POINTS = 200
+"""Largest number of points of a line."""
+WIDTH, HEIGHT, MARGIN, FOOT = 320, 170, 44, 26
+"""Of the picture of a chart; of that, on the left and at the foot, what the numbers take."""
 Records = Sequence[Mapping[str, Any]]
+
+
+class Line(NamedTuple):
+    """Values against the steps. faint: drawn pale, behind its running mean."""
+
+    label: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    faint: bool = False
+
+
+class Chart(NamedTuple):
+    """Lines with one scale, from `low`. limit: where there is a dotted line, what it says, and its value."""
+
+    title: str
+    lines: list[Line]
+    low: float
+    limit: tuple[str, float] | None = None
 
 
 def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
@@ -39,41 +62,34 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
     return means
 
 
-def curves(training: Records, evaluations: Records, *, measure: tuple[str, str], mixes: bool) -> Figure:
-    """Loss (training and, of a head, validation) and validation accuracy, and spread of the features, against the steps.
+def curves(
+    training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
+) -> list[Chart]:
+    """Loss (training and, of a head, validation), and what is measured of the validation images, against the steps.
 
     measure: the part of the loss that is drawn: its name in the records, and what it is called.
+
+    called: what the accuracy is called.
 
     mixes: whether batches are mixed by weights of their own (mixup, cutmix), so that the loss of a step depends most on its
     weight; the training loss is then its running mean, with the steps themselves faint behind.
     """
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    logged, losses = _steps(training), [r[measure[0]] for r in training]
+    logged, steps = _steps(training), _steps(evaluations)
+    losses = [record[measure[0]] for record in training]
+    lines = [Line("training", logged, losses)]
     if mixes:
-        left.plot(logged, losses, lw=1, color="tab:blue", alpha=0.3, label="training, single steps")
-        left.plot(logged, running_mean(losses), lw=1.5, color="tab:blue", label="training, running mean")
-    else:
-        left.plot(logged, losses, lw=1, color="tab:blue", label="training")
-    steps = _steps(evaluations)
-    if "loss" in evaluations[-1]:
-        left.plot(steps, [r["loss"] for r in evaluations], "o-", label="validation", ms=3, color="tab:orange")
-    left.set(xlabel="step", ylabel=measure[1], ylim=(0, None))
-    left.legend(fontsize=8)
-    accuracies = [r["accuracy"] for r in evaluations]
-    right.plot(steps, accuracies, "o-", ms=3, color="tab:green", label="accuracy of nearest neighbours")
-    right.set(xlabel="step", ylabel="validation accuracy", ylim=(None if len(set(accuracies)) > 1 else 0, 1))
-    if "spread" in evaluations[-1]:
-        spreads = [r["spread"] for r in evaluations]
-        right.plot(steps, spreads, "o-", ms=3, color="tab:purple", label="spread of features")
-        right.set(ylabel="validation images", ylim=(0, 1))
-        right.legend(fontsize=8)
-    if "text_to_image" in evaluations[-1]:
-        right.set(ylabel="recall at 1, mean of images and texts", ylim=(0, 1))
-    right.grid(alpha=0.3)
-    for axis in (left, right):
-        axis.set_xlim(0, 1.02 * max([*logged, *steps]))
-    return figure
+        means = Line("training, running mean", logged, running_mean(losses).tolist())
+        lines = [Line("training, single steps", logged, losses, faint=True), means]
+    names = {"loss": "validation", "accuracy": called, "spread": "spread of features"}
+    measured = {
+        name: Line(text, steps, [record[name] for record in evaluations])
+        for name, text in names.items()
+        if name in evaluations[-1]
+    }
+    first = Chart(f"loss ({measure[1]})", [*lines, *(line for name, line in measured.items() if name == "loss")], 0.0)
+    rest = [line for name, line in measured.items() if name != "loss"]
+    lowest = min(min(line.values) for line in rest)
+    return _drawable([first, Chart("validation images", rest, lowest)])
 
 
 def constant(training: Records) -> dict[str, str]:
@@ -88,44 +104,51 @@ def constant(training: Records) -> dict[str, str]:
     return words
 
 
-def loads(training: Records) -> Figure | None:
+def loads(training: Records) -> list[Chart]:
     """For each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy over the steps.
 
-    The dotted line is the largest entropy, ln E. A column for what varies in some layer; where it does not in one, that is
-    said in its place. None if nothing varies.
+    Where there are many experts, the largest, median and smallest load. What does not vary has no chart.
     """
-    blocks = _blocks(training)
-    names = [name for name in QUANTITIES if not all(_unchanged(training, block, name) for block in blocks)]
-    if not names:
-        return None
-    steps = _steps(training)
-    figure = Figure(figsize=(max(4.5, 3.6 * len(names)), 2.2 * len(blocks)), layout="constrained")
-    axes = figure.subplots(len(blocks), len(names), squeeze=False)
-    for row, block in zip(axes, blocks, strict=True):
-        row[0].set_ylabel(f"block {block}")
-        for axis, name in zip(row, names, strict=True):
-            if same := _unchanged(training, block, name):
-                axis.text(0.5, 0.5, f"{_said(same[0])} at each step", ha="center", transform=axis.transAxes, fontsize=8)
-                axis.set(xticks=[], yticks=[])
+    steps, charts = _steps(training), []
+    for block in _blocks(training):
+        for name, text in QUANTITIES.items():
+            if _unchanged(training, block, name):
                 continue
-            values = _series(training, block, name)
-            for expert, line in enumerate(values.T):
-                axis.plot(steps, line, lw=1, label=str(expert) if name == "load" and expert < NAMED else None)
-            highest = values.max()
+            values, limit, labels = _series(training, block, name), None, [text]
+            if name == "load":
+                labels = [f"expert {expert}" for expert in range(values.shape[1])]
+                if len(labels) > NAMED:
+                    labels, values = ["largest", "median", "smallest"], np.quantile(values, (1, 0.5, 0), axis=1).T
             if name == "entropy":
-                highest = max(highest, np.log(len(training[-1]["moe"][block]["load"])))
-                axis.axhline(highest, lw=0.8, ls=":", color="0.4")
-            axis.set_ylim(0, 1.1 * highest)
-    for axis, name in zip(axes[0], names, strict=True):
-        axis.set_title(QUANTITIES[name], fontsize=9)
-    if names[0] == "load":
-        varying = next(axis for axis in axes[:, 0] if axis.lines)
-        figure.legend(
-            *varying.get_legend_handles_labels(), loc="outside lower center", ncol=NAMED, fontsize=7, title="expert"
-        )
-    for axis in axes[-1]:
-        axis.set_xlabel("step")
-    return figure
+                limit = ("all weights equal", float(np.log(len(training[-1]["moe"][block]["load"]))))
+            lines = [Line(label, steps, line.tolist()) for label, line in zip(labels, values.T, strict=True)]
+            charts.append(Chart(f"block {block}: {text}", lines, 0.0, limit))
+    return _drawable(charts)
+
+
+def _drawable(charts: list[Chart]) -> list[Chart]:
+    """The charts with their lines of several points, as far as they have any that rises or falls."""
+    several = [chart._replace(lines=[line for line in chart.lines if len(line.steps) > 1]) for chart in charts]
+    return [chart for chart in several if any(len(set(line.values)) > 1 for line in chart.lines)]
+
+
+def plotted(chart: Chart) -> dict[str, Any]:
+    """What the template of a chart needs: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the numbers at its sides."""
+    last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
+    high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
+
+    def y(value: float) -> float:
+        return round(bottom - (value - chart.low) / (high - chart.low) * (bottom - 8), 1)
+
+    lines = []
+    for line, colour in zip(chart.lines, COLOURS, strict=False):
+        kept = np.linspace(0, len(line.steps) - 1, min(len(line.steps), POINTS)).round().astype(int)
+        xs = [MARGIN + line.steps[i] / last * (WIDTH - MARGIN - 8) for i in kept]
+        points = " ".join(f"{x:.1f},{y(line.values[i])}" for x, i in zip(xs, kept, strict=True))
+        lines.append({"label": line.label, "colour": colour, "faint": line.faint, "points": points})
+    ticks = [(y(value), f"{value:.3g}") for value in (chart.low, (chart.low + high) / 2, high)]
+    limit = chart.limit and (chart.limit[0], y(chart.limit[1]))
+    return {"title": chart.title, "lines": lines, "ticks": ticks, "last": last, "limit": limit}
 
 
 def in_order(block: str) -> tuple[int, str]:

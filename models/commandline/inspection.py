@@ -10,18 +10,18 @@ drawn row by row, in the order of their numbers, in the squarest grid that they 
 All panels of a layer have one colour scale, so that they can be compared. That of Soft MoE counts in multiples of the
 uniform weight, 1 / tokens: white is uniform, red more, blue less, and it reaches to twice and half of uniform at least, so
 that slots that hardly tell the patches apart look pale.
+
+Training, whose report has the numbers as tables of pixels, does not import matplotlib: what draws with it, does.
 """
 
+import io
 import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import TABLEAU_COLORS, LogNorm, Normalize, to_rgb
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
@@ -31,16 +31,12 @@ from moespec.models.families import Config, family
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = [
-    "BlockRouting",
-    "Panel",
-    "alone",
-    "draw",
-    "main_experts",
-    "make_route",
-    "panels",
-    "prediction",
-    "times_uniform",
+    *("COLOURS", "BlockRouting", "Panel", "alone", "colours_of", "draw", "explanation", "main_experts", "make_route"),
+    *("panels", "png", "prediction", "shaded", "times_uniform", "weights_of"),
 ]
 
 PANELS = 8
@@ -51,7 +47,13 @@ FAINTEST = 2.0
 """The colours of Soft MoE reach this many times the uniform weight, or more."""
 LETTERS = 17
 """Letters of the explanation on an inch of a line."""
-UNASSIGNED = (0.15, 0.15, 0.15)
+UNASSIGNED, NOTHING = (0.15, 0.15, 0.15), (0.6, 0.6, 0.6)
+COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
+"""Of experts, and of the lines of a chart; those after the last have the first ones again."""
+SOFT = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
+"""From the least weight of a slot to the largest, which are as far from uniform."""
+HARD = ("#000004", "#51127c", "#b73779", "#fc8961", "#fcfdbf")
+"""From no weight to the largest."""
 
 
 class BlockRouting(NamedTuple):
@@ -192,11 +194,14 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
 
 def draw(
     pixels: NDArray[np.uint8], maximum: int, title: str, routings: list[BlockRouting], chosen: Sequence[str] = ()
-) -> Figure:
+) -> "Figure":
     """A picture, one row per MoE block: the image, the main expert of each patch, and a panel per expert or slot.
 
     chosen: which experts or slots, see `panels`.
     """
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+    from matplotlib.figure import Figure
+
     rows = [panels(routing, chosen) for routing in routings]
     columns = 2 + max((len(row) for row in rows), default=0)
     figure = Figure(figsize=(1.45 * columns + 0.8, 1.75 * max(len(routings), 1) + 0.9), layout="constrained")
@@ -204,43 +209,69 @@ def draw(
     for axis in axes.flat:
         axis.set_axis_off()
     image = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
-    colours = _colours(max((routing.experts.shape[2] for routing in routings), default=0))
+    colours = colours_of(routings)
     for row, routing, shown in zip(axes[: len(routings)], routings, rows, strict=True):
         row[0].imshow(image / maximum)
         of_items = "" if routing.items == "patches" else f": {routing.items}"
         row[0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
         row[1].imshow(main_experts(routing, colours))
         row[1].set_title("main expert", fontsize=8)
-        scale, unit = _scale(routing)
-        palette = colormaps["RdBu_r" if routing.soft else "magma"].with_extremes(bad="0.6")
+        low, high = _ends(routing)
+        scale: Any = LogNorm(low, high) if routing.soft else Normalize(low, high)
+        palette = LinearSegmentedColormap.from_list("", SOFT if routing.soft else HARD).with_extremes(bad=NOTHING)
         for axis, panel in zip(row[2:], shown, strict=False):
             drawing = axis.imshow(panel.weights, norm=scale, cmap=palette)
             axis.set_title(
                 f"{panel.name}: {_range(panel, routing.soft)}", fontsize=6, color=colours[panel.expert] * 0.8
             )
         bar = figure.colorbar(drawing, ax=list(row), pad=0.01, aspect=12)
-        bar.set_label(unit, fontsize=7)
+        bar.set_label(weights_of(routing).replace(", ", "\n"), fontsize=7)
         if routing.soft:
-            ticks = np.geomspace(scale.vmin or 1, scale.vmax or 1, 5).tolist()
+            ticks = np.geomspace(low, high, 5).tolist()
             bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
             bar.minorticks_off()
         bar.ax.tick_params(labelsize=6)
     title = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in title)
     figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
     width = int(figure.get_figwidth() * LETTERS)
-    figure.supxlabel(textwrap.fill(_explanation(routings), width), fontsize=7)
+    figure.supxlabel(textwrap.fill(explanation(routings), width), fontsize=7)
     return figure
 
 
-def _scale(routing: BlockRouting) -> tuple[Normalize, str]:
-    """The colours of all panels of a layer, with what they mean. Soft MoE's are logarithmic, around uniform."""
+def png(figure: "Figure") -> bytes:
+    """A figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def _ends(routing: BlockRouting) -> tuple[float, float]:
+    """The weights at the ends of the colours, for all panels of a layer. Soft MoE's are as far from uniform, which is 1."""
     if not routing.soft:
-        return Normalize(0, max(float(routing.experts.max()), 1e-12)), "weight"
+        return 0.0, max(float(routing.experts.max()), 1e-12)
+    weights = routing.slots[routing.slots > 0] * routing.tokens
+    reach = max(FAINTEST, weights.max(initial=1.0), min(1 / weights.min(initial=1.0), routing.tokens))
+    return 1 / float(reach), float(reach)
+
+
+def weights_of(routing: BlockRouting) -> str:
+    """The weights of a layer in words; of Soft MoE with their range."""
+    if not routing.soft:
+        return "weight"
     weights = routing.slots[routing.slots > 0] * routing.tokens
     low, high = float(weights.min(initial=1.0)), float(weights.max(initial=1.0))
-    reach = max(FAINTEST, high, min(1 / low, routing.tokens))
-    unit = f"times uniform\n{low:.3g} to {high:.3g}\nratio {high / low:.3g}"
-    return LogNorm(1 / reach, reach), unit
+    return f"times uniform, {low:.3g} to {high:.3g}, ratio {high / low:.3g}"
+
+
+def shaded(routing: BlockRouting, panel: Panel) -> NDArray[np.float64]:
+    """An RGB grid `(rows, columns, 3)` of the weights of a panel, in the colours that `draw` gives them."""
+    ends, weights = np.array(_ends(routing)), panel.weights
+    if routing.soft:
+        ends, weights = np.log(ends), np.log(weights)  # NaN, not 0, where a slot takes in nothing
+    anchors = _rgb(SOFT if routing.soft else HARD)
+    place = (weights - ends[0]) / (ends[1] - ends[0]) * (len(anchors) - 1)
+    channels = [np.interp(place, np.arange(len(anchors)), channel) for channel in anchors.T]
+    return np.where(np.isnan(weights)[..., None], NOTHING, np.stack(channels, -1))
 
 
 def _range(panel: Panel, soft: bool) -> str:
@@ -267,7 +298,8 @@ def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray
     return np.where((total > 0)[..., None], strength * colour + (1 - strength), UNASSIGNED)
 
 
-def _explanation(routings: list[BlockRouting]) -> str:
+def explanation(routings: list[BlockRouting]) -> str:
+    """What the panels show, in words."""
     if not routings:
         return "The model has no MoE block."
     experts, capacity = routings[0].slots.shape[2:]
@@ -289,6 +321,10 @@ def _explanation(routings: list[BlockRouting]) -> str:
     )
 
 
-def _colours(count: int) -> NDArray[np.float64]:
-    names = [name for name in TABLEAU_COLORS if name != "tab:gray"]
-    return np.array([to_rgb(names[index % len(names)]) for index in range(count)]).reshape(-1, 3)
+def colours_of(routings: Sequence[BlockRouting]) -> NDArray[np.float64]:
+    """The colours of the experts of these layers, `(experts, 3)`."""
+    return _rgb([COLOURS[e % len(COLOURS)] for e in range(max((r.experts.shape[2] for r in routings), default=0))])
+
+
+def _rgb(names: Sequence[str]) -> NDArray[np.float64]:
+    return np.array([[int(name[place : place + 2], 16) / 255 for place in (1, 3, 5)] for name in names]).reshape(-1, 3)

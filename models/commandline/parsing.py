@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
-from tyro.conf import HelptextFromCommentsOff, Suppress, arg
+from tyro.conf import Suppress, arg
 
 from moespec.models.checks import check_names, described
 from moespec.models.training.concerns import unconcerned
@@ -51,7 +51,7 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
         options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     with hook(told):
-        parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, config=(HelptextFromCommentsOff,), **options)
+        parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, **options)
     return parsed
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moespec.models.commandline.cost import aligned, scaled
-from moespec.models.commandline.report import png
+from moespec.models.commandline.inspection import png
 from moespec.models.files import write_atomically
 from moespec.models.study.outcome import right_of
 from moespec.models.study.statistics import differences, differences_of_seeds, pareto, sentences, spread

@@ -1,7 +1,11 @@
 """The pictures of routing: right numbers from a routing, different pictures from different routings, a whole report."""
 
+import base64
 import io
 import re
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ import pytest
 from PIL import Image
 
 from moespec.models import cli, vit
-from moespec.models.commandline.curves import constant, curves, in_order, loads, running_mean
+from moespec.models.commandline import report
+from moespec.models.commandline.commands import load_run
+from moespec.models.commandline.curves import Chart, Line, constant, curves, in_order, loads, plotted, running_mean
 from moespec.models.commandline.inspection import (
     UNASSIGNED,
     BlockRouting,
@@ -19,8 +25,11 @@ from moespec.models.commandline.inspection import (
     make_route,
     panels,
     prediction,
+    shaded,
     times_uniform,
 )
+from moespec.models.evaluation import mistakes
+from moespec.models.evaluation.mistakes import Predictions, confused, confusion
 from moespec.models.training import resolve
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError
@@ -188,25 +197,33 @@ def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, said) ->
 def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     run = runs.whole(backend)
     page = (run / "report.html").read_text()
-    pictures = sorted(path.name for path in run.glob("*.png"))
-    assert [re.sub(r"\d+", "N", name) for name in pictures] == ["curves.png", "load.png", *["routing_N.png"] * 2]
-    assert page.count("data:image/png;base64,") == 4
+    last = read_log(run, "evaluation")[-1]
+    wrong = last["images"] - round(last["accuracy"] * last["images"])
+    assert page.count(", read as ") == min(wrong, 12) + 2
+    pictures = re.findall(r'base64,([^"]*)"', page)
+    assert len(pictures) == min(wrong, 12) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
+    for picture in pictures:
+        Image.open(io.BytesIO(base64.b64decode(picture))).load()
+    cells = re.search(r"Which class is read as which.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]  # type: ignore[index]
+    green, red = (sum(map(int, re.findall(rf"rgb\({colour} [^>]*>(\d+)", cells))) for colour in ("46", "209"))
+    assert (green, red) == (last["images"] - wrong, wrong), "the images of the last evaluation"
+    assert re.search(r"speed of training</th><td>[\d.e+]+ images per second<", page)
+    assert f"Python 3.{sys.version_info[1]}." in page
+    assert "GiB (host)" in page
     assert "block 1, each training step</th><td>load of each expert 0.5, tokens dropped (fraction) 0</td>" in page
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
-    days = read_log(run, "evaluation")[-1]["seconds"] / 86_400
+    days = last["seconds"] / 86_400
     passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes of each\); "
     assert re.search(passes + f"{days:.4g} device-days, devices: 1</td>", page)
     assert "http" not in re.sub(r"base64,[^\"]*", "", page), "the page needs nothing else"
-    assert all(is_png((run / name).read_bytes()) for name in pictures)
-    assert len({(run / name).read_bytes() for name in pictures}) == 4
 
 
 def test_blocks_are_in_the_order_of_their_numbers() -> None:
     """Not in that of their names as text, which a log has of JAX."""
     assert sorted(["10", "11", "6", "9"], key=in_order) == ["6", "9", "10", "11"]
     assert sorted(["10_channels", "2_tokens", "2_channels"], key=in_order) == ["2_channels", "2_tokens", "10_channels"]
-    figure = loads(training({"10": [layer(), layer(dropped=0.1)], "9": [layer(), layer(dropped=0.2)]}))
-    assert [axis.get_ylabel() for axis in figure.axes] == ["block 9", "block 10"]
+    charts = loads(training({"10": [layer(), layer(dropped=0.1)], "9": [layer(), layer(dropped=0.2)]}))
+    assert [chart.title for chart in charts] == [f"block {block}: tokens dropped (fraction)" for block in (9, 10)]
 
 
 def layer(load: tuple[float, ...] = (0.5, 0.5), dropped: float = 0.0, entropy: float = 0.1) -> dict[str, Any]:
@@ -222,18 +239,18 @@ def training(layers: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def test_what_does_not_vary_is_said_and_not_drawn() -> None:
     soft = training({"3": [layer(entropy=2.0), layer((0.5, 0.5 + 1e-8), entropy=1.5)]})
     assert constant(soft) == {"3": "load of each expert 0.5, tokens dropped (fraction) 0"}
-    figure = loads(soft)
-    (axis,) = figure.axes
-    assert axis.get_title() == "routing entropy (nats)"
-    assert axis.lines[0].get_ydata().tolist() == [2, 1.5]
-    assert loads(training({"3": [layer(), layer()]})) is None
-    assert loads(training({"3": [layer()]})) is None, "one step is no curve"
+    (chart,) = loads(soft)
+    assert chart.title == "block 3: routing entropy (nats)"
+    assert [line.values for line in chart.lines] == [[2, 1.5]]
+    assert loads(training({"3": [layer(), layer()]})) == []
+    assert loads(training({"3": [layer()]})) == [], "one step is no curve"
     uneven = training({"1": [layer((0.2, 0.4))] * 2, "2": [layer((0.1, 0.3)), layer((0.2, 0.3))]})
     assert constant(uneven)["1"].startswith("load of each expert 0.2 to 0.4,")
     assert constant(uneven)["2"] == "tokens dropped (fraction) 0, routing entropy (nats) 0.1"
-    figure = loads(uneven)
-    assert [len(axis.lines) for axis in figure.axes] == [0, 2]
-    assert figure.axes[0].texts[0].get_text() == "0.2 to 0.4 at each step"
+    (chart,) = loads(uneven)
+    assert [line.label for line in chart.lines] == ["expert 0", "expert 1"]
+    (many,) = loads(training({"1": [layer((*range(20), high)) for high in (30, 40)]}))
+    assert [(line.label, line.values) for line in many.lines[:2]] == [("largest", [30, 40]), ("median", [10, 10])]
 
 
 def test_running_mean() -> None:
@@ -247,13 +264,61 @@ def test_running_mean() -> None:
 
 def test_training_loss_has_a_running_mean_where_batches_are_mixed() -> None:
     saw = [{"step": step, "cross_entropy": 2.0 - step % 2} for step in range(1, 41)]
-    once = [{"step": 40, "loss": 1.0, "accuracy": 0.5}]
-    raw, mean, _ = curves(saw, once, measure=("cross_entropy", "cross-entropy"), mixes=True).axes[0].lines
-    assert raw.get_ydata().tolist() == [1.0, 2.0] * 20
-    assert raw.get_alpha() == 0.3
-    np.testing.assert_allclose(mean.get_ydata(), running_mean(raw.get_ydata()))
-    assert np.ptp(mean.get_ydata()) < 0.35
-    left, right = curves(saw, once, measure=("cross_entropy", "cross-entropy"), mixes=False).axes
-    assert [line.get_label() for line in left.lines] == ["training", "validation"]
-    assert right.get_ylim() == (0, 1), "one point has no range of its own"
-    assert left.get_xlim() == right.get_xlim()
+    how: Any = {"measure": ("cross_entropy", "cross-entropy"), "called": "accuracy"}
+    several = [{"step": step, "loss": 1.0, "accuracy": step / 80} for step in (20, 40)]
+    (first, second) = curves(saw, several, mixes=True, **how)
+    raw, mean, validation = first.lines
+    assert raw.values == [1.0, 2.0] * 20
+    assert (raw.faint, mean.faint, validation.label) == (True, False, "validation")
+    np.testing.assert_allclose(mean.values, running_mean(raw.values))
+    assert [(line.label, line.values) for line in second.lines] == [("accuracy", [0.25, 0.5])]
+    (alone,) = curves(saw, several[1:], mixes=False, **how)
+    assert [line.label for line in alone.lines] == ["training"], "one evaluation is a number, no curve"
+    assert curves(saw, [{**one, "accuracy": 1.0} for one in several], mixes=False, **how)[1:] == [], "it does not vary"
+
+
+def test_a_chart_begins_at_step_0_and_has_one_scale() -> None:
+    rising = Line("a", range(1, 1001), [step / 10 for step in range(1, 1001)])
+    drawn = plotted(Chart("both", [rising, Line("b", [500, 1000], [0.0, 50.0])], 0.0, ("most", 200.0)))
+    assert [text for _, text in drawn["ticks"]] == ["0", "100", "200"]
+    assert (drawn["last"], drawn["limit"]) == (1000, ("most", 8.0))
+    first, second = (line["points"].split() for line in drawn["lines"])
+    assert len(first) == 200, "no more than can be seen"
+    assert (first[-1], second) == ("312.0,76.0", ["178.0,144.0", "312.0,110.0"])
+    assert drawn["lines"][0]["colour"] != drawn["lines"][1]["colour"]
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_shades_are_the_colours_of_the_picture(soft: bool) -> None:
+    weights = np.array([[[0.5, 0.0], [0.125, 0.125]]])
+    routing = BlockRouting("0", weights, weights[..., None], soft, 8)
+    axes = draw(np.zeros((2, 2, 1), np.uint8), 255, "", [routing]).axes[2:4]
+    for axis, panel in zip(axes, panels(routing), strict=True):
+        (image,) = axis.images
+        np.testing.assert_allclose(shaded(routing, panel), image.to_rgba(image.get_array())[..., :3], atol=0.02)
+
+
+def test_which_images_are_mistaken_for_what() -> None:
+    labels, read = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 2, 1, 1])
+    made = Predictions(np.arange(5) * 10, labels, read, np.array([1.0, 0.2, 0.9, 0.4, 0.9]))
+    counts = confusion(made, 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 0, 1], [0, 2, 0]]
+    assert confused(counts, 9) == [(2, 1), (0, 1), (1, 2)]
+    assert made.worst(3) == [2, 4, 3]
+
+
+def test_many_classes_and_many_images_are_cut(runs: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """The names of classes are those of folders: anything."""
+    run = tmp_path / "run"
+    shutil.copytree(runs.whole("torch"), run)
+    loaded = load_run(run)
+    monkeypatch.setattr(report, "CLASSES", 3)
+    monkeypatch.setattr(mistakes, "MOST", 50)
+    names = tuple(f"<b>{name}" for name in loaded.dataset.classes)
+    report.write_report(loaded.backend, loaded.config, replace(loaded.dataset, classes=names), run, loaded.params)
+    page = (run / "report.html").read_text()
+    assert "50 of 355 validation images, evenly spaced" in page
+    least, pairs = re.findall(r"<tbody>(.*?)</tbody>", page, re.DOTALL)
+    assert least.count("<tr>") == 3 == pairs.count("<tr>")
+    assert "&lt;b&gt;" in pairs
+    assert "<b>" not in page

@@ -57,7 +57,9 @@ def test_what_a_run_says_and_leaves_to_others(whole: Path, tmp_path: Path, said:
     assert re.search(r"validation accuracy of nearest neighbours 0\.\d{4}, spread 0\.\d{4}\n", shown)
     assert "few-shot: shots_5: accuracy" in shown
     assert {"accuracy", "spread"} < read_log(whole, "evaluation")[-1].keys()
-    assert "contrastive" not in (whole / "report.html").read_text() or (whole / "curves.png").is_file()
+    page = (whole / "report.html").read_text()
+    assert "<figcaption>loss (contrastive" in page
+    assert "Mistakes" not in page, "there is no head"
     assert read(whole, Given()).params.keys() == vit.parameter_shapes(read(whole, Given()).config).keys()
     tuned = ["--run", str(tmp_path / "tuned"), "--training.steps", "2", "--training.batch", "16"]
     assert cli.main(["finetune", str(whole), "--backend", whole.name, *tuned]) == 0
