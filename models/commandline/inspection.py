@@ -264,7 +264,8 @@ def tinted(
     )
     cover = np.broadcast_to(opacity, colour.shape[:2])[place][..., None]
     grey = image.mean(axis=2, keepdims=True)
-    return cover * ((1 - TINT) * grey + TINT * colour[place]) + (1 - cover) * (0.85 + 0.15 * grey)
+    blend: NDArray[np.float64] = cover * ((1 - TINT) * grey + TINT * colour[place]) + (1 - cover) * (0.85 + 0.15 * grey)
+    return blend
 
 
 def _scale(routing: BlockRouting) -> tuple[Normalize, str]:
