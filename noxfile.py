@@ -254,7 +254,7 @@ ENTRIES = (
 
 @nox.session
 def study(session: nox.Session) -> None:
-    """Compare all routers on Fashion-MNIST, `benchmarks/study`, and write the README's table.
+    """Compare all routers on Fashion-MNIST, `benchmarks/study`, and write the table of docs/evaluation.md.
 
     `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
     """

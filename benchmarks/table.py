@@ -1,6 +1,6 @@
-"""Put the table of a study into the README: what `moespec study --out benchmarks/study` found.
+"""Put the table of a study into docs/evaluation.md: what `moespec study --out benchmarks/study` found.
 
-python benchmarks/table.py            # rewrites what stands between the two marks in README.md
+python benchmarks/table.py            # rewrites what stands between the two marks there
 python benchmarks/table.py --check    # only says whether it would change anything
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from moespec.models.study.results import rows
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 RESULTS = Path(__file__).parent / "study" / "results.json"
 BEGIN, END = "<!-- routers: made by benchmarks/table.py -->", "<!-- end of routers -->"
 
@@ -22,17 +22,17 @@ def main() -> None:
     options = parser.parse_args()
     if not RESULTS.is_file():
         raise SystemExit(f"{RESULTS}: no such file; make it with `nox -s study`")
-    text = README.read_text()
+    text = PAGE.read_text()
     new = replaced(text, table(json.loads(RESULTS.read_text())))
     if options.check:
-        raise SystemExit("README.md: the table of routers is out of date" if new != text else 0)
-    README.write_text(new)
+        raise SystemExit("docs/evaluation.md: the table of routers is out of date" if new != text else 0)
+    PAGE.write_text(new)
 
 
 def replaced(text: str, content: str) -> str:
     """`text` with `content` between the marks. Raises SystemExit if they are not there."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"{README.name}: expected {BEGIN!r} and {END!r} once each")
+        raise SystemExit(f"{PAGE.name}: expected {BEGIN!r} and {END!r} once each")
     return f"{text[: text.index(BEGIN)]}{BEGIN}\n{content}\n{text[text.index(END) :]}"
 
 

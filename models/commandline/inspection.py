@@ -7,9 +7,10 @@ whose groups are parts of an image keeps them, and an expert shows the slots of 
 Sparse-MLP routes channels, and tokens that mix the patches of the whole image. These have no place in the image: they are
 drawn row by row, in the order of their numbers, in the squarest grid that they fill.
 
-All panels of a layer have one colour scale, so that they can be compared. That of Soft MoE counts in multiples of the
-uniform weight, 1 / tokens: white is uniform, red more, blue less, and it reaches to twice and half of uniform at least, so
-that slots that hardly tell the patches apart look pale.
+All panels of a layer have one scale, so that they can be compared. A router that assigns patches is drawn on the image: each
+expert's panel has the patches that it handles in its colour, the more opaque the larger their weight. The scale of Soft MoE counts
+in multiples of the uniform weight, 1 / tokens: white is uniform, red more, blue less, and it reaches to twice and half of
+uniform at least, so that slots that hardly tell the patches apart look pale.
 
 Training, whose report has the numbers as tables of pixels, does not import matplotlib: what draws with it, does.
 """
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("COLOURS", "BlockRouting", "Panel", "alone", "colours_of", "draw", "explanation", "main_experts", "make_route"),
-    *("panels", "png", "prediction", "shaded", "times_uniform", "weights_of"),
+    *("panels", "png", "prediction", "shaded", "times_uniform", "tinted", "weights_of"),
 ]
 
 PANELS = 8
@@ -54,6 +55,8 @@ SOFT = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")
 """From the least weight of a slot to the largest, which are as far from uniform."""
 HARD = ("#000004", "#51127c", "#b73779", "#fc8961", "#fcfdbf")
 """From no weight to the largest."""
+TINT = 0.5
+"""How much of a patch on the image is the colour of its expert."""
 
 
 class BlockRouting(NamedTuple):
@@ -204,7 +207,7 @@ def draw(
 
     rows = [panels(routing, chosen) for routing in routings]
     columns = 2 + max((len(row) for row in rows), default=0)
-    figure = Figure(figsize=(1.45 * columns + 0.8, 1.75 * max(len(routings), 1) + 0.9), layout="constrained")
+    figure = Figure(figsize=(1.45 * columns + 0.8, 1.85 * max(len(routings), 1) + 0.9), layout="constrained")
     axes = figure.subplots(max(len(routings), 1), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -213,9 +216,12 @@ def draw(
     for row, routing, shown in zip(axes[: len(routings)], routings, rows, strict=True):
         row[0].imshow(image / maximum)
         of_items = "" if routing.items == "patches" else f": {routing.items}"
-        row[0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=8)
+        row[0].set_title(f"block {routing.block.split('_')[0]}{of_items}", fontsize=9)
+        row[1].set_title("main expert", fontsize=9)
+        if not routing.soft and routing.items == "patches":
+            _draw_on_image(row, image / maximum, routing, shown, colours)
+            continue
         row[1].imshow(main_experts(routing, colours))
-        row[1].set_title("main expert", fontsize=8)
         low, high = _ends(routing)
         scale: Any = LogNorm(low, high) if routing.soft else Normalize(low, high)
         palette = LinearSegmentedColormap.from_list("", SOFT if routing.soft else HARD).with_extremes(bad=NOTHING)
@@ -234,7 +240,7 @@ def draw(
     title = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in title)
     figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
     width = int(figure.get_figwidth() * LETTERS)
-    figure.supxlabel(textwrap.fill(explanation(routings), width), fontsize=7)
+    figure.supxlabel(textwrap.fill(explanation(routings, on_image=True), width), fontsize=7)
     return figure
 
 
@@ -243,6 +249,35 @@ def png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
+
+
+def _draw_on_image(
+    row: Any, image: NDArray[np.float64], routing: BlockRouting, shown: list[Panel], colours: NDArray[np.float64]
+) -> None:
+    row[1].imshow(tinted(image, main_experts(routing, colours)))
+    largest = max(float(routing.experts.max()), 1e-12)
+    for axis, panel in zip(row[2:], shown, strict=False):
+        colour = np.broadcast_to(colours[panel.expert], (*panel.weights.shape, 3))
+        axis.imshow(tinted(image, colour, panel.weights / largest))
+        patches = np.count_nonzero(panel.weights)
+        of_patches = f"{patches} patches, {_range(panel, soft=False)}" if patches else "none"
+        axis.set_title(f"{panel.name}\n{of_patches}", fontsize=8, color=colours[panel.expert] * 0.8)
+
+
+def tinted(
+    image: NDArray[np.float64], colour: NDArray[np.float64], opacity: NDArray[np.float64] | float = 1.0
+) -> NDArray[np.float64]:
+    """The image `(H, W, 3)`, grey, under the colours of its patches, `(rows, columns, 3)`.
+
+    opacity: `(rows, columns)`, 0 to 1; of a patch with 0 a trace is left, on white. Returns `(H, W, 3)`, 0 to 1.
+    """
+    place = np.ix_(
+        *(np.arange(pixels) * patches // pixels for pixels, patches in zip(image.shape, colour.shape[:2], strict=False))
+    )
+    cover = np.broadcast_to(opacity, colour.shape[:2])[place][..., None]
+    grey = image.mean(axis=2, keepdims=True)
+    blend: NDArray[np.float64] = cover * ((1 - TINT) * grey + TINT * colour[place]) + (1 - cover) * (0.85 + 0.15 * grey)
+    return blend
 
 
 def _ends(routing: BlockRouting) -> tuple[float, float]:
@@ -298,7 +333,7 @@ def main_experts(routing: BlockRouting, colours: NDArray[np.float64]) -> NDArray
     return np.where((total > 0)[..., None], strength * colour + (1 - strength), UNASSIGNED)
 
 
-def explanation(routings: list[BlockRouting]) -> str:
+def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
     """What the panels show, in words."""
     if not routings:
         return "The model has no MoE block."
@@ -314,11 +349,14 @@ def explanation(routings: list[BlockRouting]) -> str:
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
     placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "
+    main = f"Main expert: colour of the expert with the largest weight. {dark}{placed}"
+    if each == "patch" and on_image:
+        return (
+            f"{main}Expert e (of {experts}): how many patches it handles, of {capacity} at most, and the largest weight of its "
+            "output in them; the more opaque, the larger the weight, with one scale for all experts of a block."
+        )
     most = f", {capacity} patches at most each" if each == "patch" else ""
-    return (
-        f"Main expert: colour of the expert with the largest weight. {dark}{placed}Expert e: weight of its output "
-        f"in each {each} (of {experts} experts{most}), with one scale for all experts of a block."
-    )
+    return f"{main}Expert e: weight of its output in each {each} (of {experts} experts{most}), with one scale for all of a block."
 
 
 def colours_of(routings: Sequence[BlockRouting]) -> NDArray[np.float64]:

@@ -146,7 +146,7 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
         logits, routings = route(params, dataset.normalize(pixels)[0])
         label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
         title = f"Validation image {index}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
-        blocks, words = [_block(routing, routings) for routing in routings], explanation(routings)
+        blocks, words = [_block(routing, routings) for routing in routings], explanation(routings, on_image=False)
         shown.append({"title": title, "picture": _small(pixels[0], dataset), "blocks": blocks, "words": words})
     return shown
 

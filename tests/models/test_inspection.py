@@ -90,14 +90,31 @@ def test_slots_count_in_multiples_of_uniform_on_one_scale() -> None:
     assert labels[1] == "times uniform\n0.25 to 4\nratio 16"
 
 
-def test_experts_have_one_scale() -> None:
+def test_experts_are_drawn_on_the_image_on_one_scale() -> None:
     weights = np.zeros((2, 2, 3))
     weights[0, 0, 0], weights[1, 1, 1] = 0.2, 0.8
     routing = BlockRouting("0", weights, np.zeros((2, 2, 3, 1)), False, 4)
     figure = draw(np.zeros((8, 8, 1), np.uint8), 255, "", [routing])
     shown = [axis for axis in figure.axes if axis.get_title().startswith("expert")]
-    assert [axis.get_title() for axis in shown] == ["expert 0: to 0.2", "expert 1: to 0.8", "expert 2: none"]
-    assert {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in shown} == {(0, 0.8)}
+    titles = [axis.get_title() for axis in shown]
+    assert titles == ["expert 0\n1 patches, to 0.2", "expert 1\n1 patches, to 0.8", "expert 2\nnone"]
+    blue, orange, nothing = (np.asarray(axis.images[0].get_array()) for axis in shown)
+    np.testing.assert_allclose(nothing, 0.85, err_msg="a black image, of which a trace is left")
+    np.testing.assert_allclose(orange[4:, 4:], np.broadcast_to(np.divide((255, 127, 14), 510), (4, 4, 3)))
+    np.testing.assert_allclose(blue[:4, :4], 0.25 * np.divide((31, 119, 180), 510) + 0.75 * 0.85 + np.zeros((4, 4, 3)))
+    assert (orange == nothing).all(axis=2).sum() == (blue == nothing).all(axis=2).sum() == 48
+
+
+def test_channels_have_a_map_of_weights() -> None:
+    weights = np.array([[[0.2, 0.0], [0.0, 0.8]]])
+    figure = draw(
+        np.zeros((8, 8, 1), np.uint8),
+        255,
+        "",
+        [BlockRouting("0", weights, np.zeros((1, 2, 2, 1)), False, 2, "channels")],
+    )
+    scales = [axis.images[0].norm for axis in figure.axes if axis.get_title().startswith("expert")]
+    assert {(norm.vmin, norm.vmax) for norm in scales} == {(0, 0.8)}
 
 
 def test_panels_of_another_group_or_of_nothing_are_empty() -> None:
