@@ -49,7 +49,10 @@ def record(**changes):
 
 def test_the_table_says_what_was_recorded():
     text = table([record()])
-    assert "| [pot](#pot-09) | [0.9](https://pypi.org/project/pot/0.9/) | 2 / 1 / 1 | 0 / 1 / 0 | `sinkhorn_affinity` |" in text
+    assert (
+        "| [pot](#pot-09) | [0.9](https://pypi.org/project/pot/0.9/) | 2 / 1 / 1 | 0 / 1 / 0 | `sinkhorn_affinity` |"
+        in text
+    )
     assert "| `sinkhorn_affinity` | `peer.sinkhorn` | 1 / 1 / 1 | 0 / 1 / 0 |" in text
     assert "| `z_loss` | `peer.z` | 1 / 0 / 0 | 0 / 0 / 0 |" in text
     assert (
