@@ -30,7 +30,7 @@ CA-2: What if the capacity is below 1?
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer (min_expert_capacity=4); deepspeedai/DeepSpeed,
-        deepspeed/moe/sharded_moe.py, _capacity (min_capacity=8); lucidrains/st-moe-pytorch,
+        deepspeed/moe/sharded_moe.py, TopKGate (min_capacity=8); lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
     Reading: from left to right in double precision. A product that rounds up gives one slot more than the exact one: 100

@@ -11,7 +11,7 @@ Ambiguity ledger
 EC-1: Which token wins among equal scores?
     Reading: that of the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher (jax.lax.top_k);
-        google/flaxformer, flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter (jax.lax.top_k).
+        google/flaxformer, flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter and _top_k (jax.lax.top_k).
     Alternative b: that of the higher index.
     Alternative c: whichever an unstable sort returns first.
 EC-2: Are slots left empty that only tokens of score 0 could fill?

@@ -10,7 +10,7 @@ Ambiguity ledger
 
 SI-1: Which of equal values may be non-zero, if not all may?
     Reading: those of lower index.
-        By: google/jaxopt, jaxopt/_src/projection.py, projection_sparse_simplex (jax.lax.top_k).
+        By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
     Alternative b: whatever a sort keeps that is not stable.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).
 """

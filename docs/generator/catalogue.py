@@ -75,7 +75,7 @@ class Page:
     @property
     def entries(self) -> list[LedgerEntry]:
         """The entries of the ambiguity ledger in the docstrings of its modules."""
-        return [entry for module in self.modules for entry in entries(module.__doc__ or "")]
+        return [entry for module in self.modules for entry in entries(module.__doc__ or "", module.__name__)]
 
     @property
     def title(self) -> str:

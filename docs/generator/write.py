@@ -17,15 +17,16 @@ from generator.catalogue import ROOT, Page, home, pages
 from generator.citations import citations, software, version
 from generator.docstrings import introduction, markdown
 from generator.evidence import measured, rows
-from generator.practice import by_code_base, of_page, variants_of
+from generator.practice import beyond, concerned, known_of, variants_of, with_issues
 from generator.revisions import changes, past
 from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.report.report import Report
 from moespec.conformance.suite import manifests
-from moespec.models.ledger import implementations
+from moespec.models.ledger.implementations import implementations
+from moespec.models.ledger.implementations import measured as packages
 from moespec.models.ledger.places import link_papers
-from moespec.models.ledger.table import takers
+from moespec.models.ledger.table import groups, takers
 from moespec.spec import LEDGER
 
 __all__ = ["write"]
@@ -35,7 +36,8 @@ TEMPLATES = Environment(
     loader=FileSystemLoader(DOCS / "templates"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
 )
 TEMPLATES.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())  # of a table of Markdown
-TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, implementations.measured())
+TEMPLATES.filters["with_issues"] = with_issues
+TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, packages())
 
 
 def write(folder: Path, found: Sequence[Report]) -> None:
@@ -63,16 +65,20 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "blocks": [page for page in everything if not page.router],
         "entries": LEDGER.values(),
         "home": home(),
-        "bases": by_code_base(),
+        "groups": groups(),
+        "concerned": concerned(),
+        "known_of": known_of(),
+        "implementations": implementations(),
+        "beyond": beyond(),
         "changes": told,
         "earlier": earlier,
         "software": software(),
         "version": version(),
     }
-    for name in ("index", "routers", "blocks", "ledger", "code_bases", "revisions"):
+    for name in ("index", "routers", "blocks", "ledger", "revisions"):
         text = TEMPLATES.get_template(f"{name}.md.jinja").render(shared)
         (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site has the ledger's page
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
@@ -87,7 +93,6 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
     with_entries = [other.name for other in pages() if other.entries]
     return {
         "page": page,
-        "home": home(),
         "earlier": earlier,
         "facts": _facts(page),
         "introduction": "\n\n".join(introduction(module.__doc__ or "") for module in page.modules),
@@ -100,7 +105,6 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
         "steps": examples.steps_of_examples(page),
         "sources": sources(page, calls),
         "related": [name for name in steps_of if name in with_entries],
-        "practices": of_page(page),
         "measured": measured(page.name),
         "vectors": [json.loads(path.read_text(encoding="utf-8")) for path in manifests().get(page.name, ())],
         "variants": variants_of(page),
@@ -135,4 +139,8 @@ def run_examples(path: Path, text: str) -> None:
 
 def _local(text: str) -> str:
     """A page of docs/ as a page of the site: a link to a file of the repository is the name of that file."""
-    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"`\1`", text)
+    return re.sub(
+        r"\[([^\]]*)\]\(\.\./[^)]*\)",
+        r"`\1`",
+        text.replace("[implementations.md](implementations.md)", "[the ledger](ledger.md)"),
+    )

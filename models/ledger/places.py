@@ -10,14 +10,15 @@ import sys
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from moespec.spec.ledger import Taker
 
-__all__ = ["ARXIV", "Code", "addresses", "code", "link", "link_papers", "of_package", "of_paper", "places"]
+__all__ = ["Code", "addresses", "code", "link", "link_papers", "of_package", "places"]
 
-ARXIV = re.compile(r"arXiv[ :](\d{4}\.\d{4,5})")
-_LINKABLE = re.compile(r"```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|" + ARXIV.pattern, re.DOTALL | re.MULTILINE)
+_ARXIV = re.compile(r"arXiv[ :](\d{4}\.\d{4,5})")
+_LINKABLE = re.compile(
+    r"^<[^\n]*|```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|" + _ARXIV.pattern, re.DOTALL | re.MULTILINE
+)
 _CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)*)(?=$| \(|, ))?(?P<rest>.*)")
 
 
@@ -36,7 +37,7 @@ def code(where: str) -> Code:
     """
     if not (match := _CODE.fullmatch(where)):
         raise ValueError(f"{where!r}: expected the path of a file, then the name of a function or class")
-    return Code(match["path"], tuple((match["names"] or "").split(" and ")) if match["names"] else (), match["rest"])
+    return Code(match["path"], tuple(match["names"].split(" and ")) if match["names"] else (), match["rest"])
 
 
 @cache
@@ -46,21 +47,18 @@ def places() -> dict[str, Any]:
 
 
 def addresses(taker: Taker, module: str) -> list[str]:
-    """Where it can be read that `taker` answers so in an entry of `module`.
+    """Where it can be read that `taker` answers so in an entry of `module`; nothing if that is not known.
 
-    That is one address for each function or class, one for a file without names, one for a paper; none if it is not known.
+    That is one address for each function or class, one for a file without names, one for a paper.
     """
     if "/" not in taker.who:
         text = _own_paper(module) if taker.who == "the paper" else taker.who
-        return [of_paper(number) for number in ARXIV.findall(text)[:1]]
-    if not (known := places().get(taker.who)):
+        return [_of_paper(number) for number in _ARXIV.findall(text)[:1]]
+    place, known = code(taker.where), places().get(taker.who)
+    if not known or not known["lines"].get(place.path, {}).keys() >= set(place.names):
         return []
-    place = code(taker.where)
-    file = f"https://github.com/{taker.who}/blob/{known['commit']}/{quote(place.path)}"
-    lines = known["lines"].get(place.path, {})
-    if not place.names:
-        return [file]
-    return [f"{file}#L{lines[name]}" for name in place.names] if lines.keys() >= set(place.names) else []
+    file = f"https://github.com/{taker.who}/blob/{known['commit']}/{place.path}"
+    return [f"{file}#L{known['lines'][place.path][name]}" for name in place.names] or [file]
 
 
 def _own_paper(module: str) -> str:
@@ -81,12 +79,11 @@ def link(taker: Taker, module: str) -> str:
 
 
 def link_papers(markdown: str) -> str:
-    """Markdown with a link from each arXiv number that stands neither in code nor in a link."""
-    return _LINKABLE.sub(lambda match: f"[{match[0]}]({of_paper(match[1])})" if match[1] else match[0], markdown)
+    """Markdown with a link from each arXiv number that stands neither in code, in a link nor in a line of HTML."""
+    return _LINKABLE.sub(lambda match: f"[{match[0]}]({_of_paper(match[1])})" if match[1] else match[0], markdown)
 
 
-def of_paper(number: str) -> str:
-    """The address of a paper by its arXiv number."""
+def _of_paper(number: str) -> str:
     return f"https://arxiv.org/abs/{number}"
 
 

@@ -7,7 +7,7 @@ from moespec.models.ledger.places import link, link_papers
 from moespec.spec import LEDGER
 from moespec.spec.ledger import LedgerEntry, Reading
 
-__all__ = ["page", "takers"]
+__all__ = ["groups", "page", "takers"]
 
 HEAD = """# What implementations do
 
@@ -36,17 +36,28 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 def page(packages: Sequence[Measured]) -> str:
     """The page as Markdown. packages: those that the suite was run on."""
-    groups: dict[str, list[LedgerEntry]] = {}
-    for entry in LEDGER.values():
-        groups.setdefault(entry.id.partition("-")[0], []).append(entry)
     known = {name: seen(name, packages) for name in implementations(packages)}
-    return "\n".join([HEAD, *(_section(entries, known, packages) for entries in groups.values())])
+    return "\n".join([HEAD, *(_section(title, entries, known, packages) for title, entries in groups().items())])
+
+
+def groups() -> dict[str, list[LedgerEntry]]:
+    """The entries of each part of the specification, by the names of its modules as a heading."""
+    parts: dict[str, list[LedgerEntry]] = {}
+    for entry in LEDGER.values():
+        parts.setdefault(entry.id.partition("-")[0], []).append(entry)
+    return {_title(entries): entries for entries in parts.values()}
+
+
+def _title(entries: Sequence[LedgerEntry]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(entry.module.rpartition(".")[2] for entry in entries))
 
 
 def _section(
-    entries: Sequence[LedgerEntry], known: dict[str, dict[str, list[Seen]]], packages: Sequence[Measured]
+    title: str,
+    entries: Sequence[LedgerEntry],
+    known: dict[str, dict[str, list[Seen]]],
+    packages: Sequence[Measured],
 ) -> str:
-    title = ", ".join(f"`{name}`" for name in dict.fromkeys(entry.module.rpartition(".")[2] for entry in entries))
     rows = [
         [link_papers(name), *(_cell(readings.get(entry.id, [])) for entry in entries)]
         for name, readings in known.items()
@@ -79,5 +90,8 @@ def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -
     ran = [each for each in packages if reading.id in each.readings]
     return [
         *(link(taker, entry.module) for taker in reading.takers),
-        *(f"measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}" for run in ran),
+        *(
+            f"{run.repository}, measured: [{run.package} {run.version}]({run.address}), {run.readings[reading.id]}"
+            for run in ran
+        ),
     ]

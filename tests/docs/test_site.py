@@ -122,13 +122,21 @@ def test_every_paper_that_a_page_names_is_among_the_references(monkeypatch):
         citations.citations(PAGES["expert_choice"])
 
 
-def test_a_code_base_is_found_with_all_that_it_does():
-    takers = [(taker.who, reading.id) for e in LEDGER.values() for reading in e.readings for taker in reading.takers]
-    practices_of = practice.by_code_base()
-    assert set(takers) <= {(who, each.reading) for who, practices in practices_of.items() for each in practices}
-    (fairseq,) = [each for each in practices_of["facebookresearch/fairseq"] if each.reading == "GS-1b"]
-    assert fairseq in practice.of_page(PAGES["gshard"])
-    assert fairseq not in practice.of_page(PAGES["expert_choice"])
+def test_entries_are_found_by_what_they_concern_and_by_who_is_known():
+    assert "gshard" in practice.concerned()["GS-1"]
+    assert "expert_choice" not in practice.concerned()["GS-1"]
+    known = practice.known_of()
+    assert all({taker.who for r in e.readings for taker in r.takers} <= set(known[e.id]) for e in LEDGER.values())
+    assert "facebookresearch/fairseq" in known["GS-1"]
+    assert "pytorch/pytorch" in known["EC-1"]  # measured
+
+
+def test_variants_that_the_ledger_has_by_the_same_code_are_not_told_twice():
+    names = {variant.name for variant in practice.beyond()}
+    assert names >= {"balance_counts_two", "negative_zero_last", "balance_after_drops"}
+    assert not names & {"rerouted_always", "exact_gelu_by_default", "most_probable_kept"}  # of two code bases the last
+    address = "https://github.com/a/b/issues/7"
+    assert practice.with_issues("a/b (x; issue 7)") == f"a/b (x; [issue 7]({address}))"
 
 
 def test_expert_choice_is_two_clicks_from_the_first_page():

@@ -246,7 +246,10 @@ def test_the_page_marks_what_was_measured(few):
     assert "| google-research/vmoe | **a** | **b** | b, c |" in page
     assert "| tensorflow/mesh | b | a | a |" in page
     assert "- **XX-3** Is it heavy? *(The paper answers it in so many words.)*\n  - a: yes.\n" in page
-    assert "    - measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n" in page
+    assert (
+        "    - google-research/vmoe, measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n"
+        in page
+    )
 
 
 def test_it_needs_no_framework_and_not_the_suite():

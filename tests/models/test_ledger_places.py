@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from generator import find_places
 from generator.find_places import line_of, named
 
 from moespec.models.ledger.places import addresses, code, link, link_papers, of_package, places
@@ -50,14 +51,11 @@ def test_a_link_has_the_words_of_the_ledger():
     assert link(Taker("new/code", "moe.py, gate"), "moespec.spec.losses") == "new/code, moe.py, gate"
 
 
-def test_numbers_of_papers_become_links_but_not_in_code_or_twice():
-    untouched = "`arXiv 2101.03961` [x (arXiv 2101.03961)](y)\n```bibtex\narXiv:2101.03961\n```\n"
+def test_numbers_of_papers_become_links_but_not_in_code_or_twice_and_builds_of_packages_are_of_their_version():
+    untouched = "<p>arXiv 2101.03961\n`arXiv 2101.03961` [x (arXiv 2101.03961)](y)\n```bibtex\narXiv:2101.03961\n```\n"
     assert link_papers(untouched) == untouched
-    assert link_papers("(arXiv 2101.03961)") == "([arXiv 2101.03961](https://arxiv.org/abs/2101.03961))"
-
-
-def test_a_build_of_a_package_has_the_page_of_its_version():
     assert of_package("torch", "2.13.0+cpu") == "https://pypi.org/project/torch/2.13.0/"
+    assert link_papers("(arXiv 2101.03961)") == "([arXiv 2101.03961](https://arxiv.org/abs/2101.03961))"
 
 
 PYTHON = """\
@@ -84,3 +82,13 @@ def test_the_line_where_a_function_of_c_begins():
     text = "// int round(int)\nint round(int);\n  return round(\n    1);\nstatic INLINE T round(T x){\n"
     assert line_of(text, "round", "a.hpp") == 5
     assert line_of(text, "square", "a.hpp") is None
+
+
+def test_what_no_copy_has_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(find_places, "named", lambda: {"a/b": {"x.py": {"f", "g"}, "y.py": set()}})
+    monkeypatch.setattr(find_places, "places", lambda: {"a/b": {"commit": "c0ffee"}})
+    (tmp_path / "a" / "b-c0ffee").mkdir(parents=True)
+    (tmp_path / "a" / "b-c0ffee" / "x.py").write_text("\ndef f(): pass\n")
+    found, missing = find_places.find(tmp_path)
+    assert found["a/b"]["lines"]["x.py"] == {"f": 2}
+    assert missing == ["a/b: x.py has no g", f"a/b: no copy in {tmp_path} has y.py at commit c0ffee"]
