@@ -18,6 +18,7 @@ from generator.citations import citations, software, version
 from generator.docstrings import introduction, markdown
 from generator.evidence import measured, rows
 from generator.practice import by_code_base, of_page, variants_of
+from generator.reference import ROOMS, sections
 from generator.revisions import changes, past
 from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS
@@ -63,10 +64,15 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "changes": told,
         "earlier": earlier,
         "software": software(),
+        "rooms": ROOMS,
         "version": version(),
     }
     for name in ("index", "routers", "blocks", "ledger", "code_bases", "revisions"):
         text = TEMPLATES.get_template(f"{name}.md.jinja").render(shared)
+        run_examples(Path(f"{name}.md"), text)
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    for name, room in ROOMS.items():
+        text = TEMPLATES.get_template("reference.md.jinja").render(room=room, sections=sections(room))
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
