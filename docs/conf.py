@@ -6,7 +6,7 @@ project = "moespec"
 author = "The moespec developers"
 version = release = os.environ["MOESPEC_VERSION"]
 project_copyright = "The moespec developers, Apache-2.0"
-extensions = ["myst_parser", "sphinx_design", "generator.mathml"]
+extensions = ["myst_parser", "sphinx_design", "generator.mathml", "generator.heads"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
@@ -15,6 +15,7 @@ html_theme = "furo"
 html_title = f"moespec {version}"
 html_baseurl = f"{os.environ['MOESPEC_SITE']}{version}/" if "MOESPEC_SITE" in os.environ else ""
 html_static_path = ["_static"]
+html_extra_path = ["../CITATION.cff"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -40,9 +40,7 @@ def main() -> int:
     (site / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=latest/index.html">')
     problems = [*broken(site / number), *not_found(site / number)]
     print(*problems, sep="\n", end="\n" if problems else "")
-    print(
-        f"{len(list((site / number).glob('*.html')))} pages in {site / number}, {len(problems)} broken links or names"
-    )
+    print(f"{len(list((site / number).glob('*.html')))} pages in {site / number}, {len(problems)} problems")
     return 1 if problems else 0
 
 

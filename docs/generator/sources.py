@@ -5,11 +5,11 @@ import inspect
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from generator.catalogue import ROOT, Page
 
-__all__ = ["TABS", "Option", "Text", "options", "signature", "sources"]
+__all__ = ["TABS", "Option", "Text", "head", "options", "signature", "sources"]
 
 TABS = {
     "spec": "Specification (NumPy)",
@@ -52,10 +52,15 @@ def _definitions(folder: str) -> dict[str, Text]:
 def _text(path: Path, lines: list[str], node: ast.FunctionDef) -> Text:
     first = min((each.lineno for each in node.decorator_list), default=node.lineno)
     body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
-    head = lines[node.lineno - 1 : node.body[0].lineno - 1] or lines[node.lineno - 1 : node.lineno]
     after = node.body[0].end_lineno if body is not node.body else body[0].lineno - 1
     text = [*lines[first - 1 : node.body[0].lineno - 1], *lines[after or 0 : node.end_lineno]]
-    return Text(path.relative_to(ROOT), "\n".join(head).removesuffix(":"), "\n".join(text))
+    return Text(path.relative_to(ROOT), head(lines, node).removesuffix(":"), "\n".join(text))
+
+
+def head(lines: list[str], node: Any) -> str:
+    """The lines of a function or class up to its body, without its decorators."""
+    first = lines[node.lineno - 1 : node.body[0].lineno - 1] or lines[node.lineno - 1 : node.lineno]
+    return "\n".join(first)
 
 
 def signature(name: str) -> str:

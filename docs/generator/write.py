@@ -18,6 +18,7 @@ from generator.citations import citations, software, version
 from generator.docstrings import introduction, markdown
 from generator.evidence import measured, rows
 from generator.practice import beyond, concerned, known_of, variants_of, with_issues
+from generator.reference import ROOMS, sections
 from generator.revisions import changes, past
 from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS
@@ -73,10 +74,15 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "changes": told,
         "earlier": earlier,
         "software": software(),
+        "rooms": ROOMS,
         "version": version(),
     }
     for name in ("index", "routers", "blocks", "ledger", "revisions"):
         text = TEMPLATES.get_template(f"{name}.md.jinja").render(shared)
+        run_examples(Path(f"{name}.md"), text)
+        (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
+    for name, room in ROOMS.items():
+        text = TEMPLATES.get_template("reference.md.jinja").render(room=room, sections=sections(room))
         (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
     for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site has the ledger's page
         text = path.read_text(encoding="utf-8")

@@ -10,10 +10,26 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from generator import citations, docstrings, examples, links, names, practice, revisions, sources, tables, write
+from docutils import nodes
+from generator import (
+    citations,
+    docstrings,
+    examples,
+    heads,
+    links,
+    names,
+    practice,
+    reference,
+    revisions,
+    sources,
+    tables,
+    write,
+)
 from generator.catalogue import ROOT, home, pages
 
 from moespec import spec
+from moespec.backends.torch import nn
+from moespec.models.data import dataset
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
 
 PAGES = {page.name: page for page in pages()}
@@ -189,6 +205,53 @@ def test_a_name_that_the_search_does_not_find_is_told(tmp_path, monkeypatch):
         "search: 'Bee' leads to a, not to b",
         "search: has words of b-1, an earlier revision",
     ]
+
+
+def test_the_description_of_a_page_is_its_first_sentence():
+    def told(*paragraphs):
+        return heads.description(nodes.document(None, None, "", *(nodes.paragraph(text=text) for text in paragraphs)))
+
+    assert told("Top-2 (arXiv 2006.16668). More\nwords.", "Others.") == "Top-2 (arXiv 2006.16668)."
+    assert told("One token of 0.5 e.g. this, so:") == "One token of 0.5 e.g. this, so"
+    assert told() == heads.description(None) == heads.SITE
+
+
+def test_the_tags_of_a_page_name_no_address_that_it_does_not_have():
+    tags = "".join(heads.tags('A "b"', "What.", ""))
+    assert '<meta name="description" content="What.">' in tags
+    assert 'og:title" content="A &quot;b&quot;"' in tags
+    assert "og:url" not in tags
+    assert 'og:url" content="https://example.org/a.html"' in "".join(heads.tags("", "", "https://example.org/a.html"))
+
+
+def test_each_cell_has_the_heading_of_its_column():
+    rows = '<tr><td>1</td><td class="c"><span class="pre">a_b</span></td></tr><tr><td>2</td></tr>'
+    head = "<thead><tr><th><p>x &lt; y</p></th><th></th></tr></thead>"
+    assert heads.labelled(f"<p>a_b</p><table>{head}{rows}</table>") == (
+        f'<p>a_b</p><table>{head}<tr><td data-label="x &lt; y">1</td><td data-label="" class="c"><span class="pre">'
+        'a_<wbr>b</span></td></tr><tr><td data-label="x &lt; y">2</td></tr></table>'
+    )
+    assert heads.labelled("<table><tr><td>1</td></tr></table>") == "<table><tr><td>1</td></tr></table>"
+
+
+def test_the_reference_has_signatures_fields_and_methods_as_they_are_written():
+    found = {entry.name: entry for entry in reference.entries(dataset)}
+    assert found["Split"].signature.startswith(
+        "class Split:\n    read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]\n"
+    )
+    assert found["Split.picture"].signature == "def picture(self, index: int) -> Image.Image"
+    assert "def __init__(" in next(reference.entries(nn, ("MoE",))).signature
+    assert "DEFLATE" not in found
+    assert "Split.__len__" not in found
+    with pytest.raises(AttributeError, match="Splits"):
+        list(reference.entries(dataset, ("Splits",)))
+
+
+@pytest.mark.parametrize("room", reference.ROOMS)
+def test_every_name_of_the_reference_has_a_docstring(room):
+    sections = reference.sections(reference.ROOMS[room])
+    assert all(section.entries and section.about.strip() for section in sections)
+    assert [entry.name for section in sections for entry in section.entries if not entry.body.strip()] == []
 
 
 def test_broken_links_are_found(tmp_path):

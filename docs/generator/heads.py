@@ -1,0 +1,66 @@
+"""What is added to Sphinx's HTML: what search engines and previews show of a page, and in each cell the heading of its column.
+
+A Sphinx extension. `site.css` shows the rows of a table as cards on a phone, each cell below its heading.
+"""
+
+import re
+from collections.abc import Iterator
+from html import escape, unescape
+from itertools import chain, repeat
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+SITE = "The executable specification of mixture-of-experts routing for vision, with backends for JAX and torch."
+
+
+def description(document: nodes.document | None) -> str:
+    """The first sentence of a page, or what the site is where it has none."""
+    first = next(document.findall(nodes.paragraph), None) if document else None
+    text = " ".join(first.astext().split()) if first else SITE
+    return re.split(r"(?<=[a-z\d)\]][.:]) (?=[A-Z])", text, maxsplit=1)[0].removesuffix(":")
+
+
+def tags(title: str, text: str, address: str) -> Iterator[str]:
+    """The tags of a page; without its address that of none."""
+    yield f'<meta name="description" content="{escape(text)}">'
+    shown = {"type": "website", "site_name": "moespec", "title": title, "description": text, "url": address}
+    yield from (f'<meta property="og:{name}" content="{escape(value)}">' for name, value in shown.items() if value)
+
+
+def labelled(html: str) -> str:
+    """A page whose tables have in each cell the heading of its column, as `data-label`, and whose names may break at `_`, `.` and `/`."""
+    return re.sub(r"<table\b.*?</table>", lambda match: _labelled(match[0]), html, flags=re.DOTALL)
+
+
+def _labelled(table: str) -> str:
+    top, mark, body = table.partition("</thead>")
+    headings = [escape(plain(text)) for text in re.findall(r"<th\b[^>]*>(.*?)</th>", top, re.DOTALL)]
+    if not mark:
+        return table
+    rows = []
+    for row in body.split("</tr>"):
+        labels = chain(headings, repeat(""))
+        rows.append(re.sub(r"<td\b", lambda _, labels=labels: f'<td data-label="{next(labels)}"', row))
+    return re.sub(r"(?<=[_./])(?=[A-Za-z][^<>]*<)", "<wbr>", top + mark + "</tr>".join(rows))
+
+
+def plain(html: str) -> str:
+    """The text of HTML."""
+    return unescape(re.sub(r"<[^>]+>", "", html)).strip()
+
+
+def add(app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None) -> None:
+    """Put the tags and labels into what the page's template is given."""
+    address = (context.get("pageurl") or "") if app.config.html_baseurl else ""
+    context["metatags"] = context.get("metatags", "") + "\n".join(
+        tags(plain(context.get("title") or "moespec"), description(document), address)
+    )
+    context["body"] = labelled(context.get("body") or "")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """What Sphinx calls."""
+    app.connect("html-page-context", add)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

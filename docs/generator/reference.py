@@ -1,0 +1,142 @@
+"""The reference of what is not the specification: the public names of chosen modules, with signatures and docstrings."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from generator.docstrings import markdown
+from generator.sources import head
+
+__all__ = ["ROOMS", "Entry", "Room", "Section", "entries", "sections"]
+
+
+class Room(NamedTuple):
+    """A page: its title, what it is about, and its modules, each with its names; without any, those of `__all__`."""
+
+    title: str
+    about: str
+    modules: dict[str, tuple[str, ...]]
+
+
+OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_count", "parameter_shapes")
+
+ROOMS = {
+    "api-models": Room(
+        "Models",
+        "Models by name, bound to a backend or as functions of their own module.",
+        {
+            "moespec.models": (),
+            "moespec.models.vit": ("VitConfig", *OF_MODEL),
+            "moespec.models.mixer": ("MixerConfig", *OF_MODEL),
+            "moespec.models.sparse_mlp": ("SparseMlpConfig", *OF_MODEL),
+            "moespec.models.text": ("TextConfig", *OF_MODEL),
+            "moespec.models.layers": ("Output", "CommonConfig", "BlocksConfig", "MoeLayer"),
+            "moespec.models.weights.loading": (),
+        },
+    ),
+    "api-layers": Room(
+        "Layers",
+        "The layer in place of an MLP, for torch, Flax nnx and Equinox.",
+        {"moespec.backends.torch.nn": (), "moespec.backends.jax.nnx": (), "moespec.backends.jax.equinox": ()},
+    ),
+    "api-data": Room(
+        "Data",
+        "Data sets, their options, batches and augmentation.",
+        {
+            "moespec.models.data.datasets": (),
+            "moespec.models.data.dataset": ("Dataset", "Split"),
+            "moespec.models.data.options": ("DataConfig",),
+            "moespec.models.data.loader": (),
+            "moespec.models.data.augment": (),
+        },
+    ),
+    "api-training": Room(
+        "Training",
+        "The loop of `moespec train`, its configuration and its hooks.",
+        {
+            "moespec.models.training.train": (),
+            "moespec.models.training.hooks": (),
+            "moespec.models.training.config": (),
+            "moespec.backends.optimizer": ("OptimizerConfig",),
+            "moespec.models.training.resolve": (),
+            "moespec.models.training.schedules": (),
+            "moespec.models.training.rundirectory": (),
+        },
+    ),
+    "api-evaluation": Room(
+        "Evaluation",
+        "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
+        {
+            "moespec.models.evaluation.evaluate": (),
+            "moespec.models.evaluation.options": (),
+            "moespec.models.evaluation.few_shot": (),
+            "moespec.models.evaluation.neighbours": (),
+            "moespec.models.evaluation.zero_shot": (),
+            "moespec.models.evaluation.retrieval": (),
+            "moespec.models.evaluation.slots": (),
+        },
+    ),
+}
+"""The pages of the reference."""
+
+
+class Entry(NamedTuple):
+    """A name, how it is called, and what its docstring says."""
+
+    name: str
+    signature: str
+    body: str
+
+
+class Section(NamedTuple):
+    """A module: its name, what its docstring says, and its entries."""
+
+    name: str
+    about: str
+    entries: list[Entry]
+
+
+def sections(room: Room) -> list[Section]:
+    """What a page has."""
+    modules = {name: import_module(name) for name in room.modules}
+    return [
+        Section(name, markdown(inspect.getdoc(module) or ""), list(entries(module, room.modules[name])))
+        for name, module in modules.items()
+    ]
+
+
+def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
+    """The functions and classes of a module, of a class also its public methods. Raises AttributeError for a name that it has not."""
+    for name in names or module.__all__:
+        value = getattr(module, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            yield Entry(name, _signature(value), markdown(inspect.getdoc(value) or ""))
+            yield from _methods(name, value) if inspect.isclass(value) else ()
+
+
+def _methods(owner: str, kind: type) -> Iterator[Entry]:
+    for name, value in vars(kind).items():
+        function: Any = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if inspect.isfunction(function) and function.__doc__ and not name.startswith("_"):
+            yield Entry(f"{owner}.{name}", _signature(function), markdown(inspect.getdoc(function) or ""))
+
+
+def _signature(value: Any) -> str:
+    """The head of a function as it is written; of a class its head, its fields and the head of its `__init__`."""
+    lines = textwrap.dedent(inspect.getsource(inspect.unwrap(value))).splitlines()
+    node = ast.parse("\n".join(lines)).body[0]
+    if not isinstance(node, ast.ClassDef):
+        return head(lines, node).removesuffix(":")
+    own = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    fields = [each for each in own if isinstance(each, (ast.AnnAssign, ast.Expr))]
+    parts = ["\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in fields]
+    parts += [
+        head(lines, each).removesuffix(":")
+        for each in own
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+    ]
+    return "\n".join([head(lines, node), *parts]).removesuffix(":")
