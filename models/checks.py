@@ -1,9 +1,10 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
 import difflib
+import importlib
 import os
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,7 +12,17 @@ from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range, check, option_types
 
-__all__ = ["Natural", "Number", "Share", "check_fields", "check_names", "check_output", "check_value", "described"]
+__all__ = [
+    "Natural",
+    "Number",
+    "Share",
+    "check_fields",
+    "check_names",
+    "check_output",
+    "check_value",
+    "described",
+    "imported",
+]
 
 Natural = Annotated[int, Range(0, 10**18)]
 Number = Annotated[int, Range(1, 10**18)]
@@ -42,6 +53,18 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
             near = difflib.get_close_matches(name, known, cutoff=0.75)
             has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"
             raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
+
+
+def imported(argument: str, name: str) -> Callable[..., Any]:
+    """The user's function `package.module:function`. Raises ConfigError, which calls it `argument`, when it cannot be imported."""
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{argument}={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
+    if not callable(found):
+        raise ConfigError(f"{argument}={name!r}: not a function")
+    return found
 
 
 def described(hint: Any, none: str | None = None) -> str:

@@ -1,7 +1,8 @@
 """A model bound to the backend that computes it, and the backend that was chosen at import."""
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from moespec.backends.contract import Backend
@@ -16,13 +17,15 @@ class Model:
     """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
 
     name: what it was created as. config: all of its fields. backend: the module that computes it. classes: the names of the
-    classes in the order of the logits, where the weights that it was loaded with know them.
+    classes in the order of the logits, and images: how a picture becomes an image (`mean`, `std`, `resize`, `background`), where the
+    weights that it was loaded with know them.
     """
 
     name: str
     config: families.Config
     backend: Backend
     classes: tuple[str, ...] = ()
+    images: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""

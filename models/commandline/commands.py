@@ -39,6 +39,7 @@ from moespec.models.training.resolve import choose_backend, load_backend, load_d
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
+from moespec.models.training.trackers import check_log, loggers
 from moespec.models.training.train import train
 from moespec.models.transfer.start import starting_params
 from moespec.spec.errors import ConfigError
@@ -59,6 +60,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
+    check_log(config)
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
@@ -135,7 +137,8 @@ def _train(
     with ExitStack() as stack:
         finished = led(B, claim)["finished"]
         if not finished:
-            train(B, config, dataset, path, initial=initial, sets=sets)
+            hooks = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
+            train(B, config, dataset, path, initial=initial, sets=sets, hooks=hooks)
         led(B, report)
 
 

@@ -4,7 +4,6 @@ All that is drawn for an image is a function of the seed, its position in the or
 times batch, plus its place in the batch), and the operation: an operation that is switched on changes nothing of the others.
 """
 
-import importlib
 import math
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from moespec.models.checks import imported
 from moespec.models.data import colours, crops
 from moespec.models.data.dataset import Dataset, as_picture
 from moespec.models.data.options import DataConfig
@@ -134,16 +134,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 def user_transform(name: str) -> Transform | None:
     """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
-    if not name:
-        return None
-    module, _, function = name.partition(":")
-    try:
-        transform: Transform = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"data.transform={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
-    if not callable(transform):
-        raise ConfigError(f"data.transform={name!r}: not a function")
-    return transform
+    return imported("data.transform", name) if name else None
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:

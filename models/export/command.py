@@ -12,22 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.models.checks import check_output
-from moespec.models.data.options import numbers
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
 from moespec.models.training.resolve import load_backend
-from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.weights.command import convert_command
 from moespec.models.weights.formats import Given, read
 from moespec.models.weights.loading import Loaded
-from moespec.models.weights.own import metadata_of
+from moespec.models.weights.own import IMAGES, metadata_of
 from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 
 __all__ = ["FORMATS", "export_command"]
 
-IMAGES = "moespec.images"
 DESCRIPTION = ".json"
 """Added to the name of a program of StableHLO, which has no place for metadata."""
 LARGEST = 2**31 - 2**20
@@ -77,7 +74,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         _check_size(format, weights.config)
     if format == "onnx":
         weights = _in_float32(weights)
-    files = kind.write(weights, metadata(weights, source))
+    files = kind.write(weights, metadata(weights))
     for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long
         write_atomically(target.with_name(target.name + suffix), files[suffix])
     config, multiple = weights.config, fewest_images(weights.config)
@@ -93,11 +90,11 @@ def image_shape(config: Config) -> tuple[int, int, int]:
     return config.image_size, config.image_size, config.channels
 
 
-def metadata(weights: Weights, source: Path) -> dict[str, str]:
+def metadata(weights: Weights) -> dict[str, str]:
     """The metadata of moespec's own files (`moespec.models.weights.own`) and `moespec.images`, each as JSON.
 
-    `moespec.images` has the axes of the input, its shape, its dtype and what the batch is a multiple of; of a run, the `mean`
-    and `std` of its data too: a value is `(x / white - mean) / std`, each one number or one for each channel.
+    `moespec.images` has the axes of the input, its shape, its dtype and what the batch is a multiple of, and what
+    `Weights.images` says where that is known: a value is `(x / white - mean) / std`, each one number or one for each channel.
     """
     config = weights.config
     images = {
@@ -106,10 +103,7 @@ def metadata(weights: Weights, source: Path) -> dict[str, str]:
         "dtype": "float32",
         "batch_multiple_of": fewest_images(config),
     }
-    run = RunDirectory(source).config()
-    if run is not None:
-        images |= {name: numbers(f"data.{name}", getattr(run.data, name)) for name in ("mean", "std")}
-    return {**metadata_of(weights), IMAGES: json.dumps(images)}
+    return {**metadata_of(weights), IMAGES: json.dumps({**images, **weights.images})}
 
 
 def _check_size(format: str, config: Config) -> None:

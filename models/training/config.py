@@ -5,6 +5,7 @@ defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A
 model or the data when the run starts (`moespec.models.training.resolve`), and the filled-in configuration is saved with the run.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -22,6 +23,7 @@ from moespec.spec.ranges import LARGEST, SMALLEST, Range
 
 __all__ = [
     "LENGTHS",
+    "TRACKERS",
     "BackendName",
     "Config",
     "HashConfig",
@@ -34,6 +36,9 @@ __all__ = [
 ]
 
 BackendName = Literal["auto", "jax", "torch", "numpy"]
+
+TRACKERS = {"tensorboard": "data", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""Packages that `log` may name, and the extra that has each."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +221,9 @@ class Config:
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.models.transfer)"""
     init_skip: str | None = None
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
+    log: str = ""
+    """where the run is logged, too, with commas between: tensorboard, wandb, mlflow, trackio, or a function of your own,
+    package.module:function (docs/training.md)"""
     evaluation: Suppress[Fixed[Mapping[str, EvaluationConfig]]] = field(default_factory=dict, hash=False)
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
 
@@ -224,3 +232,11 @@ class Config:
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"
                 raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
+        for each in self.logs:
+            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
+                raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The names in `log`."""
+        return tuple(dict.fromkeys(self.log.split(","))) if self.log else ()

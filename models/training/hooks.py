@@ -1,9 +1,16 @@
 """What a run does after each step. Each part is a hook: a function that is called with the run as it then is, an `AfterStep`.
 
-The order is that of `train`: Stop, Finite, Log, `Evaluate`, the hooks of the caller, Save, and the end of a run that a signal stopped.
-So what is logged, evaluated or saved is finite, and a checkpoint is of a step that the caller's hooks have seen: a run that is killed
-goes on from its last checkpoint, and calls them again for the steps that it repeats. An error of a hook ends the run. On several
-devices each process calls all hooks; what is for one of them asks `after.B.process == 0`.
+    def hook(after: AfterStep) -> None:
+        if after.logs and after.B.process == 0:
+            print(after.done, after.metrics["loss"], after.evaluations)
+
+The order is that of `train`: Stop, Finite, Log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and the end of a run
+that a signal stopped. So what is logged, evaluated or saved is finite; evaluations that are due after a step are made
+(`after.evaluations`) but for those that a signal left, `after.due`; and a checkpoint is of a step that the hooks have seen: a run that
+is killed goes on from its last checkpoint, and calls them again for the steps that it repeats. Evaluations that were left are made
+when the run goes on, and hooks are called once more for their step: with these, without metrics (`after.logs` is false). An error of a
+hook ends the run, but for one of `--log`. On several devices each process calls all hooks, those of `--log` in process 0 alone; what
+is for one of them asks `after.B.process == 0`.
 
 A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTERM)` in one ends the run after the next step (of several
 processes, the next that is logged), which is saved.
@@ -49,6 +56,8 @@ class AfterStep:
     """the evaluations that come after this step and are yet to be made; None is that of the run's own images"""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """the results of those that were made, by the kind of their line in metrics.jsonl"""
+    logged: Mapping[str, Any] = field(default_factory=dict)
+    """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
     stopped_by: signal.Signals | None = None
     """the signal after which this step is the last"""
 
@@ -69,7 +78,7 @@ class AfterStep:
     @property
     def logs(self) -> bool:
         """Whether the metrics of this step are logged."""
-        return self.every(self.config.training.log_every)
+        return bool(self.measured) and self.every(self.config.training.log_every)
 
     @property
     def saves(self) -> bool:
@@ -129,7 +138,7 @@ class Log:
     def __call__(self, after: AfterStep) -> None:
         self.progress.step()
         if after.logs:
-            self.progress.trained(after.done, after.rate, after.metrics)
+            after.logged = self.progress.trained(after.done, after.rate, after.metrics)
 
 
 class Save:

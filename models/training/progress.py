@@ -67,14 +67,16 @@ class Progress:
         with suppress(OSError):  # the terminal may be gone; that ends no run
             self._bar.update()
 
-    def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> None:
-        """Records the metrics of the last of `done` steps."""
+    def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Records the metrics of the last of `done` steps, and returns what the log has of it."""
         if self._log is None:
-            return
+            return {}
         images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
-        self._log.write("train", done, {**metrics, "learning_rate": rate, "images_per_second": images})
+        line = {**metrics, "learning_rate": rate, "images_per_second": images}
+        self._log.write("train", done, line)
         self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
         self._mark(done)
+        return line
 
     def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
         """Records and prints what an evaluation, None for that of the run's own images, measured after `done` steps."""

@@ -30,7 +30,7 @@ __all__ = ["RunDirectory"]
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
 ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
-OWN = ("checkpoints", CONFIG, CLASSES, "metrics.jsonl", "tensorboard", "features.safetensors")
+OWN = ("checkpoints", CONFIG, CLASSES, "metrics.jsonl", "tensorboard", "features.safetensors", "trackers.json")
 """What a run without a checkpoint may have in its folder."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from moespec.models.errors import RunError
 from moespec.models.files import named_errors, signed, unsigned, write_atomically
 
-__all__ = ["RunLog", "read_log"]
+__all__ = ["RunLog", "read_log", "scalars"]
 
 NAME = "metrics.jsonl"
 KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "images", "seconds"}}
@@ -99,7 +99,7 @@ def _record(line: bytes) -> dict[str, Any]:
         raise ValueError('damaged, not the "kind" and the "step" of a record')
     if missing := sorted(KINDS.get(kind, set()) - record.keys()):
         raise ValueError(f"damaged, {kind} without {missing[0]!r}")
-    _scalars({**record, "kind": 0}, kind)
+    scalars({**record, "kind": 0}, kind)
     return record
 
 
@@ -121,19 +121,20 @@ class _Board:
         return cls(folder, step, EventFileWriter, event_pb2, summary_pb2.Summary)
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(values, kind)]
-        event = self._event.Event(wall_time=time.time(), step=step, summary=self._summary(value=scalars))
+        points = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(values, kind)]
+        event = self._event.Event(wall_time=time.time(), step=step, summary=self._summary(value=points))
         self._writer.add_event(event)
 
     def close(self) -> None:
         self._writer.close()
 
 
-def _scalars(values: Any, name: str) -> list[tuple[str, float]]:
+def scalars(values: Any, name: str) -> list[tuple[str, float]]:
+    """The numbers in nested dicts and lists, each with its name, `train/moe/1/load/0`. Raises ValueError for anything else."""
     if isinstance(values, dict):
-        return [pair for key, value in values.items() for pair in _scalars(value, f"{name}/{key}")]
+        return [pair for key, value in values.items() for pair in scalars(value, f"{name}/{key}")]
     if isinstance(values, list):
-        return [pair for index, value in enumerate(values) for pair in _scalars(value, f"{name}/{index}")]
+        return [pair for index, value in enumerate(values) for pair in scalars(value, f"{name}/{index}")]
     if not isinstance(values, int | float):
         raise ValueError(f"damaged, {name}={values!r} is not a number")
     return [(name, float(values))]

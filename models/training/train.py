@@ -60,7 +60,8 @@ def train(
     owed, and made when the run goes on.
 
     hooks: functions that are called with an `AfterStep` after each step, in all processes, when it has been logged and evaluated,
-        and before it is saved; see `moespec.models.training.hooks`.
+        and before it is saved, and for evaluations that were owed; see `moespec.models.training.hooks`. Those of `config.log` are
+        made by `moespec.models.training.trackers.loggers`.
     """
 
     settings, directory = config.training, RunDirectory(run)
@@ -90,6 +91,8 @@ def train(
         if owed:
             evaluate(after)
             progress.sync()
+            for hook in hooks:
+                hook(after)
             settle(B, directory, start, owed)
             stop.end(after)
         for step, batch in steps:

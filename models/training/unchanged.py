@@ -21,8 +21,8 @@ FREE = frozenset(
 )
 """Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
 
-BESIDES = "evaluation."
-"""Fields that no checkpoint depends on: what else is evaluated."""
+BESIDES = ("evaluation.", "log")
+"""Fields, or their beginnings, that no checkpoint depends on: what else is evaluated, and where the run is logged, too."""
 
 EVALUATED = (
     *("model.", "data.name", "data.validation_share", "training.loss"),

@@ -25,7 +25,8 @@ __all__ = ["average"]
 def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights:
     """The average of what `read` gives of the sources, one after the other: summed in float64, in the dtype of the sources.
 
-    `about` says of each source what is known of it. The names of the classes are those of the sources that have them.
+    `about` says of each source what is known of it. The names of the classes are those of the sources that have them,
+    and how a picture becomes an image is what all of them say.
 
     Raises ConfigError for fewer than two sources, for sources that differ in a field of the model, in the names of the classes, in
     the dtype of a parameter or in a constant, naming it with both values, and for a parameter with NaN or infinity.
@@ -33,7 +34,7 @@ def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights
     if len(sources) < 2:
         raise ConfigError(f"average: expected several sources, got {', '.join(map(str, sources)) or 'none'}")
     first = read(sources[0])
-    params, classes = flatten(first.params), first.classes
+    params, classes, images = flatten(first.params), first.classes, first.images
     about = {"Source": f"average of {len(sources)}", "Source 1": _told(first)}
     totals = {name: _finite(sources[0], name, array) for name, array in params.items()}
     for number, path in enumerate(sources[1:], start=2):
@@ -52,10 +53,11 @@ def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights
             else:
                 totals[name] += _finite(path, name, array)
         classes, about[f"Source {number}"] = classes or weights.classes, _told(weights)
+        images = images if images == weights.images else {}
     for name, array in params.items():
         if name.rpartition("/")[2] not in CONSTANTS:
             params[name] = (totals[name] / len(sources)).astype(array.dtype)
-    return Weights(first.config, nested(params), about, classes)
+    return Weights(first.config, nested(params), about, classes, images)
 
 
 def _told(weights: Weights) -> str:

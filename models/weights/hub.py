@@ -102,22 +102,47 @@ def card(name: str, weights: Weights) -> str:
     lines = ["---", "library_name: moespec", "tags:", "- vision", *_tags(config), "---", "", f"# {name}", ""]
     count = family(config).parameter_count(config)
     lines += [
-        f"A {_kind(config)} for images of {config.image_size} x {config.image_size} pixels with {config.channels} channels, "
-        f"values in [-1, 1], and {config.classes} classes. It has {count:,} parameters.",
+        f"A {_kind(config)} for images of {config.image_size} x {config.image_size} pixels with {config.channels} "
+        f"channel{'s' * (config.channels > 1)}, and {config.classes} classes. It has {count:,} parameters.",
         "",
         "| | |",
         "|---|---|",
         *(f"| {title} | {text} |" for title, text in weights.about.items()),
         "",
         "```python",
-        "from moespec import models",
-        "",
-        f'model, params = models.load("{name}")',
-        "logits = model.forward(params, images).logits  # images: (N, height, width, channels)",
+        *_usage(name, weights),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _usage(name: str, weights: Weights) -> list[str]:
+    """The lines from a picture to its label, or its features."""
+    config = weights.config
+    images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
+    picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"
+    together = fewest_images(config)
+    batch = (
+        "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
+    )  # it routes so many together
+    lines = [
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "",
+        "from moespec import models",
+        "from moespec.models.data.pictures import read_image",
+        "",
+        f"model, params = models.load({name!r})",
+        f'pixels = read_image(Path("photo.jpg"), {picture})  # 0 to 255',
+        f"image = ((pixels / 255 - {images['mean']}) / {images['std']}).astype(np.float32)",
+        f"output = model.forward(params, model.backend.from_numpy({batch}))",
+    ]
+    if not config.classes:
+        return [*lines, "print(output.features[0])"]
+    label = "int(output.logits[0].argmax())"
+    return [*lines, f"print(model.classes[{label}])" if weights.classes else f"print({label})"]
 
 
 def _kind(config: Config) -> str:

@@ -30,9 +30,8 @@ class Loaded(NamedTuple):
             raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
         pretrained: Any = importlib.import_module("moespec.models.weights.pretrained")
         about = {"Source": self.model.name}
-        return pretrained.PretrainedModel(
-            Weights(self.model.config, B.to_numpy(self.params), about, self.model.classes)
-        )
+        known = self.model.classes, self.model.images
+        return pretrained.PretrainedModel(Weights(self.model.config, B.to_numpy(self.params), about, *known))
 
 
 def load(
@@ -59,7 +58,8 @@ def load(
     """
     weights = read(Path(path), Given(model, arguments, fields, step), format)
     B: Backend = chosen_backend() if backend is None else _backend(backend)
-    return Loaded(Model(Path(path).name, weights.config, B, weights.classes), B.from_numpy(weights.params))
+    known = weights.classes, weights.images
+    return Loaded(Model(Path(path).name, weights.config, B, *known), B.from_numpy(weights.params))
 
 
 def _backend(name: str) -> Backend:

@@ -1,8 +1,8 @@
 """moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
 
 The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata, as JSON, `moespec.model`, the
-configuration, `moespec.about`, what a model card says of the weights, `moespec.version`, which version of moespec wrote it, and
-`moespec.classes`, the names of the classes in the order of the logits, where they are known.
+configuration, `moespec.about`, what a model card says of the weights, `moespec.version`, which version of moespec wrote it, and, where
+they are known, `moespec.classes`, the names of the classes in the order of the logits, and `moespec.images`, see `Weights.images`.
 """
 
 import json
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from moespec.models.data.options import numbers
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import Config, family
 from moespec.models.interop.layouts import SAME, Entry, to_ours
@@ -19,14 +20,15 @@ from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
 from moespec.models.trees import flatten, nested
 from moespec.models.weights.files import read_safetensors, write_safetensors
-from moespec.models.weights.record import Weights, described, named_classes, of_description
+from moespec.models.weights.record import Weights, described, images_of, named_classes, of_description
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 from moespec.version import version
 
-__all__ = ["MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
+__all__ = ["IMAGES", "MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
 
 MODEL, ABOUT, CLASSES, VERSION = "moespec.model", "moespec.about", "moespec.classes", "moespec.version"
+IMAGES = "moespec.images"
 
 
 def read_run(path: Path, given: Any) -> Weights:
@@ -48,7 +50,9 @@ def read_run(path: Path, given: Any) -> Weights:
         if line["step"] == step:
             about["Validation accuracy"] = f"{line['accuracy']:.4f} of {line['images']} images"
     classes = named_classes(list(directory.classes()) if model.classes else [], model, str(path / "classes.json"))
-    return Weights(model, params, about, classes)
+    images = {name: list(numbers(f"data.{name}", getattr(config.data, name))) for name in ("mean", "std")}
+    images |= {name: getattr(config.data, name) for name in ("resize", "background")}
+    return Weights(model, params, about, classes, images)
 
 
 def read_file(path: Path, given: Any) -> Weights:
@@ -60,7 +64,9 @@ def read_file(path: Path, given: Any) -> Weights:
     config = of_description(_json(path, metadata[MODEL]), f"{path}: {MODEL}")
     about = {str(title): str(text) for title, text in _json(path, metadata.get(ABOUT, "{}")).items()}
     names = _json(path, metadata.get(CLASSES, "[]"), list)
-    return Weights(config, params_of(arrays, config), about, named_classes(names, config, f"{path}: {CLASSES}"))
+    images = images_of(_json(path, metadata.get(IMAGES, "{}")), f"{path}: {IMAGES}")
+    classes = named_classes(names, config, f"{path}: {CLASSES}")
+    return Weights(config, params_of(arrays, config), about, classes, images)
 
 
 def write_file(path: Path, weights: Weights) -> None:
@@ -69,9 +75,10 @@ def write_file(path: Path, weights: Weights) -> None:
 
 
 def metadata_of(weights: Weights) -> dict[str, str]:
-    classes = {CLASSES: json.dumps(weights.classes)} if weights.classes else {}
+    known = {CLASSES: weights.classes, IMAGES: dict(weights.images)}
     about = {ABOUT: json.dumps(dict(weights.about)), VERSION: json.dumps(version())}
-    return {MODEL: json.dumps(described(weights.config)), **about, **classes}
+    about |= {name: json.dumps(value) for name, value in known.items() if value}
+    return {MODEL: json.dumps(described(weights.config)), **about}
 
 
 def params_of(arrays: Mapping[str, Any], config: Config) -> Params:

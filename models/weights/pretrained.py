@@ -30,7 +30,7 @@ class PretrainedModel(nn.Model, HubMixin):
     def __init__(self, weights: Weights) -> None:
         functions = family(weights.config)
         super().__init__(functions.forward, weights.config, weights.params, noise=functions.moe_noise)
-        self.about, self.classes = weights.about, weights.classes
+        self.about, self.classes, self.images = weights.about, weights.classes, weights.images
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
         """Writes the folder, see `huggingface_hub.ModelHubMixin`. RunError for one that has other files in it."""
@@ -39,7 +39,7 @@ class PretrainedModel(nn.Model, HubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         params = tree_map(_floating, B.to_numpy(self.params()))
-        hub.write(save_directory, Weights(self.config, params, self.about, self.classes))
+        hub.write(save_directory, Weights(self.config, params, self.about, self.classes, self.images))
 
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:

@@ -1,7 +1,7 @@
 """A model's configuration with its parameters, and the configuration as plain values, which files hold as JSON."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
@@ -10,7 +10,7 @@ from moespec.models.families import Config, kinds
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Weights", "described", "named_classes", "of_description", "with_fields"]
+__all__ = ["Weights", "described", "images_of", "named_classes", "of_description", "with_fields"]
 
 Model = TypeVar("Model")
 PLAIN = (bool, int, float, str)
@@ -21,12 +21,14 @@ class Weights:
     """config: the model. params: its parameters (NumPy). about: what a model card says of them, by title.
 
     classes: the names of the classes in the order of the logits; none where they are not known.
+    images: how a picture becomes an image, as `DataConfig` says it: `mean` and `std` (lists), `resize`, `background`; empty if not known.
     """
 
     config: Config
     params: Params
     about: Mapping[str, str]
     classes: tuple[str, ...] = ()
+    images: Mapping[str, Any] = field(default_factory=dict)
 
 
 def described(config: Config) -> dict[str, Any]:
@@ -42,6 +44,16 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
     if names and len(names) != config.classes:
         raise CheckpointError(f"{where}: {len(names)} names for {config.classes} classes")
     return tuple(names)
+
+
+def images_of(values: Any, where: str) -> dict[str, Any]:
+    """What a file says of how a picture becomes an image. Raises CheckpointError unless it is all that, or nothing."""
+    types = {"mean": list, "std": list, "resize": int, "background": str}
+    if not isinstance(values, dict) or (values and {name: type(value) for name, value in values.items()} != types):
+        raise CheckpointError(f"{where}: expected {', '.join(types)}, got {values!r}")
+    if not all(isinstance(number, int | float) for name in ("mean", "std") for number in values.get(name, [])):
+        raise CheckpointError(f"{where}: mean, std: expected numbers, got {values!r}")
+    return values
 
 
 def of_description(values: Mapping[str, Any], where: str) -> Config:

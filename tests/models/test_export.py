@@ -207,6 +207,8 @@ def test_a_run_says_how_its_images_are_normalised(runs, tmp_path, monkeypatch):
         "batch_multiple_of": 1,
         "mean": [0.5],
         "std": [0.5],
+        "resize": 0,
+        "background": "white",
     }
     assert about["moespec.about"]["Steps"] == "12 of 12"
     assert about["moespec.version"] == version()

@@ -309,6 +309,21 @@ def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_ste
         assert (last.state["step"], last.record["random"]) == (step, {"seed": 3, "step": step})
 
 
+def test_hooks_see_evaluations_that_a_signal_left(config: Config, tmp_path: Path) -> None:
+    """When the run goes on, once more for their step and without metrics."""
+    seen: list[tuple[int, bool, list[str]]] = []
+
+    def hook(after: AfterStep) -> None:
+        seen.append((after.done, after.logs, list(after.evaluations)))
+        if after.done == 3:
+            Interruption.current.signal = signal.SIGTERM  # type: ignore[union-attr]
+
+    with pytest.raises(Interrupted):
+        trained(config, tmp_path, hook)
+    trained(config, tmp_path, hook)
+    assert seen[3:] == [(4, True, []), (4, False, ["evaluation"]), (5, True, []), (6, True, ["evaluation"])]
+
+
 def test_a_hook_ends_the_run_by_a_signal_after_the_next_step(config: Config, tmp_path: Path) -> None:
     def hook(after: AfterStep) -> None:
         if after.done == 2:

@@ -18,8 +18,11 @@ import msgpack
 import numpy as np
 import pytest
 import safetensors.numpy
+from of_models import drawn
+from PIL import Image
 from safetensors.numpy import load_file
 
+import moespec.backends.numpy as numpy_backend
 from moespec import models
 from moespec.models import cli, vit
 from moespec.models.errors import CheckpointError, RunError
@@ -557,6 +560,39 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     assert again.classes == module.classes == read(run, Given()).classes
     model, params = models.load(tmp_path / "x", backend="torch")
     assert torch.equal(model.forward(params, images).logits, module(images))
+
+
+@pytest.mark.parametrize("fields", [{}, {"channels": 3, "moe": "last_1", "experts": 2, "group_images": 2}])
+def test_the_lines_of_the_card_go_from_a_picture_to_its_label(fields, tmp_path, monkeypatch, capsys):
+    """With the size, mean and deviation of the run, of a module that was loaded and saved."""
+    pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    plain = tiny(**fields)
+    images = {"mean": [0.2, 0.3, 0.9][: plain.config.channels], "std": [0.1], "resize": 12, "background": "white"}
+    weights = replace(plain, params=drawn(plain.params), classes=("cat", "dog", "owl"), images=images)
+    write(tmp_path / "x", weights, "hub")
+    models.load(tmp_path / "x", backend="torch").module().save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    code = re.search("```python\n(.*?)```", (tmp_path / "mine/README.md").read_text(), re.DOTALL)[1]
+    labels = set()
+    for seed in range(8):
+        noise = np.random.default_rng(seed).integers(0, 256, (12, 18, 3), np.uint8)
+        Image.fromarray(noise).convert("RGB" if fields else "L").save("photo.jpg", quality=95)
+        pixels = np.asarray(Image.open("photo.jpg")).reshape(12, 18, -1)[2:10, 5:13]
+        batch = np.repeat(((pixels / 255 - images["mean"]) / images["std"])[None], 2, axis=0)
+        logits = vit.forward(numpy_backend, weights.config, numpy_backend.from_numpy(weights.params), batch).logits
+        exec(code, {})
+        labels.add(label := capsys.readouterr().out.strip())
+        assert label == weights.classes[logits[0].argmax()]
+    assert len(labels) > 1, "the model tells pictures apart"
+
+
+def test_how_pictures_are_read_travels(tmp_path):
+    images = {"mean": [0.2], "std": [0.1], "resize": 12, "background": "white"}
+    for wrong in ({"mean": [0.2]}, {**images, "mean": ["0.2"]}, {**images, "resize": "12"}):
+        write(tmp_path / "x.safetensors", replace(tiny(), images=wrong), "moespec")
+        with pytest.raises(CheckpointError, match=r"x\.safetensors: moespec\.images: "):
+            read(tmp_path / "x.safetensors", Given())
 
 
 @pytest.mark.parametrize("router", list(ROUTERS))
