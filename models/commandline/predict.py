@@ -44,7 +44,7 @@ from moespec.models.training.savestate import trained_params
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 
-__all__ = ["Prediction", "predict_command", "table"]
+__all__ = ["Prediction", "make_shares", "predict_command", "table"]
 
 BATCH = 64
 """Images of a batch, at most: more are no faster on a CPU, and take memory."""
@@ -129,7 +129,7 @@ def predict_command(
     predictions: list[Prediction] = []
     start, todo = time.monotonic(), iter(range(len(files)))
     with Interruption():
-        for (logits, shares), _ in over(B, forward, B.from_numpy(params), dataset, split, batch=size, what="predict"):
+        for (logits, shares), _ in over(B, forward, B.from_numpy(params), dataset, split, batch=size):
             # The last batch is filled up: more rows than are left to do.
             for probabilities, index, *experts in zip(
                 likely(np.asarray(logits, np.float64)), todo, *shares, strict=False
@@ -199,7 +199,7 @@ def _busiest(shares: NDArray[Any]) -> str:
     >>> _busiest(np.array([0.2, 0.0, 0.8]))
     '2 (80 %), 0 (20 %)'
     """
-    best = [expert for expert in np.argsort(-shares, kind="stable")[:BUSIEST] if shares[expert] > 0]
+    best = [expert for expert in np.argsort(-shares, kind="stable")[:BUSIEST] if shares[expert] >= 0.005]
     return ", ".join(f"{expert} ({shares[expert]:.0%})".replace("%", " %") for expert in best) or "none"
 
 

@@ -95,26 +95,19 @@ def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> N
 
 
 def over(
-    B: Backend,
-    function: Callable[[Any, Any], Any],
-    params: Any,
-    dataset: Dataset,
-    split: Split,
-    *,
-    batch: int,
-    what: str = "evaluate",
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
 
     Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count.
-    what: what the progress bar says. Within an `Interruption` a signal ends it between two batches, with Interrupted.
+    Within an `Interruption` a signal ends it between two batches, with Interrupted.
     """
 
     def make(index: int) -> dict[str, Any]:
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
     batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
-    shown: Any = {"unit": "batch", "desc": what, "position": 0, "leave": False, "disable": B.process != 0}
+    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "disable": B.process != 0}
     with Prefetcher(make, 0, batches, ahead=1) as parts:
         for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
             check(B)

@@ -11,40 +11,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from of_models import drawn
+from of_models import drawn, images_for
 from PIL import Image
 
-from moespec.models import cli, interop, vit
+from moespec.models import cli, interop, sparse_mlp, vit
 from moespec.models.commandline.commands import load_run
-from moespec.models.commandline.predict import Prediction, table
+from moespec.models.commandline.inspection import alone
+from moespec.models.commandline.predict import Prediction, make_shares, table
 from moespec.models.data.pictures import read_image
-from moespec.models.training.resolve import model_config
+from moespec.models.training.resolve import load_backend, model_config
 from moespec.models.weights.files import write_safetensors
 from moespec.models.weights.formats import PT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "photos.md").read_text()
 
 
-def draw(path: Path, seed: int, *, upright: bool) -> None:
-    """Noise with bars, upright or not, wider than high."""
-    pixels = np.random.default_rng(seed).integers(0, 160, (24, 36, 3), np.uint8)
-    pixels[(..., slice(seed % 2, None, 4), slice(None)) if upright else slice(seed % 2, None, 4)] += 90
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`photos` of two classes, and `new`, in which a name is a formula, one is HTML and two files are broken."""
     root = tmp_path_factory.mktemp("pictures")
-    for seed in range(16):
-        draw(root / "photos" / ("<b>bars" if seed % 2 else "=rows") / f"{seed}.jpg", seed, upright=bool(seed % 2))
-    for name, seed in (("=1+1.png", 20), ("below/<b>x.jpg", 21), ("below/further/c.jpg", 22)):
-        draw(root / "new" / name, seed, upright=bool(seed % 2))
-    (root / "new/empty.png").touch()
+    names = [f"photos/{'<b>bright' if seed % 2 else '=dark'}/{seed}.jpg" for seed in range(16)]
+    for seed, name in enumerate([*names, "new/=1+1.png", "new/below/<b>x.jpg", "new/below/further/c.jpg"]):
+        pixels = np.random.default_rng(seed).integers(0, 160, (24, 36, 3), np.uint8) + np.uint8(90 * (seed % 2))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
     (root / "new/short.jpg").write_bytes((root / "new/below/further/c.jpg").read_bytes()[:700])
-    (root / "new/.hidden.jpg").touch()
-    (root / "new/notes.txt").touch()
+    for name in ("empty.png", ".hidden.jpg", "notes.txt"):
+        (root / "new" / name).touch()
     return root
 
 
@@ -59,18 +52,21 @@ def run(runs, folder: Path) -> Path:  # type: ignore[no-untyped-def]
     return folder / "run"
 
 
-def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """By the model alone on what training would read; whatever else is in the folder, and however many are broken."""
+    monkeypatch.setattr("moespec.models.commandline.predict.BATCH", 2)  # so that the third batch is filled up
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
     assert "3 pictures in" in shown
     assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
-    text = out.read_text()
-    assert '"\'=1+1.png"' in text
-    assert '"\'=rows"' in text
-    rows = list(csv.DictReader(io.StringIO(text)))
+    rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
-    assert [row["image"].lstrip("'") for row in rows] == names
+    assert [row["image"] for row in rows] == ["'=1+1.png", *names[1:]]
+    assert {row[f"class_{rank}"] for row in rows for rank in "12"} == {"<b>bright", "'=dark"}
     loaded = load_run(run, "numpy")
     model = vit.regrouped(model_config(loaded.config.model), 1)
     for name, row in zip(names, rows, strict=True):
@@ -85,10 +81,20 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said) -> Non
         assert int(row["block_1_expert"]) == weights.argmax()
         assert float(row["block_1_share"]) == pytest.approx(weights.max() / weights.sum(), abs=2e-6)
     said(["predict", str(run), str(folder / "new/below/<b>x.jpg"), "--csv", str(out), "--top", "1"])
-    (row,) = csv.DictReader(io.StringIO(out.read_text()))
+    (row,) = rows_of(out)
     assert (row["image"], row["class_1"]) == ("<b>x.jpg", rows[1]["class_1"])
     assert float(row["block_1_share"]) == pytest.approx(float(rows[1]["block_1_share"]), abs=1e-5), "also by torch"
     assert "class_2" not in row
+
+
+def test_images_of_sparse_mlp_are_alone_in_a_batch() -> None:
+    """Whose groups are whole batches otherwise."""
+    model, B = alone(sparse_mlp.named("sparse_mlp_tiny")), load_backend("numpy")
+    params, images = drawn(sparse_mlp.init(model, 0)), images_for(model, 3)
+    together, shares = make_shares(B, model)(params, images)
+    for row, (logits, own) in enumerate(make_shares(B, model)(params, images[row : row + 1]) for row in range(3)):
+        np.testing.assert_allclose(together[row], logits[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose([share[row] for share in shares], [share[0] for share in own], rtol=1e-5)
 
 
 def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -101,7 +107,7 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     ]
     assert len(shares) == 3
     assert shares == sorted(shares, reverse=True)
-    assert "&lt;b&gt;bars" in page
+    assert "&lt;b&gt;bright" in page
     assert "<b>" not in page
     assert "short.jpg" in page.split("Not read")[1]
     assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
@@ -154,10 +160,7 @@ def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None
     shown = said([*words, str(folder / "new" / "below")])
     assert re.search(r"x-1\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-2\.png: .* of c\.jpg", shown)
     assert (tmp_path / "x-1.png").read_bytes() != (tmp_path / "x-2.png").read_bytes()
-    draw(tmp_path / "many/0.png", 0, upright=True)
-    for number in range(1, 17):
-        shutil.copy(tmp_path / "many/0.png", tmp_path / f"many/{number}.png")
-    assert "17 pictures, expected at most 16" in said([*words, str(tmp_path / "many")], 2)
+    assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
 
 
 SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 32, "mlp_ratio": 2}
@@ -166,7 +169,10 @@ FEWER = {"--model.image-size": "16", "--training.steps": "3", "--training.batch"
 
 
 def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said) -> None:  # type: ignore[no-untyped-def]
-    """The page's commands and its Python, with fewer and smaller things; onnxruntime says what predict does."""
+    """The page's commands and its Python, with fewer and smaller things; onnxruntime says what predict does.
+
+    It takes seconds to make the program.
+    """
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MOESPEC_BACKEND", "torch")  # which compiles nothing for three steps
@@ -177,8 +183,7 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     Path("encoder").mkdir()
     Path("encoder/config.json").write_text(json.dumps(described))
     write_safetensors(Path("encoder/model.safetensors"), interop.to_timm(drawn(vit.init(config, 0)), config), PT)
-    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
-    commands = re.findall(r"^\$ moespec (.*)$", "\n".join(blocks).replace("\\\n", ""), re.MULTILINE)
+    commands = re.findall(r"^\$ moespec (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export"]
     for command in commands:
         words = shlex.split(command, comments=True)
@@ -188,6 +193,5 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (block,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
     found: dict[str, object] = {}
     exec(block, found)
-    with open("predictions.csv") as file:
-        labels = {row["image"].lstrip("'"): row["class_1"].lstrip("'") for row in csv.DictReader(file)}
-    assert found["labels"] == labels
+    rows = rows_of(Path("predictions.csv"))
+    assert found["labels"] == {row["image"].lstrip("'"): row["class_1"].lstrip("'") for row in rows}
