@@ -19,7 +19,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import check_concerns, chosen, early
-from moespec.models.commandline.parsing import parse
+from moespec.models.commandline.parsing import parse, printable
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
@@ -206,13 +206,38 @@ class InspectArguments:
     run: Positional[str]
     """folder of the run"""
     image: str | None = None
-    """an image file; it is cropped to a square and resized to the model's image size"""
+    """an image file, or a folder of a few, with a picture for each; it is cropped to a square and resized to the model's image size"""
     analysis: FlagCreatePairsOff[bool] = False
     """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
     out: str | None = None
-    """the picture to write (default: routing.png, with --analysis analysis.png)"""
+    """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
     panels: tuple[str, ...] = ()
     """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
+    backend: BackendName | None = None
+    """framework that computes (default: the run's)"""
+    step: int | None = None
+    """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True)
+class PredictArguments:
+    """Say what the pictures of a folder are: the classes with their probabilities, and which experts handle them.
+
+    moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
+    cannot be read are named and left out. Each is routed alone, so that what is said of it does not depend on the others.
+    The page is one file, a gallery with the most certain first.
+    """
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """folder of the run"""
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
+    """a folder of pictures, also in folders below it, or one picture"""
+    csv: Path | None = None
+    """the table to write: a row for each picture"""
+    html: Path | None = None
+    """the page to write: a gallery"""
+    top: int = 3
+    """classes that are named for each picture, the most probable ones"""
     backend: BackendName | None = None
     """framework that computes (default: the run's)"""
     step: int | None = None
@@ -333,7 +358,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
         return 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
-        print(f"moespec{_which()}: {_printable(str(error))}", file=sys.stderr)
+        print(f"moespec{_which()}: {printable(str(error))}", file=sys.stderr)
         return 2
     except UnicodeEncodeError as error:
         print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
@@ -514,6 +539,10 @@ COMMANDS: dict[str, Command] = {
     "count": ("count the parameters and operations of a model", _count),
     "plan": ("what training takes on devices that are not here, and which mesh", _plan),
     "inspect": ("draw which experts handle which patch of an image", _inspect),
+    "predict": (
+        "say what the pictures of a folder are",
+        _of("predict", PredictArguments, "commandline.predict:predict_command"),
+    ),
     "convert": ("convert weights from and to other projects' files", _convert),
     "export": (
         "write a model as a program: ONNX, StableHLO or torch's",
@@ -543,11 +572,6 @@ def _which() -> str:
     """Which of several processes this is, for a message of its own."""
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     return f" (process {rank})" if rank else ""
-
-
-def _printable(text: str) -> str:
-    """The text with escapes for what a terminal obeys or cannot show, such as NUL in the name of a file."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _usage(commands: Mapping[str, Command]) -> str:

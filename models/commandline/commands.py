@@ -13,11 +13,13 @@ from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, png, prediction
+from moespec.models.commandline.parsing import printable
 from moespec.models.commandline.report import write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
 from moespec.models.data.dataset import Dataset
 from moespec.models.data.datasets import PICTURES, load_others
+from moespec.models.data.folder import find_pictures
 from moespec.models.data.pictures import Pictures, read_image
 from moespec.models.data.picturesets import SKIP, broken
 from moespec.models.errors import DataError, RunError
@@ -47,6 +49,7 @@ from moespec.version import version
 
 __all__ = [
     "LoadedRun",
+    "configuration",
     "evaluate_command",
     "hash_table_command",
     "inspect_command",
@@ -54,6 +57,9 @@ __all__ = [
     "scan_command",
     "train_command",
 ]
+
+INSPECTED = 16
+"""Pictures of a folder that are drawn, at most."""
 
 
 def train_command(config: Config, *, run: str | None, resume: bool, override: bool, note: str = "") -> None:
@@ -196,21 +202,28 @@ def evaluate_command(
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | None
 ) -> None:
-    """Writes the picture of how a checkpoint routes an image."""
-    check_output("out", out)
+    """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers."""
+    targets = {image: out}
+    if image.is_dir():
+        files = find_pictures(image)
+        if len(files) > INSPECTED:
+            raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
+        targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
+    for target in targets.values():
+        check_output("out", target)
     loaded = load_run(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
-    data = loaded.config.data
-    pixels = read_image(
-        image, model.image_size, channels=model.channels, resize=data.resize, background=data.background
-    )
-    normalized = replace(dataset, maximum=255).normalize(pixels)
-    B = loaded.backend
-    logits, routings = make_route(B, model)(B.from_numpy(loaded.params), normalized)
-    guess = prediction(logits, dataset.classes, loaded.config.training.loss)
-    title = f"{image.name}{guess}; {_label(loaded.config)}, step {loaded.step}"
-    write_atomically(out, png(draw(pixels, 255, title, routings, panels)))
-    print(f"{out}: {len(routings)} MoE layers{guess}")
+    data, B = loaded.config.data, loaded.backend
+    look: Any = {"channels": model.channels, "resize": data.resize, "background": data.background}
+    route, params = make_route(B, model), B.from_numpy(loaded.params)
+    for source, target in targets.items():
+        pixels = read_image(source, model.image_size, **look)
+        logits, routings = route(params, replace(dataset, maximum=255).normalize(pixels))
+        guess = prediction(logits, dataset.classes, loaded.config.training.loss)
+        title = f"{source.name}{guess}; {_label(loaded.config)}, step {loaded.step}"
+        write_atomically(target, png(draw(pixels, 255, title, routings, panels)))
+        of = f" of {printable(source.name)}" if len(targets) > 1 else ""
+        print(f"{target}: {len(routings)} MoE layers{of}{guess}")
 
 
 def hash_table_command(config: Config, out: Path) -> None:
@@ -260,12 +273,18 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
-    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
+def configuration(run: Path) -> tuple[RunDirectory, Config]:
+    """The run in a folder and its configuration. Raises RunError where there is none."""
     directory = RunDirectory(run)
     config = directory.config()
     if config is None:
         raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
+    return directory, config
+
+
+def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
+    directory, config = configuration(run)
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
     dataset = load_data(config)

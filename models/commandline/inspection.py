@@ -130,7 +130,7 @@ def alone(model: Config) -> Config:
     if isinstance(model, vit.VitConfig):
         return model if model.fewest_images == 1 else vit.regrouped(model, 1)
     if isinstance(model, sparse_mlp.SparseMlpConfig):
-        return replace(model, group_images=1, group_size=0)
+        return replace(model, group_images=1, group_size=model.sparse_width)
     return model
 
 

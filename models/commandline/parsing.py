@@ -24,9 +24,14 @@ from moespec.models.training.configfile import flat
 from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Settings", "parse"]
+__all__ = ["Settings", "parse", "printable"]
 
 Arguments = TypeVar("Arguments")
+
+
+def printable(text: str) -> str:
+    """The text with escapes for what a terminal obeys or cannot show, such as NUL in the name of a file."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        classes, part, held = PICTURES[name](path)
+        only_val = whole and name == "folder" and [one.name for one in path.glob("[!.]*") if one.is_dir()] == ["val"]
+        classes, part, held = PICTURES[name](path / "val" if only_val else path)
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)

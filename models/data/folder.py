@@ -4,6 +4,7 @@ photos/cat/1.jpg                    photos/train/cat/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from moespec.models.data.pictures import Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 
-__all__ = ["find_folder"]
+__all__ = ["find_folder", "find_pictures"]
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -36,6 +37,22 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     if held_classes != classes:
         raise DataError(f"{folder / 'val'}: classes {held_classes}, but train/ has {classes}")
     return classes, part, held
+
+
+def find_pictures(path: Path) -> Folder:
+    """All pictures below a folder, in the order of their names, or the one of a file. Hidden files and folders are left out.
+
+    Raises DataError for a path that is not there, and a folder without pictures.
+    """
+    if not os.path.exists(path):  # False, not an error, for a name that no file can have
+        raise DataError(f"{str(path)!r}: there is no such file or folder")
+    if path.is_file():
+        return Folder(path.parent, [path.name])
+    found = [file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file()]
+    names = sorted(str(name) for name in found if not any(part.startswith(".") for part in name.parts))
+    if not names:
+        raise DataError(f"{str(path)!r}: no pictures in it (endings {', '.join(sorted(ENDINGS))})")
+    return Folder(path, names)
 
 
 def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:

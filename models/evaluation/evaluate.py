@@ -107,7 +107,7 @@ def over(
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
     batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
-    shown: Any = {"unit": "batch", "desc": "evaluate", "position": 0, "leave": False, "disable": B.process != 0}
+    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "disable": B.process != 0}
     with Prefetcher(make, 0, batches, ahead=1) as parts:
         for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
             check(B)

@@ -19,7 +19,7 @@ do: a letter in plain type was read in their code, one in **bold** was measured,
 ([peers.md](peers.md)). Two letters: it does both, in different places or by an option. An empty cell says nothing.
 
 Below each answer stand the places where it was seen, as links: code at a commit, papers, and packages at the version that was
-measured. `python -m generator.find_places` ([docs/generator](generator)) checks that each is there. The command line has the
+measured. `python -m generator.find_places` (`docs/generator`) checks that each is there. The command line has the
 same:
 
 ```console
