@@ -37,13 +37,13 @@ def labelled(html: str) -> str:
 def _labelled(table: str) -> str:
     top, mark, body = table.partition("</thead>")
     headings = [escape(plain(text)) for text in re.findall(r"<th\b[^>]*>(.*?)</th>", top, re.DOTALL)]
-    if not mark:
-        return table
-    rows = []
-    for row in body.split("</tr>"):
-        labels = chain(headings, repeat(""))
-        rows.append(re.sub(r"<td\b", lambda _, labels=labels: f'<td data-label="{next(labels)}"', row))
-    return re.sub(r"(?<=[_./])(?=[A-Za-z][^<>]*<)", "<wbr>", top + mark + "</tr>".join(rows))
+    rows = "</tr>".join(_row(row, headings) for row in body.split("</tr>"))
+    return re.sub(r"(?<=[_./])(?=[A-Za-z][^<>]*<)", "<wbr>", top + mark + rows) if mark else table
+
+
+def _row(row: str, headings: list[str]) -> str:
+    labels = chain(headings, repeat(""))
+    return re.sub(r"<td\b", lambda _: f'<td data-label="{next(labels)}"', row)
 
 
 def plain(html: str) -> str:
