@@ -308,7 +308,7 @@ def test_a_chart_begins_at_step_0_and_has_one_scale() -> None:
 @pytest.mark.parametrize("soft", [True, False])
 def test_shades_are_the_colours_of_the_picture(soft: bool) -> None:
     weights = np.array([[[0.5, 0.0], [0.125, 0.125]]])
-    routing = BlockRouting("0", weights, weights[..., None], soft, 8)
+    routing = BlockRouting("0", weights, weights[..., None], soft, 8, "patches" if soft else "channels")
     axes = draw(np.zeros((2, 2, 1), np.uint8), 255, "", [routing]).axes[2:4]
     for axis, panel in zip(axes, panels(routing), strict=True):
         (image,) = axis.images
