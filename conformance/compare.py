@@ -6,6 +6,7 @@ fraction of the tolerance that a result uses is the largest `|got - want| / (c *
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ __all__ = [
     "compared",
     "constant",
     "exact",
+    "one_of",
+    "place",
     "precision",
     "tolerance",
     "wrong",
@@ -154,7 +157,7 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
         kinds = "iu" if value.kind == "int" else "b"
         if got.dtype.kind not in kinds:
             return Verdict(False, math.inf, f"dtype {got.dtype}, expected {'integers' if kinds == 'iu' else 'bool'}")
-        return _compare_integers(value.array, got)
+        return _compare_integers(value.array, got, value.axes)
     if got.dtype.kind != "f":
         return Verdict(False, math.inf, f"dtype {got.dtype}, expected floats")
     got = got.astype(np.float64)
@@ -169,13 +172,13 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
     return Verdict(
         False,
         worst,
-        f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {_index(index)} "
+        f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {place(value.axes, index)} "
         f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
         f"error {error[index]:.3g}, allowed {bound[index]:.3g}",
     )
 
 
-def _compare_integers(want: NDArray[Any], got: NDArray[Any]) -> Verdict:
+def _compare_integers(want: NDArray[Any], got: NDArray[Any], axes: Sequence[str]) -> Verdict:
     different = got != want
     if not different.any():
         return Verdict(True)
@@ -183,13 +186,24 @@ def _compare_integers(want: NDArray[Any], got: NDArray[Any]) -> Verdict:
     return Verdict(
         False,
         math.inf,
-        f"{np.count_nonzero(different)} of {want.size} entries differ; at {_index(index)} got {got[index]}, "
+        f"{np.count_nonzero(different)} of {want.size} entries differ; at {place(axes, index)} got {got[index]}, "
         f"expected {want[index]}",
     )
 
 
-def _index(index: tuple[Any, ...]) -> str:
-    return "[" + ", ".join(str(int(i)) for i in index) + "]"
+_ONE_OF = {"capacity": "slot", "width": "feature", "hidden": "hidden unit", "classes": "class", "hashes": "hash"}
+
+
+def place(axes: Sequence[str], index: tuple[Any, ...]) -> str:
+    """An entry in words, such as "group 0, expert 1, slot 7"; by its numbers alone where axes have no names."""
+    if not index or len(axes) != len(index) or any(axis.startswith("axis") for axis in axes):
+        return "[" + ", ".join(str(int(i)) for i in index) + "]"
+    return ", ".join(f"{one_of(axis)} {int(i)}" for axis, i in zip(axes, index, strict=True))
+
+
+def one_of(axis: str) -> str:
+    """What one place along an axis is called: "slot" of `capacity`, "expert" of `experts`."""
+    return _ONE_OF.get(axis, axis.removesuffix("s"))
 
 
 @dataclass(frozen=True)

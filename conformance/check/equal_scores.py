@@ -18,7 +18,7 @@ from moespec.conformance.check.results import CaseResult
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Stage, Value
 
-__all__ = ["judged"]
+__all__ = ["judged", "ordered"]
 
 TEXT = "differs only in the order of equal scores"
 
@@ -39,7 +39,7 @@ def _judged(result: CaseResult) -> CaseResult:
 
 def _is_reordered(result: CaseResult, case: Case) -> bool:
     """Whether every stage that fails has slots that differ so, and their weights, or is what follows from them."""
-    allocation = next((stage for stage in case.stages if "slots" in stage.outputs and _ordered(stage, case)), None)
+    allocation = next((stage for stage in case.stages if "slots" in stage.outputs and ordered(stage, case)), None)
     failing = [outcome.stage for outcome in result.outcomes if outcome.state == "fail"]
     if allocation is None or not any(name.endswith("/slots") for name in failing):
         return False
@@ -55,7 +55,7 @@ def _is_reordered(result: CaseResult, case: Case) -> bool:
     return all(_alike(case, allocation, stage, result.returned.get(stage, {}), dtype) for stage in stages)
 
 
-def _ordered(stage: Stage, case: Case) -> str:
+def ordered(stage: Stage, case: Case) -> str:
     """The reference of the scores that a stage orders, if the case has them, or an empty string."""
     choice = function(stage.call).choice
     if choice is None or not isinstance(choice.ordered, str):
@@ -67,7 +67,7 @@ def _ordered(stage: Stage, case: Case) -> str:
 def _alike(case: Case, allocation: Stage, stage: str, returned: dict[str, Any], dtype: Dtype) -> bool:
     """Whether slots hold the scores that are expected, and the weights that belong to what they hold."""
     golden = call.golden(case)
-    scores = golden[_ordered(allocation, case)].array
+    scores = golden[ordered(allocation, case)].array
     want = case.stage(stage).outputs["slots"].array
     got = np.asarray(returned.get("slots"))
     if got.shape != want.shape or got.dtype.kind not in "iu" or (got < 0).any() or (got > scores.shape[1]).any():

@@ -85,7 +85,7 @@ class CaseResult:
 
     returned: what the target returned for each stage that fails, by name. seconds: the time that the cases of its
     algorithm took together, in equal parts, since they are compiled together. table: the first result that is wrong, if
-    it is small.
+    it is small. explanation: of a failure, what is right, what is wrong, and how; see `explain.py`.
     """
 
     id: str
@@ -97,6 +97,7 @@ class CaseResult:
     seconds: float = 0.0
     returned: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False, compare=False)
     table: Table | None = field(default=None, repr=False, compare=False)
+    explanation: str = ""
 
     @property
     def state(self) -> str:

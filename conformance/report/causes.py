@@ -21,6 +21,13 @@ class Cause:
         return self.results[0]
 
     @property
+    def in_words(self) -> bool:
+        """Whether it is said what is the matter, and not only where."""
+        return self.first.state == "reordered" or (
+            ": " in self.first.explanation and self.first.explanation in self.text
+        )
+
+    @property
     def more(self) -> str:
         """How many there are besides the first, in words, or an empty string."""
         count = len(self.results) - 1
@@ -56,4 +63,4 @@ def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
         names = " or ".join(f"{match.variant}: {match.computes}" for match in matches)
         part = "" if any(match.agree == match.of for match in matches) else " (a part of it)"
         return VARIANT, f"{result.algorithm}: equals the known variant {names}{part}"
-    return UNKNOWN, f"{result.algorithm}: not explained, first at {first.stage}"
+    return UNKNOWN, f"{result.algorithm}: {result.explanation or f'not explained, first at {first.stage}'}"

@@ -1,6 +1,7 @@
 """The matrix as text: rows are the algorithms of the registry, columns the kinds of cases in each dtype and mode."""
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 
 from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
@@ -44,7 +45,7 @@ def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGOR
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         blocks.append("\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]))
-    return "\n\n".join([*blocks, LEGEND])
+    return "\n\n".join(blocks)
 
 
 def cell(results: Sequence[CaseResult]) -> str:
@@ -59,8 +60,8 @@ def cell(results: Sequence[CaseResult]) -> str:
     return f"{' '.join(signs)}/{len(states)}"
 
 
-MOST = 5
-"""Failures of an algorithm that are printed."""
+MOST, REASONS = 5, 3
+"""Failures of an algorithm, and reasons of the skips in a dtype, that are printed."""
 
 
 def failures(report: Report, *, everything: bool = False) -> str:
@@ -73,7 +74,8 @@ def failures(report: Report, *, everything: bool = False) -> str:
     known = [f"{m.algorithm} [{m.dtype} {m.mode}] equals the known variant {m.text}" for m in report.matches]
     lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]
     grouped = causes(report)
-    lines += [f"{cause.text} ({cause.first.id}{cause.more})" for cause in grouped if cause.first.state == "reordered"]
+    said = sorted((cause for cause in grouped if cause.in_words), key=lambda cause: -len(cause.results))
+    lines += [f"{cause.text} ({cause.first.id}{cause.more})" for cause in said[: None if everything else MOST]]
     for cause in grouped:
         if cause.first.state == "error":
             lines += failure(report, cause.first, cause.more)
@@ -96,7 +98,7 @@ def failure(report: Report, result: CaseResult, more: str = "") -> list[str]:
     word = "ERROR" if result.state == "error" else "FAIL"
     return [
         f"{word} {result.id} [{result.dtype} {result.mode}] first at {first.stage}{more}",
-        *(f"    {line}" for line in first.message.splitlines()),
+        *(f"    {line}" for line in [*first.message.splitlines(), *filter(None, [result.explanation])]),
         *(f"    {line}" for line in first.trace.splitlines()),
         f"    {command(report, result)}",
     ]
@@ -117,14 +119,20 @@ def command(report: Report, result: CaseResult) -> str:
 
 
 def skips(report: Report) -> list[str]:
-    """Why cases were skipped, with their number."""
-    counts: dict[str, int] = {}
+    """Why cases were skipped, with their number: a line for each dtype and mode."""
+    counts: dict[str, Counter[str]] = {}
     for result in report.results:
         if result.state not in ("pass", *FAILED):
-            reason = f"{result.dtype} {result.mode}: {result.state}: {_reason(result)}"
-            counts[reason] = counts.get(reason, 0) + 1
-    lines = [f"{number:4d} skipped, {reason}" for reason, number in sorted(counts.items())]
-    return lines + [f"{u.cases:4d} skipped, {u.dtype}: not supported: {u.reason}" for u in report.unsupported]
+            of = counts.setdefault(f"{result.dtype} {result.mode}", Counter())
+            of[f"{result.state}: {_reason(result)}"] += 1
+    lines = []
+    for place, reasons in counts.items():
+        said = [
+            f"{reason} ({number})" if len(reasons) > 1 else reason for reason, number in reasons.most_common(REASONS)
+        ]
+        said += [f"{len(reasons) - REASONS} other reasons"] if len(reasons) > REASONS else []
+        lines.append(f"{reasons.total()} skipped, {place}: {'; '.join(said)}")
+    return lines + [f"{u.cases} skipped, {u.dtype}: not supported: {u.reason}" for u in report.unsupported]
 
 
 def _reason(result: CaseResult) -> str:
@@ -134,11 +142,11 @@ def _reason(result: CaseResult) -> str:
 
 
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
-    """All that is printed of a report but for the last line: the matrix, what was skipped, and what failed."""
+    """All that is printed of a report but for the last line: the matrix, what failed, what was skipped, the legend."""
     parts = [] if report.seed is None else [f"{report.made}\n"]
     parts += [f"{report.note}\n"] if report.note else []
     parts += [table(report.results, algorithms) + "\n"] if report.results else []
-    parts += [*skips(report), failures(report, everything=everything)]
+    parts += [failures(report, everything=everything), *skips(report), LEGEND if report.results else ""]
     return "\n".join(part for part in parts if part)
 
 

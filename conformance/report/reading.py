@@ -75,6 +75,7 @@ def _case(entry: Mapping[str, Any], known: Mapping[str, Case]) -> CaseResult:
     case = known[id]
     result = CaseResult(id, case.algorithm, case.kind, entry["dtype"], entry["mode"], outcomes, float(entry["seconds"]))
     result.table = _table(entry["table"], id) if entry.get("table") else None
+    result.explanation = entry.get("explanation", "")
     if entry["state"] != result.state:
         raise ValueError(f"case {id}: state {entry['state']!r}, and its outcomes make {result.state!r}")
     return result

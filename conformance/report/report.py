@@ -149,7 +149,7 @@ def write(report: Report, path: Path) -> None:
         "variants": [vars(match) for match in report.matches],
         "cases": [
             {
-                **{name: getattr(result, name) for name in ("id", "dtype", "mode", "state", "fraction")},
+                **{name: getattr(result, name) for name in ("id", "dtype", "mode", "state", "fraction", "explanation")},
                 "column": column_of(result.kind),
                 "seconds": round(result.seconds, 4),
                 "outcomes": [

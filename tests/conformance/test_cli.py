@@ -161,7 +161,8 @@ def test_what_a_target_lacks_is_not_implemented(run, target, text, algorithm, ki
     passed = len(of(algorithm)) - skipped
     assert status == (passed == 0)
     assert printed.splitlines()[-1] == f"{passed} passed, 0 failed, {skipped} skipped"
-    assert f" skipped, float64 eager: not implemented: {reason}\n" in printed
+    (skips,) = [line for line in printed.splitlines() if " skipped, float64 eager: not implemented: " in line]
+    assert reason in skips
     assert f"-{gradients}/{gradients}" in next(line for line in printed.splitlines() if line.startswith(algorithm))
 
 
@@ -169,7 +170,7 @@ def test_a_dtype_that_the_target_does_not_have_is_skipped(run):
     status, printed, _ = run("run", *NUMPY, "--algorithm", "z_loss")
     assert status == 0
     assert printed.splitlines()[-1] == f"{TOTAL} passed, 0 failed, {2 * TOTAL} skipped"
-    assert f"   {TOTAL} skipped, bfloat16: not supported: " in printed
+    assert f"{TOTAL} skipped, bfloat16: not supported: " in printed
 
 
 def test_nothing_collected_fails(run):
@@ -270,7 +271,7 @@ def test_another_order_of_equal_scores_is_a_verdict_and_a_failure(run, over_nump
     (tied,) = [n for n, line in enumerate(printed.splitlines()) if line.startswith("FAIL expert_choice/tied ")]
     assert printed.splitlines()[tied + 1].startswith("    differs only in the order of equal scores. ")
     wrong = run("run", "--target", over_numpy("unstable_wrong", UNSTABLE.replace("FACTOR", "1.5")), *options)[1]
-    assert "order of equal scores" not in wrong.split("FAIL ", 1)[1]
+    assert "only in the order of equal scores" not in wrong.split("FAIL ", 1)[1]
 
 
 SHAKY = """

@@ -150,7 +150,7 @@ def test_the_message_has_place_error_and_tolerance():
     got[0, 2] = -2.5
     outcome = compare(FLOAT, got, DTYPES["float64"])
     assert outcome.fraction == pytest.approx(0.5 / (16 * 2.0**-53 * 2), rel=1e-12)
-    for text in ("1 of 3 entries", "[0, 2]", "got -2.5", "expected -2", "error 0.5", "allowed 3.55e-15"):
+    for text in ("1 of 3 entries", "row 0, n 2", "got -2.5", "expected -2", "error 0.5", "allowed 3.55e-15"):
         assert text in outcome.message
 
 

@@ -1,0 +1,186 @@
+"""What a failure looks like, in words that do not depend on the case: what is right, and how the wrong result is related
+to the one that is expected.
+
+No variant computes it, but its numbers say much: what an expert lacks are second choices alone, the features of a token are
+off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and float16 numbers, which are too coarse.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance import call
+from moespec.conformance.check.equal_scores import ordered
+from moespec.conformance.check.results import FAILED, CaseResult
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, one_of, place, precision, wrong
+from moespec.conformance.format import Case, Stage, Value
+from moespec.spec.numerics import stable_order
+
+__all__ = ["explained"]
+
+Array = NDArray[Any]
+Near = Callable[[Any, Any], bool]
+MOST = 6
+"""Results that are listed as right."""
+
+
+def explained(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
+    """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
+    known = {case.id: case for case in cases}
+    return [_explained(r, known[r.id]) if r.state in FAILED and r.state != "error" else r for r in results]
+
+
+def _explained(result: CaseResult, case: Case) -> CaseResult:
+    first = result.first
+    stage, _, name = first.stage.partition("/")
+    expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
+    got = np.asarray(result.returned.get(stage, {}).get(name))
+    if name not in expected or got.shape != expected[name].array.shape or got.dtype.kind not in "iufb":
+        return result
+    value, said = expected[name], ""
+    if name == "slots" and value.axes == ("groups", "experts", "capacity") and "tokens" in _sizes(case):
+        text, said = _slots(case, case.stage(stage), value, got)
+        message = f"{first.message.partition('; at ')[0]}; {text}"
+        result = replace(result, outcomes=[replace(o, message=message) if o is first else o for o in result.outcomes])
+    elif value.kind == "float" and ALL_DTYPES[result.dtype].roundoff <= DTYPES["float32"].roundoff:
+        dtype = ALL_DTYPES[result.dtype]
+        differs = wrong(value, got, dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype))
+        near = _near(dtype.roundoff)
+        if stage == "gradient":
+            said = _gradient(case, name, value, got.astype(np.float64), differs)
+        if not said:
+            slots = _outputs(case, stage).get("slots") if name == "weights" else None
+            said = next(_relations(case, value, got.astype(np.float64), differs, near, slots), "")
+            if not said and stage == "gradient" and np.isfinite(got).all():  # which comes after all values
+                said = "all values are right, so a part of its path is cut, or is there twice"
+    right = [o.stage for o in result.outcomes if o.state == "pass"]
+    listed = f"{', '.join(right[:MOST])}{' and others' if len(right) > MOST else ''} right; " if right else ""
+    text = f"{listed}{first.stage} wrong" + (f": {said}" if said else "")
+    return replace(result, explanation=text if listed or said else "")
+
+
+def _outputs(case: Case, stage: str) -> dict[str, Value]:
+    return next((each.outputs for each in case.stages if each.name == stage), {})
+
+
+def _sizes(case: Case) -> dict[str, int]:
+    return {axis: n for t in case.inputs.values() for axis, n in zip(t.axes, t.array.shape, strict=False)}
+
+
+def _near(roundoff: float) -> Near:
+    """Whether numbers are equal but for some rounding."""
+    return lambda a, b: bool(np.allclose(a, b, rtol=256 * roundoff, atol=256 * roundoff))
+
+
+def _slots(case: Case, stage: Stage, value: Value, got: Array) -> tuple[str, str]:
+    """What is in the first wrong slot, and what is the matter with all of them."""
+    want, reference = value.array, ordered(stage, case)
+    scores = call.golden(case)[reference].array if reference else None
+    tokens = _sizes(case)["tokens"] if scores is None else scores.shape[1]
+    ranks = _ranks(scores) if scores is not None and "choices" in stage.options else None
+
+    def token(number: int, group: int, expert: int) -> str:
+        if number == tokens:
+            return "empty"
+        if ranks is None or not 0 <= number < tokens:
+            return f"token {number}"
+        return f"token {number} (its {_ordinal(ranks[group, number, expert])} choice)"
+
+    index = np.unravel_index(int((got != want).argmax()), want.shape)
+    group, expert = int(index[0]), int(index[1])
+    text = f"{place(value.axes, index)}: {token(int(got[index]), group, expert)}, expected "
+    text += token(int(want[index]), group, expert)
+    missing: list[tuple[int, int, int]] = []
+    extra: list[tuple[int, int, int]] = []
+    for g, e in np.ndindex(*want.shape[:2]):
+        a, b = set(want[g, e].tolist()) - {tokens}, set(got[g, e].tolist()) - {tokens}
+        missing += [(g, t, e) for t in sorted(a - b)]
+        extra += [(g, t, e) for t in sorted(b - a)]
+    if not missing:
+        return text, "experts have tokens that they should not have" if extra else "the right tokens are in other slots"
+    lacking = {int(ranks[each]) for each in missing} if ranks is not None else set()
+    of = f", {_ordinal(lacking.pop())} choices alone" if len(lacking) == 1 else ""
+    later = all(t < other for g, t, e in missing for a, other, b in extra if (g, e) == (a, b))
+    others = f"{'later' if later else 'other'} ones" if extra else "none"
+    return text, f"experts lack tokens{of}, and have {others} in their places"
+
+
+def _ranks(scores: Array) -> Array:
+    """The place of each expert among those of a token, 0 for the best: (groups, tokens, experts)."""
+    return np.argsort(np.stack([stable_order(group) for group in scores]), axis=2)
+
+
+def _ordinal(rank: int) -> str:
+    return {0: "1st", 1: "2nd", 2: "3rd"}.get(int(rank), f"{int(rank) + 1}th")
+
+
+def _gradient(case: Case, name: str, value: Value, got: Array, differs: Array) -> str:
+    """Where a derivative is 0 and should not be, or the other way round."""
+    if not np.isfinite(got).all():
+        return ""
+    if not got.any():
+        return f"no gradient reaches {name}: its path is cut"
+    if (value.array[differs] == 0).all():
+        return "a gradient flows where none should"
+    if got[differs].any():
+        return ""
+    of = ""
+    for stage in case.stages:
+        reference = ordered(stage, case) if "choices" in stage.options else ""
+        scores = call.golden(case)[reference].array if reference else got[:0]
+        if scores.shape == got.shape and len(ranks := set(_ranks(scores)[differs].tolist())) == 1:
+            of = f", at {_ordinal(ranks.pop())} choices alone"
+    return f"it is 0 where it differs{of}: a part of its path is cut"
+
+
+def _relations(case: Case, value: Value, got: Array, differs: Array, near: Near, slots: Value | None) -> Iterator[str]:
+    """How a wrong result is related to what is expected, the strictest relation first."""
+    want, axes = value.array, [(i, axis) for i, axis in enumerate(value.axes) if value.array.shape[i] > 1]
+    if not np.isfinite(got).all():
+        yield "it has entries that are not finite"
+        return
+    if not got[differs].any():
+        yield "it is 0 wherever it differs"
+    if (want[differs] == 0).all():
+        same = (
+            n for n, t in case.inputs.items() if t.array.shape == got.shape and near(got[differs], t.array[differs])
+        )
+        yield "only what should be 0 differs" + "".join(f", and is {name} there" for name in itertools.islice(same, 1))
+    for i, axis in axes:
+        if want.shape[i] > 2 and len(places := set(np.nonzero(differs)[i].tolist())) == 1:
+            yield f"only {one_of(axis)} {places.pop()} differs"
+    times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
+    size = "".join(
+        f", the number of {axis}" for axis in ("tokens", "experts") if near(times, _sizes(case).get(axis, 0))
+    )
+    if near(got, times * want) and (want.size > 1 or size):
+        yield f"it is {times:.4g} times what is expected{size}"
+    if slots is not None and _one_factor(
+        got, want, slots.array + _numbers(want, (1, 2)) * (slots.array.max() + 1), near
+    ):
+        yield "the weights of a token are off by one factor"
+    for i, axis in axes[::-1]:
+        if _one_factor(got, want, _numbers(want, (i,)), near):
+            yield f"it is off by a factor that is the same for every {one_of(axis)}"
+    if near(got, np.sqrt(np.abs(want))):
+        yield "it is the square root of what is expected"
+    for i, axis in axes:
+        if near(got.sum(i), 1) and not near(want.sum(i), 1):
+            yield f"it sums to 1 over {axis}"
+
+
+def _numbers(array: Array, axes: tuple[int, ...]) -> Array:
+    """A number for each place of an array, the same along some axes."""
+    shape = [1 if i in axes else n for i, n in enumerate(array.shape)]
+    return np.broadcast_to(np.arange(np.prod(shape)).reshape(shape), array.shape)
+
+
+def _one_factor(got: Array, want: Array, parts: Array, near: Near) -> bool:
+    """Whether all that has one number in `parts` is off by one factor, and something has more than one entry."""
+    top, bottom = (np.bincount(parts.ravel(), (array * want).ravel()) for array in (got, want))
+    factors = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+    return bool((np.bincount(parts[want != 0]) > 1).any()) and near(got, want * factors[parts])
