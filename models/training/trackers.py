@@ -54,24 +54,18 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
     Raises ConfigError for one that does not start. One that cannot go on with its earlier run begins a new one, and that is said.
     """
-    hooks: list[tuple[str, Any]] = []
+    hooks: dict[str, Any] = {}
     failed: set[str] = set()
 
-    def start() -> dict[str, Any]:
+    def start() -> dict[str, str]:
         file = run / NAME
-        ids = json.loads(file.read_bytes()) if begun and file.is_file() else {}
-        for name in config.logs:
-            if name in STARTS:
-                hook = _Tracked(name, config, run, ids.get(name), say)
+        ids: dict[str, str] = json.loads(file.read_bytes()) if begun and file.is_file() else {}
+        for name in (name for name in config.logs if name in STARTS or name not in TRACKERS):
+            hook = _Tracked(name, config, run, ids.get(name), say) if name in STARTS else _own(name, config, run)
+            hooks[name] = hook
+            if isinstance(hook, _Tracked):
                 ids[name] = hook.id
                 write_atomically(file, json.dumps(ids).encode())
-                hooks.append((name, hook))
-            elif name not in TRACKERS:
-                hooks.append((name, _told(name, imported("log", name), config, run)))
-                if not callable(hooks[-1][1]):
-                    raise ConfigError(
-                        f"log={name!r}: returned {hooks.pop()[1]!r}, expected a hook, a function of each step"
-                    )
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -84,9 +78,9 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
     try:
         led(B, start)
-        yield [partial(guarded, name, hook) for name, hook in hooks]
+        yield [partial(guarded, name, hook) for name, hook in hooks.items()]
     finally:
-        for name, hook in hooks:
+        for name, hook in hooks.items():
             guarded(name, getattr(hook, "close", lambda: None))
 
 
@@ -108,6 +102,13 @@ class _Tracked:
         lines = {"train": after.logged, **after.evaluations}
         if values := dict(pair for kind, line in lines.items() for pair in scalars(line, kind)):
             self._log(values, after.done)
+
+
+def _own(name: str, config: Config, run: Path) -> Hook:
+    hook: Hook = _told(name, imported("log", name), config, run)
+    if not callable(hook):
+        raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
+    return hook
 
 
 def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -141,9 +142,5 @@ def _trackio(trackio: Any, title: str, config: Config, known: str | None) -> Sta
     return name, lambda values, step: trackio.log(values, step=step), trackio.finish
 
 
-STARTS: dict[str, Callable[[Any, str, Config, str | None], Started]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "trackio": _trackio,
-}
+STARTS: dict[str, Callable[..., Started]] = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
 """What starts the run of a tracker: of its module, the title, the configuration, and what it calls an earlier one."""

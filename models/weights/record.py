@@ -48,12 +48,11 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
 
 def images_of(values: Any, where: str) -> dict[str, Any]:
     """What a file says of how a picture becomes an image. Raises CheckpointError unless it is all that, or nothing."""
-    types = {"mean": list, "std": list, "resize": int, "background": str}
-    if not isinstance(values, dict) or (values and {name: type(value) for name, value in values.items()} != types):
-        raise CheckpointError(f"{where}: expected {', '.join(types)}, got {values!r}")
-    if not all(isinstance(number, int | float) for name in ("mean", "std") for number in values.get(name, [])):
-        raise CheckpointError(f"{where}: mean, std: expected numbers, got {values!r}")
-    return values
+    try:
+        numbers = {name: [float(number) for number in values.pop(name)] for name in ("mean", "std") if values}
+        return {**numbers, "resize": int(values["resize"]), "background": str(values["background"])} if numbers else {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: expected mean, std, resize and background ({error})") from error
 
 
 def of_description(values: Mapping[str, Any], where: str) -> Config:

@@ -587,12 +587,10 @@ def test_the_lines_of_the_card_go_from_a_picture_to_its_label(fields, tmp_path, 
     assert len(labels) > 1, "the model tells pictures apart"
 
 
-def test_how_pictures_are_read_travels(tmp_path):
-    images = {"mean": [0.2], "std": [0.1], "resize": 12, "background": "white"}
-    for wrong in ({"mean": [0.2]}, {**images, "mean": ["0.2"]}, {**images, "resize": "12"}):
-        write(tmp_path / "x.safetensors", replace(tiny(), images=wrong), "moespec")
-        with pytest.raises(CheckpointError, match=r"x\.safetensors: moespec\.images: "):
-            read(tmp_path / "x.safetensors", Given())
+def test_images_that_are_not_described(tmp_path):
+    write(tmp_path / "x.safetensors", replace(tiny(), images={"mean": ["x"], "std": [0.1]}), "moespec")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: moespec\.images: expected mean, std"):
+        read(tmp_path / "x.safetensors", Given())
 
 
 @pytest.mark.parametrize("router", list(ROUTERS))
