@@ -120,8 +120,9 @@ def predict_command(
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
     read = Reader(pictures, None if html is None else {})
     split = Split(read, rows)
-    scale = {name: numbers(f"data.{name}", getattr(data, name)) for name in ("mean", "std")}
-    dataset = Dataset(folder.name, split, split, (), model.input_shape, 255, **scale)
+    scale: Any = {name: numbers(f"data.{name}", getattr(data, name)) for name in ("mean", "std")}
+    shape = (model.image_size, model.image_size, model.channels)
+    dataset = Dataset(folder.name, split, split, (), shape, 255, **scale)
     size = evaluation_size(B.sizes, model, min(BATCH, training.evaluation_batch), len(files))
     forward = compile_if(B, pays(B, -(-len(files) // size)), make_shares(B, model))
     layers = [layer.name for layer in family(model).moe_layers(model, 1)]
