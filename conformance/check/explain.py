@@ -6,7 +6,7 @@ off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,17 +31,50 @@ MOST = 6
 def explained(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
     """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
     known = {case.id: case for case in cases}
-    return [_explained(r, known[r.id]) if r.state in FAILED and r.state != "error" else r for r in results]
+    failures = [r for r in results if r.state in FAILED and r.state != "error"]
+    factors = _factors(failures, known)
+    return [_explained(r, known[r.id], factors) if r.state in FAILED and r.state != "error" else r for r in results]
 
 
-def _explained(result: CaseResult, case: Case) -> CaseResult:
-    first = result.first
-    stage, _, name = first.stage.partition("/")
+def _wrong(result: CaseResult, case: Case) -> tuple[Value, Array] | None:
+    """The first result that is wrong, what is expected and what was computed, if they can be compared."""
+    stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))
     if name not in expected or got.shape != expected[name].array.shape or got.dtype.kind not in "iufb":
+        return None
+    return expected[name], got
+
+
+def _factors(failures: Sequence[CaseResult], cases: Mapping[str, Case]) -> dict[str, str]:
+    """Of each stage whose wrong results are all multiples of what is expected, what they are multiplied by, in words."""
+    multiples: dict[str, list[tuple[float, dict[str, int]]]] = {}
+    for result in failures:
+        pair, dtype = _wrong(result, cases[result.id]), ALL_DTYPES[result.dtype]
+        if pair and pair[0].kind == "float" and dtype.roundoff <= DTYPES["float32"].roundoff:
+            want, got = pair[0].array, pair[1].astype(np.float64)
+            times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
+            same = np.isfinite(got).all() and want.any() and _near(dtype.roundoff)(got, times * want)
+            multiples.setdefault(result.first.stage, []).append((times if same else np.nan, _sizes(cases[result.id])))
+    said = {}
+    for stage, each in multiples.items():
+        if len(each) < 2:
+            continue
+        if np.isclose([times for times, _ in each], each[0][0], rtol=1e-4).all():
+            said[stage] = f"it is {each[0][0]:.4g} times what is expected"
+        for axis in ("groups", "tokens", "experts"):
+            if stage not in said and all(np.isclose(times, sizes.get(axis, 0), rtol=1e-4) for times, sizes in each):
+                said[stage] = f"it is multiplied by the number of {axis}"
+    return said
+
+
+def _explained(result: CaseResult, case: Case, factors: Mapping[str, str]) -> CaseResult:
+    first = result.first
+    stage, _, name = first.stage.partition("/")
+    pair = _wrong(result, case)
+    if pair is None:
         return result
-    value, said = expected[name], ""
+    (value, got), said = pair, factors.get(first.stage, "")
     if name == "slots" and value.axes == ("groups", "experts", "capacity") and "tokens" in _sizes(case):
         text, said = _slots(case, case.stage(stage), value, got)
         message = f"{first.message.partition('; at ')[0]}; {text}"
@@ -51,7 +84,7 @@ def _explained(result: CaseResult, case: Case) -> CaseResult:
         differs = wrong(value, got, dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype))
         near = _near(dtype.roundoff)
         if stage == "gradient":
-            said = _gradient(case, name, value, got.astype(np.float64), differs)
+            said = said or _gradient(case, name, value, got.astype(np.float64), differs)
         if not said:
             slots = _outputs(case, stage).get("slots") if name == "weights" else None
             said = next(_relations(case, value, got.astype(np.float64), differs, near, slots), "")
@@ -154,11 +187,8 @@ def _relations(case: Case, value: Value, got: Array, differs: Array, near: Near,
         if want.shape[i] > 2 and len(places := set(np.nonzero(differs)[i].tolist())) == 1:
             yield f"only {one_of(axis)} {places.pop()} differs"
     times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
-    size = "".join(
-        f", the number of {axis}" for axis in ("tokens", "experts") if near(times, _sizes(case).get(axis, 0))
-    )
-    if near(got, times * want) and (want.size > 1 or size):
-        yield f"it is {times:.4g} times what is expected{size}"
+    if want.size > 1 and near(got, times * want):
+        yield f"it is {times:.4g} times what is expected"
     if slots is not None and _one_factor(
         got, want, slots.array + _numbers(want, (1, 2)) * (slots.array.max() + 1), near
     ):

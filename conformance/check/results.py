@@ -59,11 +59,12 @@ class Match:
 
     @property
     def text(self) -> str:
-        """A sentence for the report."""
+        """A sentence for the report, after "it"."""
+        verb = "equals" if self.agree == self.of else "agrees in part with"
         notes = [f"in {self.agree} of {self.of} stages"]
         notes += [f"ledger {self.ledger}"] if self.ledger else []
         notes += [f"as in {self.who}"] if self.who else []
-        return f"{self.variant}: {self.computes} ({'; '.join(notes)})"
+        return f"{verb} the known variant {self.variant}: {self.computes} ({'; '.join(notes)})"
 
 
 @dataclass(frozen=True)

@@ -230,10 +230,12 @@ def _shown(report: Report, case: Case) -> int:
         for o in result.outcomes:
             place = f"{result.dtype} {result.mode} {o.stage}"
             print(f"{place}: {o.state}, {o.fraction:.3g} of the tolerance. {o.message}")
+        if result.explanation:
+            print(result.explanation)
         if result.state in FAILED:
             print("", code(report, result, case), sep="\n")
     for match in report.matches:
-        print(f"{match.dtype} {match.mode} equals the known variant {match.text}")
+        print(f"{match.dtype} {match.mode} {match.text}")
     return 1 if any(result.state in FAILED for result in report.results) else 0
 
 

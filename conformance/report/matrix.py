@@ -71,7 +71,7 @@ def failures(report: Report, *, everything: bool = False) -> str:
     An exception that several cases raise is one entry, with the lines of code that raised it. Of each algorithm a few are
     listed, or with `everything` all.
     """
-    known = [f"{m.algorithm} [{m.dtype} {m.mode}] equals the known variant {m.text}" for m in report.matches]
+    known = [f"{m.algorithm} [{m.dtype} {m.mode}] {m.text}" for m in report.matches]
     lines = [*known, *(f"FAIL {problem}" for problem in report.problems)]
     grouped = causes(report)
     said = sorted((cause for cause in grouped if cause.in_words), key=lambda cause: -len(cause.results))

@@ -84,8 +84,8 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """All pages, routers first, in the order of the specification."""
-    return sorted(map(Page, ALGORITHMS.values()), key=lambda page: page.router is None)
+    """All pages, routers first, each by the names that people write."""
+    return sorted(map(Page, ALGORITHMS.values()), key=lambda page: (page.router is None, page.names[0].lower()))
 
 
 def home() -> dict[str, str]:

@@ -144,9 +144,12 @@ def run_examples(path: Path, text: str) -> None:
 
 
 def _local(text: str) -> str:
-    """A page of docs/ as a page of the site: a link to a file of the repository is the name of that file."""
-    return re.sub(
-        r"\[([^\]]*)\]\(\.\./[^)]*\)",
-        r"`\1`",
-        text.replace("[implementations.md](implementations.md)", "[the ledger](ledger.md)"),
-    )
+    """A page of docs/ as a page of the site: a link to a file of the repository is the name of that file, and one to a page that has
+    the name of its file has its title."""
+    text = re.sub(r"\[[^\]]*\]\(implementations\.md\)", "[the ledger](ledger.md)", text)
+    text = re.sub(r"\[([\w-]+\.md)\]\(\1\)", lambda link: f"[{_title(DOCS / link[1])}]({link[1]})", text)
+    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"`\1`", text)
+
+
+def _title(page: Path) -> str:
+    return page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")

@@ -41,7 +41,7 @@ SAID = [
     ("token_choice/gradient", second_choices_detached, f"token_choice/slots, token_choice/weights right; {CUT}"),
     ("softmax_affinity/gradient", divisor_detached, "right; gradient/logits wrong: all values are right, so a part of"),
     ("expert_choice/two_slots", reversed_slots, "the right tokens are in other slots"),
-    ("z_loss/values", lambda logits: 6 * numpy.z_loss(logits), "6 times what is expected, the number of tokens"),
+    ("z_loss/values", lambda logits: 6 * numpy.z_loss(logits), ""),
     ("z_loss/one_expert", lambda logits: numpy.z_loss(logits[:1]), ""),
 ]
 
@@ -56,3 +56,18 @@ def test_what_is_wrong_is_said(id, function, said):
 def test_a_slot_is_named_with_the_choice_that_is_expected_in_it():
     (result,) = explained(results_of(replaced(token_choice=first_choices_alone), [BY_ID[FIRST]]), [BY_ID[FIRST]])
     assert result.first.message.endswith("; group 0, expert 2, slot 0: empty, expected token 2 (its 2nd choice)")
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [
+        (lambda scores: 3, "it is 3 times what is expected"),
+        (lambda scores: scores.shape[2], "it is multiplied by the number of experts"),
+        (lambda scores: 2 + scores.max(), ""),
+    ],
+)
+def test_a_factor_is_said_that_all_cases_have(factor, said):
+    cases = [BY_ID[f"balance_loss/{name}"] for name in ("collapsed", "four_experts")]
+    wrong = replaced(balance_loss=lambda scores, **how: factor(scores) * numpy.balance_loss(scores, **how))
+    results = explained(results_of(wrong, cases), cases)
+    assert {result.explanation.partition("wrong: ")[2] for result in results} == {said}

@@ -274,7 +274,7 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
 @pytest.mark.parametrize("option", ["--html", "--badge"])
 def test_no_place_to_write(run, tmp_path, option):
     os.mkfifo(tmp_path / "pipe")
-    places = {tmp_path / "none/x": "there is no folder", tmp_path: "is a folder", tmp_path / "pipe": "is no file"}
+    places = {tmp_path / "none/x": "there is no folder", tmp_path: "is a folder", tmp_path / "pipe": "is not a file"}
     for path, why in places.items():
         status, _, said = run("report", "x.json", option, path)
         assert status == 2
@@ -383,7 +383,7 @@ def test_a_known_variant_is_named_with_its_question():
     assert "mean_of_squares: squares the mean (in 1 of 2 stages; ledger TC-2; as in nobody)" in shown
     assert LEDGER["TC-2"].question in shown
     assert text.count("squares the mean") == 3  # in the summary, over the failures, and in the dtype that fails
-    assert "z_loss [float32 eager] equals the known variant mean_of_squares: squares the mean" in matrix.summary(ALL)
+    assert "z_loss [float32 eager] agrees in part with the known variant mean_of_squares: squares" in matrix.summary(ALL)
 
 
 def test_each_stage_is_linked_to_where_it_is_specified():
