@@ -121,7 +121,7 @@ def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
 
     _check_module(module)
     examples = example if isinstance(example, tuple) else (example,)
-    kinds = [tuple(tensor.shape) if isinstance(tensor, Tensor) else tensor for tensor in examples]
+    kinds = [tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__ for tensor in examples]
     if not kinds or any(not isinstance(kind, tuple) or not kind or kind[0] < 1 for kind in kinds):
         raise ConfigError(f"example: expected a tensor (images, ...) or a tuple of such, got {kinds}")
     layers = [child for child in module.modules() if isinstance(child, Reporting)]

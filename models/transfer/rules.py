@@ -81,9 +81,12 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         ):
             found[name] = _new(name, fresh, result)
         else:
-            raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {name} starts it anew")
+            where = "moe/router/" if "/moe/router/" in name else name
+            raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} starts it anew")
     if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
-        raise ConfigError(f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter")
+        raise ConfigError(
+            f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter; --init-skip {left[0]} leaves it out"
+        )
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
 
 

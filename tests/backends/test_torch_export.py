@@ -70,7 +70,7 @@ def test_pt2_of_a_module(vit):
 @pytest.mark.parametrize(
     ("example", "options", "message"),
     [
-        ([1, 6, 6], {}, r"example: expected a tensor \(images, ...\) or a tuple of such, got \[\[1, 6, 6\]\]"),
+        ([1, 6, 6], {}, r"example: expected a tensor \(images, ...\) or a tuple of such, got \['list'\]"),
         ((EXAMPLE[0][:0], EXAMPLE[1]), {}, "example: expected a tensor"),
         (EXAMPLE[0], {}, r"example: Vit cannot be run on \(6, 1, 6, 6\) float32: .* 'factor'"),
         (EXAMPLE, {"multiple": 0}, "multiple=0: expected an integer >= 1"),

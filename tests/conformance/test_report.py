@@ -383,7 +383,9 @@ def test_a_known_variant_is_named_with_its_question():
     assert "mean_of_squares: squares the mean (in 1 of 2 stages; ledger TC-2; as in nobody)" in shown
     assert LEDGER["TC-2"].question in shown
     assert text.count("squares the mean") == 3  # in the summary, over the failures, and in the dtype that fails
-    assert "z_loss [float32 eager] agrees in part with the known variant mean_of_squares: squares" in matrix.summary(ALL)
+    assert "z_loss [float32 eager] agrees in part with the known variant mean_of_squares: squares" in matrix.summary(
+        ALL
+    )
 
 
 def test_each_stage_is_linked_to_where_it_is_specified():

@@ -113,7 +113,11 @@ def test_views_are_of_the_same_images_and_drawn_apart() -> None:
 
 def test_views_have_noise_of_their_own() -> None:
     model, dataset = ModelConfig(router="noisy_top_k", patch_size=4), load("digits", "")
-    config = resolve(Config(objective="moco", model=model, training=TrainingConfig(batch=4)), dataset, "numpy")
+    config = resolve(
+        Config(objective="moco", data=DataConfig(flip=True), model=model, training=TrainingConfig(batch=4)),
+        dataset,
+        "numpy",
+    )
     batch = Batches(B, config, dataset)(3)
     first, second = (batch[view]["random"] for view in ("first", "second"))
     assert not set(map(tuple, first.tolist())) & set(map(tuple, second.tolist()))
@@ -124,6 +128,6 @@ def test_spread() -> None:
 
 
 def test_a_head_cannot_be_evaluated(tmp_path: Path, said: Any) -> None:
-    (tmp_path / "own.toml").write_text('objective = "moco"\n[evaluation.real]\nevery = 2\n')
+    (tmp_path / "own.toml").write_text('objective = "moco"\n[data]\nflip = true\n[evaluation.real]\nevery = 2\n')
     words = ["train", "--config", str(tmp_path / "own.toml"), "--backend", "torch", "--training.steps", "2"]
     assert "evaluation.real.kind='head': the model has no head" in said([*words, "--run", str(tmp_path / "run")], 2)

@@ -214,6 +214,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
     ("--objective moco --moco.temperature 0", ("moco.temperature=0.0: expected",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 concerns nothing here: the objective has no targets",)),
+    ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
     ("--objective moco --lit.scale 3", ("lit.scale=3.0 concerns nothing here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),

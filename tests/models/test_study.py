@@ -260,7 +260,7 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     own, out = tmp_path / "own.toml", tmp_path / "out"
     own.write_text('[evaluation.shots]\nkind = "few_shot"\nshots = [2]\nseeds = 1\nevery = 1\n')
     words = ["study", "--routers", "soft_moe", "--config", str(own), *runs.flags, "--objective", "moco", "--seeds", "1"]
-    words += f"--training.steps 2 --moco.hidden 8 --moco.output 4 --out {out} --backend torch".split()
+    words += f"--training.steps 2 --moco.hidden 8 --moco.output 4 --data.flip --out {out} --backend torch".split()
     for measure in ([], ["--measure", "shots/shots_10/accuracy"]):
         wrong = said([*words, *measure], 2)
         assert f"measure={['', *measure][-1]!r}: expected one of shots/shots_2/acc" in wrong

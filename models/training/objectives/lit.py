@@ -28,7 +28,6 @@ from moespec.models import text
 from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import pairs_of_step
-from moespec.models.data.options import DataConfig
 from moespec.models.data.tokens import check_vocabulary, encode, tokenizer_of
 from moespec.models.errors import CheckpointError
 from moespec.models.evaluation.evaluate import evaluation_size, features
@@ -41,7 +40,7 @@ from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, trained
+from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, trained
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -49,8 +48,6 @@ __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 
 Array = Any
 FEATURES, DIGEST = "features.safetensors", "sha256"
-AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
-"""The fields of `data` that change an image from step to step."""
 COMPARED = 8
 """Images whose features are computed again when a run goes on."""
 
@@ -187,10 +184,7 @@ def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: P
 
 def _cached(config: Config) -> bool:
     """Whether the features of the images are those of a locked tower, the same in each step."""
-    plain = DataConfig()
-    return config.lit.locked and all(
-        getattr(config.data, name) == getattr(plain, name) for name in AUGMENTATION.split()
-    )
+    return config.lit.locked and is_plain(config.data)
 
 
 def _read(config: Config, dataset: Dataset) -> Dataset:

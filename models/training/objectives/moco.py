@@ -34,7 +34,8 @@ from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, trained
+from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, is_plain, trained
+from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
 __all__ = ["MOCO"]
@@ -124,6 +125,10 @@ def _evaluation(
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The optimiser keeps the average that makes keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
+    if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
+        raise ConfigError(
+            "data: without augmentation the two views of an image are the same; see --data.crop, --data.flip, --data.blur"
+        )
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
     rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))

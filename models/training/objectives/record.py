@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
 from moespec.models.data.dataset import Dataset
+from moespec.models.data.options import DataConfig
 from moespec.models.draws import gating_noise
 from moespec.models.families import Config as Model
 from moespec.models.families import Tower, family
@@ -15,7 +16,9 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "trained"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", "trained"]
+
+AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
 Loss = Callable[..., tuple[Any, dict[str, Any]]]
 """`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
@@ -43,6 +46,11 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
     output: Output = module.forward(B, tower, params, inputs, **how)
     return output
+
+
+def is_plain(data: DataConfig) -> bool:
+    """Whether images are the same in each step: no field that changes them is set."""
+    return all(getattr(data, name) == getattr(DataConfig(), name) for name in AUGMENTATION.split())
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
