@@ -96,7 +96,8 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
     if run is None:
         return replace(config, model=model, init=path)
     with suppress(ConfigError):  # it is not installed
-        config = replace(config, backend=choose_backend(run.backend)[0])
+        choose_backend(run.backend)
+        config = replace(config, backend=run.backend)
     if other_data:
         data = replace(config.data, mean=run.data.mean, std=run.data.std)
         return replace(config, model=model, data=data, init=path)
