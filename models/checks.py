@@ -4,7 +4,7 @@ import difflib
 import importlib
 import os
 import types
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -13,12 +13,14 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
+    "OWN",
     "Natural",
     "Number",
     "Share",
     "check_fields",
     "check_names",
     "check_output",
+    "check_sources",
     "check_value",
     "described",
     "imported",
@@ -27,6 +29,11 @@ __all__ = [
 Natural = Annotated[int, Range(0, 10**18)]
 Number = Annotated[int, Range(1, 10**18)]
 Share = Annotated[float, Range(0, 1, below=False)]
+OWN = (
+    *("checkpoints", "config.toml", "classes.json", "metrics.jsonl", "tensorboard", "features.safetensors"),
+    "trackers.json",
+)
+"""What a run without a report may have in its folder."""
 
 
 def check_fields(section: str, config: Any) -> None:
@@ -86,8 +93,11 @@ def described(hint: Any, none: str | None = None) -> str:
     return words.get(hint, none or "")
 
 
-def check_output(name: str, path: Path) -> None:
-    """RunError, which names the option `name`, unless a file can be written at `path`."""
+def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:
+    """RunError, which names the option `name`, unless a file can be written at `path`, and takes the place of nothing that is needed.
+
+    endings: those that its name may have, if not any. sources: files and folders that are read. No file of any run is replaced.
+    """
     if "\0" in str(path) or not path.parent.is_dir():
         raise RunError(f"{name}={str(path)!r}: there is no folder {str(path.parent)!r}")
     if path.is_dir():
@@ -96,3 +106,20 @@ def check_output(name: str, path: Path) -> None:
         raise RunError(f"{name}={str(path)!r}: is not a file that can be replaced")
     if not os.access(path.parent, os.W_OK):
         raise RunError(f"{name}={str(path)!r}: its folder cannot be written to")
+    if endings and path.suffix.lower() not in endings:
+        raise RunError(f"{name}={str(path)!r}: expected a name that ends in {' or '.join(endings)}")
+    check_sources(name, path, sources)
+    whole = path.resolve()
+    for folder in whole.parents:
+        begun = (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir()
+        if begun and whole.relative_to(folder).parts[0] in (*OWN, "report.html"):
+            raise RunError(f"{name}={str(path)!r}: is a file of the run {str(folder)!r}")
+
+
+def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
+    """RunError if `path` is one of `sources`, or is there and in a folder that is one; beside a run's own files there may be others."""
+    whole = path.resolve()
+    for source in (each.resolve() for each in sources if "\0" not in str(each)):
+        within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()
+        if whole == source or within:
+            raise RunError(f"{name}={str(path)!r}: is read, and would be replaced")

@@ -80,9 +80,9 @@ class FinetuneArguments(Configured):
 
     moespec finetune runs/x --data folder --data.path photos --model.image-size 384; moespec finetune runs/dense --model.moe
     every_2 --router softmax_expert_choice --experts 8 upcycles a dense model. The model is the source's. So are, of a run
-    and without --data, the section data, the size of the images and the evaluations; with --data, mean and deviation. A file or
-    a folder of the hub has no data: it needs --data. What is set here takes the place of all these; everything else is as
-    in train. `moespec train --init SOURCE` takes the weights alone.
+    and without --data, the section data, the size of the images and the evaluations; with --data, mean and deviation; and its
+    backend, where that is installed. A file or a folder of the hub has no data: it needs --data. What is set here takes the
+    place of all these; everything else is as in train. `moespec train --init SOURCE` takes the weights alone.
     """
 
     source: Positional[str]
@@ -225,7 +225,7 @@ class PredictArguments:
 
     moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
     cannot be read are named and left out. Each is routed alone, so that what is said of it does not depend on the others.
-    The page is one file, a gallery with the most certain first.
+    The page is one file, a gallery with the least certain first, which are those to look at.
     """
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -498,8 +498,6 @@ def _inspect(arguments: list[str]) -> None:
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
     run, out = Path(parsed.run), parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
-    if Path(out).suffix != ".png":
-        raise ConfigError(f"out={out!r}: expected a name that ends in .png, which the picture is")
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

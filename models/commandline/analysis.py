@@ -36,7 +36,7 @@ COLUMNS = (
 def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | None) -> None:
     """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
     values = out.with_suffix(".json")
-    check_output("out", out)
+    check_output("out", out, [".png"])
     check_output("out", values)
     loaded = load_run(run, backend, step)
     B, dataset = loaded.backend, loaded.dataset

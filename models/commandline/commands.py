@@ -13,7 +13,7 @@ from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, png, prediction
-from moespec.models.commandline.parsing import printable
+from moespec.models.commandline.parsing import on_one_line
 from moespec.models.commandline.report import write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
@@ -53,6 +53,7 @@ __all__ = [
     "evaluate_command",
     "hash_table_command",
     "inspect_command",
+    "left_out",
     "load_run",
     "scan_command",
     "train_command",
@@ -202,33 +203,51 @@ def evaluate_command(
 def inspect_command(
     run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | None
 ) -> None:
-    """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers."""
+    """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers.
+
+    Images of a folder that cannot be read are left out, and named at the end.
+    """
     targets = {image: out}
     if image.is_dir():
-        files = find_pictures(image)
+        files, notes = find_pictures(image)
+        print(*notes, sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
             raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
     for target in targets.values():
-        check_output("out", target)
+        check_output("out", target, [".png"], targets)
     loaded = load_run(run, backend, step)
     model, dataset = model_config(loaded.config.model), loaded.dataset
     data, B = loaded.config.data, loaded.backend
     look: Any = {"channels": model.channels, "resize": data.resize, "background": data.background}
     route, params = make_route(B, model), B.from_numpy(loaded.params)
+    wrong: list[str] = []
     for source, target in targets.items():
-        pixels = read_image(source, model.image_size, **look)
+        try:
+            pixels = read_image(source, model.image_size, **look)
+        except DataError as error:
+            wrong.append(on_one_line(str(error)))
+            continue
         logits, routings = route(params, replace(dataset, maximum=255).normalize(pixels))
         guess = prediction(logits, dataset.classes, loaded.config.training.loss)
         title = f"{source.name}{guess}; {_label(loaded.config)}, step {loaded.step}"
         write_atomically(target, png(draw(pixels, 255, title, routings, panels)))
-        of = f" of {printable(source.name)}" if len(targets) > 1 else ""
+        of = f" of {on_one_line(source.name)}" if len(targets) > 1 else ""
         print(f"{target}: {len(routings)} MoE layers{of}{guess}")
+    print(*left_out(image, wrong, len(targets)), sep="\n  ", end="\n" * bool(wrong))
+
+
+def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
+    """Lines on the pictures, of so many of a folder, that cannot be read, if any. Raises DataError if it is all of them."""
+    if len(wrong) == count:
+        raise DataError(f"{path}: none of {count} pictures can be read: {wrong[0]}" if path.is_dir() else wrong[0])
+    are = "is" if len(wrong) == 1 else "are"
+    return [f"{len(wrong)} of {count} pictures cannot be read and {are} left out:", *wrong] if wrong else []
 
 
 def hash_table_command(config: Config, out: Path) -> None:
     """Makes the codebook and tables that the router of a model needs, and writes them to a file."""
-    check_output("out", out)
+    check_output("out", out, [".safetensors"])
     dataset = load_data(config)
     config = resolve(config, dataset, "numpy")
     model = model_config(config.model)

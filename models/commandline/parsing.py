@@ -24,7 +24,7 @@ from moespec.models.training.configfile import flat
 from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Settings", "parse", "printable"]
+__all__ = ["Settings", "on_one_line", "parse", "printable"]
 
 Arguments = TypeVar("Arguments")
 
@@ -32,6 +32,11 @@ Arguments = TypeVar("Arguments")
 def printable(text: str) -> str:
     """The text with escapes for what a terminal obeys or cannot show, such as NUL in the name of a file."""
     return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+def on_one_line(text: str) -> str:
+    """As `printable`, with an escape for the end of a line, too, as the name of a file may have."""
+    return printable(text).replace("\n", "\\n")
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
             place = str(getattr(sys.exc_info()[1], "arg", "")).removeprefix("settings").strip(".").replace("-", "_")
             return f"{place}.{event.message}" if place and not event.message.startswith(place) else str(event.message)
         case "InstantiationFailure" | "InvalidChoice":
-            value = _words_after(argument.lowered.name_or_flags, arguments)
+            value = getattr(event, "value", None) or _words_after(argument.lowered.name_or_flags, arguments)
             return f"{_name(argument)}={value!r}: expected {described(argument.field.type_stripped)}"
         case "BadValue":
             return f"{_name(argument)}: its value is missing"
@@ -145,10 +150,10 @@ def _name(argument: Any) -> str:
 
 
 def _words_after(flags: Sequence[str], arguments: Sequence[str]) -> str:
-    """What the last of the flags on a command line is given, or without one of them the last word."""
+    """What the last of the flags on a command line is given, or without one of them all up to the next."""
     words = list(arguments)
-    place = max((i for i, word in enumerate(words) if word.partition("=")[0].replace("_", "-") in flags), default=-2)
-    if "=" in words[place]:
+    place = max((i for i, word in enumerate(words) if word.partition("=")[0].replace("_", "-") in flags), default=-1)
+    if place >= 0 and "=" in words[place]:
         return words[place].partition("=")[2]
     end = next((i for i, word in enumerate(words[place + 1 :], place + 1) if word.startswith("--")), len(words))
     return " ".join(words[place + 1 : end])

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
 from moespec.models.checks import check_output
-from moespec.models.commandline.commands import configuration
+from moespec.models.commandline.commands import configuration, left_out
 from moespec.models.commandline.inspection import alone
-from moespec.models.commandline.parsing import printable
+from moespec.models.commandline.parsing import on_one_line
 from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.folder import find_pictures
@@ -82,7 +82,7 @@ class Reader:
             try:
                 picture = self.pictures.picture(index)
             except DataError as error:
-                self.wrong[index] = printable(str(error))
+                self.wrong[index] = on_one_line(str(error))
                 continue
             image[...] = middle(picture, size, self.pictures.resize).reshape(image.shape)
             if self.small is not None:
@@ -104,8 +104,9 @@ def predict_command(
         raise ConfigError(f"top={top!r}: expected an integer >= 1")
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
-            check_output(name, path)
-    files = find_pictures(folder)
+            check_output(name, path, [f".{name}"], [folder] * folder.is_file())
+    files, notes = find_pictures(folder)
+    print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
         raise ConfigError(f"html={str(html)!r}: {len(files)} pictures, a page has at most {GALLERY}; --csv has all")
     directory, config = configuration(run)
@@ -115,7 +116,7 @@ def predict_command(
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={config.objective!r})")
     B = load_backend(choose_backend(backend or config.backend)[0])
     params, found = trained_params(directory, config, step=step)
-    names = [printable(name) for name in directory.classes() or load_data(config).classes]
+    names = [on_one_line(name) for name in directory.classes() or load_data(config).classes]
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
     read = Reader(pictures, None if html is None else {})
@@ -141,26 +142,25 @@ def predict_command(
                 classes = [(names[label], float(probabilities[label])) for label in best]
                 picture = (read.small or {}).get(index, b"")
                 routed = dict(zip(layers, experts, strict=True))
-                predictions.append(Prediction(printable(files.names[index]), classes, routed, picture))
+                predictions.append(Prediction(on_one_line(files.names[index]), classes, routed, picture))
         check(B)
     wrong = [read.wrong[index] for index in sorted(read.wrong)]
-    if not predictions:
-        raise DataError(f"{folder}: none of {len(files)} pictures can be read: {wrong[0]}")
+    unread = left_out(folder, wrong, len(files))
     seconds = time.monotonic() - start
     count = f"{len(predictions)} picture{'s' * (len(predictions) > 1)}"
     model_of = f"{run}, step {found} of {config.training.steps}"
-    print(f"{printable(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
+    print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
     counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in predictions).most_common())
     print(f"read as: {counts}", *table(predictions), sep="\n")
     if csv is not None:
         write_atomically(csv, _csv(predictions).encode())
     if html is not None:
-        facts = {"model": model_of, "pictures": f"{count} of {printable(str(folder))}", "read as": counts}
-        write_atomically(html, _page(predictions, facts, wrong).encode())
+        facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
+        title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
+        write_atomically(html, _page(title, predictions, facts, wrong).encode())
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
-    if wrong:
-        print(f"{len(wrong)} of {len(files)} pictures cannot be read and are left out:", *wrong, sep="\n  ")
+    print(*unread, sep="\n  ", end="\n" * bool(wrong))
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
@@ -230,10 +230,10 @@ def _cell(text: str) -> str:
     return f"'{text}" if normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@")) else text
 
 
-def _page(predictions: Sequence[Prediction], facts: dict[str, str], wrong: Sequence[str]) -> str:
-    """A gallery, the most certain first."""
-    ordered = sorted(predictions, key=lambda one: -one.classes[0][1])
+def _page(title: str, predictions: Sequence[Prediction], facts: dict[str, str], wrong: Sequence[str]) -> str:
+    """A gallery, the least certain first, as in the terminal."""
+    ordered = sorted(predictions, key=lambda one: one.classes[0][1])
     busiest = [{layer: _busiest(shares) for layer, shares in one.experts.items()} for one in ordered]
     content = [base64.b64encode(one.picture).decode() for one in ordered]
     pictures = list(zip(ordered, busiest, content, strict=True))
-    return render("predictions.html.jinja", title="Predictions", facts=facts, pictures=pictures, wrong=wrong)
+    return render("predictions.html.jinja", title=title, facts=facts, pictures=pictures, wrong=wrong)

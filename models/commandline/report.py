@@ -90,7 +90,7 @@ def write_report(
         made = predictions(B, forward, arrays, dataset, batch=batch, kind=steps.loss)
     page = render(
         "run.html.jinja",
-        title="Report of a run",
+        title=f"Report of {run.resolve().name}",
         facts=facts,
         classes=None if made is None else _classes(made, dataset),
         mistakes=[] if made is None else _mistakes(made, dataset),

@@ -15,7 +15,7 @@ import numpy as np
 from moespec.models.data.changes import check_changes
 from moespec.models.data.cifar import KINDS, load_cifar
 from moespec.models.data.dataset import Dataset, read_names
-from moespec.models.data.folder import find_folder
+from moespec.models.data.folder import directories, find_folder
 from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
@@ -107,7 +107,7 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        only_val = whole and name == "folder" and [one.name for one in path.glob("[!.]*") if one.is_dir()] == ["val"]
+        only_val = whole and name == "folder" and path.is_dir() and directories(path) == [path / "val"]
         classes, part, held = PICTURES[name](path / "val" if only_val else path)
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from moespec.models.data.captions import LONGEST, Captions, caption, listed
-from moespec.models.data.folder import ENDINGS
+from moespec.models.data.folder import ENDINGS, hidden
 from moespec.models.data.hub import CAPTION, find_hub
 from moespec.models.data.pictures import Folder
 from moespec.models.data.picturesets import Part
@@ -56,7 +56,8 @@ def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 
 def _of_folder(folder: Path) -> Part:
-    pictures = sorted(file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    named = (file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS)
+    pictures = sorted(file for file in named if file.is_file() and not hidden(file.relative_to(folder)))
     if not pictures:
         raise DataError(f"{folder}: no images in it (endings {', '.join(sorted(ENDINGS))})")
     files = Folder(folder, [str(file.relative_to(folder)) for file in pictures])

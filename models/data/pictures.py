@@ -175,7 +175,7 @@ def _opened(name: str, source: Path | BinaryIO, advice: str = "") -> Iterator[Im
         raise
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         # The text has the address of what was opened, which is another one each time.
-        text = f"cannot identify image file {name!r}" if isinstance(error, UnidentifiedImageError) else error
+        text = "of no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 

@@ -35,11 +35,15 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Part:
-    """The files of a part of a data set and their labels, or with captions the number of the picture that each pair has."""
+    """The files of a part of a data set and their labels, or with captions the number of the picture that each pair has.
+
+    notes: what is to be said of how they were found.
+    """
 
     files: Files
     labels: NDArray[np.int64]
     captions: Captions | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_pictures(
@@ -60,7 +64,7 @@ def load_pictures(
         if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
             raise DataError(f"{source}: a class has no image left when {share} of them are held out")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
-    chosen, notes = [], []
+    chosen, notes = [], [*part.notes, *(() if held is part else held.notes)]
     lost: list[str] = []
     clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
@@ -75,10 +79,11 @@ def load_pictures(
         chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        notes.append(f"{len(lost)} files are broken and left out: {', '.join(lost[:SHOWN])}{more}")
+        files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
+        notes.append(f"{files_are} broken and left out: {', '.join(lost[:SHOWN])}{more}")
     if clear:
         behind = f"{config.background} is behind them (data.background)"
-        notes.append(f"{clear} pictures may be transparent in places; {behind}")
+        notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")
     empty = set(range(len(classes))) - set(chosen[0][1].tolist())
     if empty or not all(len(each[1]) for each in chosen):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"

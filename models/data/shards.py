@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from moespec.models.data.captions import LONGEST, Captions, caption
 from moespec.models.data.dataset import numbered_classes
-from moespec.models.data.folder import ENDINGS
+from moespec.models.data.folder import ENDINGS, hidden
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 from moespec.models.files import write_atomically
@@ -126,7 +126,7 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
     try:
         with tarfile.open(path, "r:") as file:
             for member in file:
-                if not member.isfile():
+                if not member.isfile() or hidden(Path(member.name)):
                     continue
                 head, slash, base = member.name.rpartition("/")
                 stem, dot, ending = base.partition(".")

@@ -49,8 +49,9 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
     target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
     kind = FORMATS[format]
-    for path in (target, *([target.with_name(f"{target.name}{DESCRIPTION}")] if format == "stablehlo" else [])):
-        check_output("out", path)
+    check_output("out", target, [f".{format}"], [source])
+    if format == "stablehlo":
+        check_output("out", target.with_name(f"{target.name}{DESCRIPTION}"))
     if kind is None:
         convert_command([source, target], to_format="moespec", step=step)
         return

@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
 from moespec.models.files import write_atomically
 from moespec.models.training import checkpoint, configfile, length, unchanged
@@ -30,8 +31,6 @@ __all__ = ["RunDirectory"]
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
 ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
-OWN = ("checkpoints", CONFIG, CLASSES, "metrics.jsonl", "tensorboard", "features.safetensors", "trackers.json")
-"""What a run without a checkpoint may have in its folder."""
 
 
 class RunDirectory:

@@ -1,5 +1,6 @@
 """What a run that has `init` starts with, and the model that fine-tuning takes over from its source."""
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from moespec.models.training.config import Config, ModelConfig
 from moespec.models.training.configfile import digits
 from moespec.models.training.hash_tables import initial_params
 from moespec.models.training.objectives.table import besides
-from moespec.models.training.resolve import model_config
+from moespec.models.training.resolve import choose_backend, model_config
 from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.transfer.rules import transferred
 from moespec.models.weights.formats import Given, read
@@ -87,13 +88,16 @@ def _summary(given: list[str]) -> str:
 
 
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
-    """The configuration with the model of the weights at `path`, from which it starts, and, of a run, with its data.
+    """The configuration with the model of the weights at `path`, from which it starts, and, of a run, with its data and backend.
 
     other_data: data are given, so that of the run's only mean and deviation are taken over, which its weights are used to.
     """
     model, run = model_of(source(path)), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
+    with suppress(ConfigError):  # it is not installed
+        choose_backend(run.backend)
+        config = replace(config, backend=run.backend)
     if other_data:
         data = replace(config.data, mean=run.data.mean, std=run.data.std)
         return replace(config, model=model, data=data, init=path)

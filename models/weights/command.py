@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moespec.models.checks import check_output
+from moespec.models.checks import check_output, check_sources
 from moespec.models.families import family
 from moespec.models.weights.average import average as averaged
 from moespec.models.weights.files import read_json
@@ -43,7 +43,10 @@ def convert_command(
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
     to_format = to_format or _by_name(target)
     if to_format not in ("hub", "huggingface"):
-        check_output("target", target)
+        check_output("target", target, sources=sources)
+    else:
+        for path in (target, target / "model.safetensors"):
+            check_sources("target", path, sources)
     request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
     one = partial(read, given=request, name=from_format)
     with warnings.catch_warnings(record=True) as notes:

@@ -245,15 +245,20 @@ def test_wrong_arguments_are_told_before_anything_is_read(tmp_path, monkeypatch)
         export(nothing, "tflite", tmp_path / "x")
     with pytest.raises(RunError, match="is a folder"):
         export(nothing, "pt2", tmp_path)
-    with pytest.raises(RunError, match="there is no folder"):
-        export(nothing, "pt2", tmp_path / "a" / "x.pt2")
+    for out, message in (
+        ("a/x.pt2", "there is no folder"),
+        ("x.jpg", r"ends in \.pt2"),
+        ("nothing.pt2", "is read, and"),
+    ):
+        with pytest.raises(RunError, match=message):
+            export(tmp_path / "nothing.pt2", "pt2", tmp_path / out)
     find = importlib.util.find_spec
     for format, package, backend in (("onnx", "onnxscript", "torch"), ("stablehlo", "flatbuffers", "jax")):
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name, lost=package: None if name == lost else find(name)
         )
         with pytest.raises(ConfigError, match=rf"{package} is not installed.*moespec\[export,{backend}\]"):
-            export(nothing, format, tmp_path / "x")
+            export(nothing, format, tmp_path / f"x.{format}")
 
 
 @pytest.mark.parametrize("format", ["onnx", "stablehlo"])
@@ -261,7 +266,7 @@ def test_parameters_of_2_gb_are_an_error_before_there_is_a_file(format, tmp_path
     source = written(tmp_path / "x.safetensors", "soft_moe")
     monkeypatch.setattr(command, "LARGEST", 1000)
     with pytest.raises(ConfigError, match="parameters are more than its files of 2 GB hold"):
-        export(source, format, tmp_path / "x.out")
+        export(source, format, tmp_path / f"x.{format}")
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
@@ -276,7 +281,7 @@ def test_a_model_that_routes_a_whole_batch_together(format, tmp_path):
     source = tmp_path / "x.safetensors"
     write_file(source, Weights(whole, sparse_mlp.init(whole), {}))
     with pytest.raises(ConfigError, match=f"format='{format}': the model routes all images of a batch together"):
-        export(source, format, tmp_path / "y")
+        export(source, format, tmp_path / f"y.{format}")
     grouped = replace(whole, group_size=2 * whole.sparse_width, group_images=3)
     write_file(source, Weights(grouped, drawn(sparse_mlp.init(grouped)), {}))
     assert fewest_images(grouped) == 6

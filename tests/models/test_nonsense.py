@@ -270,7 +270,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("trian", ("'trian'",)),
     ("", ("''",)),
     ("--version?", ("version?",)),
-    ("hash-table --out x --router soft_moe", ("router='soft_moe'",)),
+    ("hash-table --out x.safetensors --router soft_moe", ("router='soft_moe'",)),
     # Files of data, of which test_datasets and test_sources have what else may be wrong with them.
     ("train --run run --data npz --data.path {}/cut.npz", ("cut.npz", "not a readable .npz")),
     ("train --run run --data npz --data.path {}/run", ("run", "there is no such file")),
@@ -435,6 +435,8 @@ WRONG = {
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
     "launch -n two train": "processes='two': expected an integer",
+    "list router": "what='router': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
+    "list a b": "what='a': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
     "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
     "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
     "inspect x --step": "step: its value is missing",

@@ -61,7 +61,9 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     monkeypatch.setattr("moespec.models.commandline.predict.BATCH", 2)  # so that the third batch is filled up
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
-    assert "3 pictures in" in shown
+    assert shown.startswith(
+        f"{folder}/new: 1 file with another ending is left out: .txt 1\n{folder}/new: 3 pictures in"
+    )
     assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
@@ -85,6 +87,8 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     assert (row["image"], row["class_1"]) == ("<b>x.jpg", rows[1]["class_1"])
     assert float(row["block_1_share"]) == pytest.approx(float(rows[1]["block_1_share"]), abs=1e-5), "also by torch"
     assert "class_2" not in row
+    shutil.copy(folder / "new/=1+1.png", tmp_path / "a\nb.png")
+    assert "\na\\nb.png  " in said(["predict", str(run), str(tmp_path / "a\nb.png")])
 
 
 def test_images_of_sparse_mlp_are_alone_in_a_batch() -> None:
@@ -106,7 +110,8 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
         float(each) for each in re.findall(r'<figcaption>\s*<div[^>]*><span>.*?</span> <meter value="(.*?)"', page)
     ]
     assert len(shares) == 3
-    assert shares == sorted(shares, reverse=True)
+    assert shares == sorted(shares)
+    assert "<title>new as read by run</title>" in page
     assert "&lt;b&gt;bright" in page
     assert "<b>" not in page
     assert "short.jpg" in page.split("Not read")[1]
@@ -139,6 +144,8 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
         ([str(bare), new, "--top", "0"], "top=0: expected an integer >= 1"),
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
         ([str(bare), new, "--html", str(tmp_path)], "is a folder"),
+        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
+        ([str(bare), new, "--html", f"{run}/report.html"], f"is a file of the run '{run}'"),
         ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 pictures, a page has at most 4"),
     ):
         assert message in (error := said(["predict", *words], 2))
@@ -147,6 +154,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
     assert "has no head, so no classes (objective='classification')" in said(["predict", str(bare), new], 2)
     shutil.copytree(folder / "new", tmp_path / "broken", ignore=shutil.ignore_patterns("below", "=*"))
     assert "none of 2 pictures can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
+    assert said(["predict", str(run), f"{new}/notes.txt"], 2).count("notes.txt") == 1
 
 
 def test_evaluate_on_a_folder_that_has_val_alone(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -157,9 +165,13 @@ def test_evaluate_on_a_folder_that_has_val_alone(run: Path, folder: Path, tmp_pa
 
 def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     words = ["inspect", str(run), "--out", str(tmp_path / "x.png"), "--image"]
-    shown = said([*words, str(folder / "new" / "below")])
-    assert re.search(r"x-1\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-2\.png: .* of c\.jpg", shown)
-    assert (tmp_path / "x-1.png").read_bytes() != (tmp_path / "x-2.png").read_bytes()
+    shown = said([*words, str(folder / "new")])
+    assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
+    assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
+    assert "replaced" in said(
+        ["inspect", str(run), "--image", f"{folder}/new/=1+1.png", "--out", f"{folder}/new/=1+1.png"], 2
+    )
     assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
 
 
@@ -184,7 +196,7 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     Path("encoder/config.json").write_text(json.dumps(described))
     write_safetensors(Path("encoder/model.safetensors"), interop.to_timm(drawn(vit.init(config, 0)), config), PT)
     commands = re.findall(r"^\$ moespec (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export"]
+    assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export", "train"]
     for command in commands:
         words = shlex.split(command, comments=True)
         words = [FEWER.get(before, word) for before, word in zip(["", *words], words, strict=False)]

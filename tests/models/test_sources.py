@@ -201,6 +201,16 @@ def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
         load("folder", str(photos), image_size=4, broken="skip")
 
 
+def test_files_that_are_hidden_or_have_other_endings(photos: Path) -> None:
+    (photos / "__MACOSX").mkdir()
+    for name in ("ant/._00.png", "__MACOSX/._x.png", "ant/a.heic", "bee/b.HEIC", "bee/c"):
+        (photos / name).touch()
+    (photos / "ant/00.png").rename(photos / "ant/00.jfif")
+    data = load("folder", str(photos), image_size=4)
+    assert (len(data.train) + len(data.validation), data.classes) == (20, ("ant", "bee"))
+    assert data.notes == (f"{photos}: 3 files with other endings are left out: .heic 2, none 1",)
+
+
 def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
     clear = Image.new("RGBA", (9, 7), (1, 2, 3, 0))
     for name in ("ant/00.png", "ant/02.png"):

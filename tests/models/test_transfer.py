@@ -289,6 +289,7 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
     (run / "config.toml").write_text(text + '[evaluation.near]\nkind = "neighbours"\n')
     kept, other = (finetuned(Config(), str(run), other_data=given) for given in (False, True))
     assert (kept.data.mixup, kept.model.image_size, list(kept.evaluation)) == (0.25, 8, ["near"])
+    assert (kept.backend, other.backend) == ("torch", "torch")
     assert (other.data, other.model.image_size, other.evaluation) == (DataConfig(), None, {})
     for given, message in (((), "data: digits, evaluation near (of the run)\n"), (("--data", "digits"), "")):
         capsys.readouterr()

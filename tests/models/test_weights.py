@@ -450,7 +450,18 @@ def test_faults_of_the_command_are_one_line(tmp_path, capsys):
     assert cli.main(["convert", str(source), str(tmp_path / "x.bin")]) == 2
     assert "x.bin': give --to, one of moespec" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    (target := tmp_path / "model.safetensors").touch()
+    for words in (
+        [tmp_path, target],
+        [target, target],
+        [target, tmp_path, "--to", "hub"],
+        [tmp_path, tmp_path, "--to", "hub"],
+    ):
+        assert cli.main(["convert", *map(str, words)]) == 2
+        assert ": is read, and would be replaced" in capsys.readouterr().err
 
+
+# ---
 
 # --------------------------------------------------------------------------------------------------- hub, runs, load
 
