@@ -6,6 +6,7 @@ parameter) is outside of the program, see `moespec.backends.torch.spread`.
 """
 
 from collections.abc import Callable, Mapping
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -24,7 +25,10 @@ from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "devices", "join", "leave"]
+__all__ = ["OnMesh", "abandon", "devices", "join", "leave"]
+
+SECONDS = 5.0
+"""That the threads of a group get to end after an error."""
 
 Metrics = dict[str, Tensor]
 
@@ -54,6 +58,16 @@ def leave() -> None:
     """Waits for the other processes and leaves them."""
     dist.barrier()
     dist.destroy_process_group()
+
+
+def abandon() -> None:
+    """Leaves the other processes after an error, without a word to them, which may wait for this one.
+
+    Threads that still run at the end of the process would abort it. They end at once, but for one that waits for another process.
+    """
+    thread = Thread(target=dist.destroy_process_group, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
 
 
 class OnMesh(SplitOverGroup):

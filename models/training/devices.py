@@ -54,8 +54,13 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
         except RuntimeError as error:
             raise RunError(f"process {process.index} of {process.count} at {process.address}: {error}") from error
     sizes = mesh_sizes(on_mesh.devices(), **mesh.axes)
-    yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes, transport=mesh.transport)
-    if process is not None:  # not after an error: that would wait for the others, which may wait for this one
+    try:
+        yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes, transport=mesh.transport)
+    except BaseException:
+        if process is not None and name == "torch":
+            on_mesh.abandon()
+        raise
+    if process is not None:
         on_mesh.leave()
 
 
