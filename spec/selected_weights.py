@@ -86,7 +86,7 @@ def norm_of(weights: Array, norm: str) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Weights divided by the norm of those that a token keeps, where it keeps any: both (tokens, experts)."""
+    """Weights divided by the norm of those that a token keeps, where it keeps any: both (tokens, experts), `kept` 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

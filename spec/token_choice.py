@@ -187,5 +187,5 @@ def token_choice(
         dispatch[token, expert, slot] = 1.0
 
     # Combine.
-    weights = weights if normalize is None else divided_by_kept(weights, dispatch.any(axis=2), normalize)
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
     return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -129,7 +129,9 @@ def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:
         takers = {"by": said, "measured": ran}
         if names:
             takers = {
-                title: [each for each in all if any(is_of(each["who"], each["where"], name) for name in names)]
+                title: [
+                    each for each in all if any(is_of(str(each["who"]), str(each["where"]), name) for name in names)
+                ]
                 for title, all in takers.items()
             }
         readings.append({"id": reading.id, "text": reading.text, **takers})
