@@ -170,7 +170,9 @@ def token_choice(
     # Slots.
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled, assigned = [0] * experts, [0] * tokens
-    requests = [(token, stage) for stage in range(stages) for token in ordered]  # all first choices before any second
+    requests = [
+        (token, stage) for stage in range(stages) for token in ordered
+    ]  # all first choices before any second choice
     if slot_order == "token":
         requests = [(token, stage) for token in ordered for stage in range(stages)]
     for token, stage in requests:
