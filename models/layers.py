@@ -35,11 +35,11 @@ __all__ = [
     "Output",
     "check_shape",
     "compute_dtype",
-    "keeps_state",
     "layer_norm",
     "mlp",
     "moe",
     "placed",
+    "renewal",
     "renewed",
     "run_block",
     "split",
@@ -422,9 +422,10 @@ def moe(
     return regrouped(y, items.shape), output
 
 
-def keeps_state(layers: Iterable[MoeLayer]) -> bool:
-    """Whether a router of the layers keeps a state."""
-    return any(ROUTERS[layer.router].state(layer.settings) for layer in layers)
+def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
+    """The argument `renew` of `make_step` for a model with these layers, if one of their routers keeps a state."""
+    stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
+    return {"renew": partial(renewed, B, stateful)} if stateful else {}
 
 
 def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:

@@ -1,14 +1,13 @@
 """The step of a training run, for any backend."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.compilation import pays
 from moespec.models.families import Tower, family, fewest_images
-from moespec.models.layers import MoeLayer, keeps_state, renewed
+from moespec.models.layers import MoeLayer, renewal
 from moespec.models.training import config, resolve
 from moespec.models.training.objectives.table import objective_of
 
@@ -21,8 +20,7 @@ def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], St
     how: Any = {"accumulate": training.accumulate, "averaged": objective.averaged}
     towers = {where: _layers(tower) for where, tower in objective.routed(run, model).items()}
     layers = [layer._replace(path=f"{where}{layer.path}") for where, own in towers.items() for layer in own]
-    if keeps_state(layers):
-        how["renew"] = partial(renewed, B, layers)
+    how |= renewal(B, layers)
     if not pays(B, training.total, training.compile):
         how["compiled"] = False
     loss = objective.make_loss(B, run, model)
