@@ -85,12 +85,6 @@ whose experts are elsewhere, four times; gradients of what several devices have,
 their gradients.
 """
 
-STEPS_CUDA = """## A training step, compiled for an H100
-
-`python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. *Kernels* are the
-programs that a step starts, *products* those of them that are matrix products of cuBLAS.
-"""
-
 GPU = """## A training step on a GPU
 
 `python benchmarks/gpu.py`: ViT-B/16 in bfloat16, 256 images, experts in every second block, compiled; the median of 20 rounds of one run.
@@ -129,7 +123,6 @@ def main() -> None:
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
     parts += [STEPS_TPU, of_tpu_steps(tpu_steps), MESH, of_mesh(read("mesh-tpu"))]
-    parts += [STEPS_CUDA, of_cuda_steps(read("steps-cuda"))]
     parts += [GPU, of_gpu(sorted(RESULTS.glob("gpu-*.json")))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
@@ -240,45 +233,17 @@ def of_mesh(mesh: Any) -> str:
     )
 
 
-def of_cuda_steps(steps: Any) -> str:
-    dense = next(row for row in steps["rows"] if row["of"]["case"] == "dense")
-    rows = []
-    for row in steps["rows"]:
-        of = row["of"]
-        products = sum(count for kind, count in row["by_kind"].items() if "cublas" in kind)
-        memory, seconds = (row[name] / dense[name] for name in ("temporary_mib", "compile_seconds"))
-        rows.append(
-            [
-                f"`{of['model']}`, {of['images']} images",
-                of["case"],
-                str(of.get("experts", "")),
-                *(str(row["kernels"]), str(products), f"{memory:.2f}", f"{seconds:.2f}", row["largest"][0]),
-            ]
-        )
-    head = ["model", "case", "experts", "kernels", "products", "temporary / dense", "compile / dense", "largest array"]
-    return "\n\n".join([table(head, rows), f"{', '.join(f'{n} {v}' for n, v in steps['versions'].items())}.\n"])
-
-
 def of_gpu(paths: list[Path]) -> str:
     rows, machines = [], []
     for path in paths:
         result = json.loads(path.read_text())
         config = result["figures"]["config"]
         for row in result["figures"]["models"]:
-            ratios = [
-                f"{row[f'{kind}_over_dense']:.2f} ({row[f'{kind}_per_operation']:.2f})" for kind in ("pass", "step")
-            ]
             seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
-            rows.append(
-                [
-                    config["backend"],
-                    f"`{row['model']}`",
-                    str(row.get("experts", "")),
-                    *seconds,
-                    *ratios,
-                    f"{row['most_mib']:,.0f}",
-                ]
-            )
+            over = [(row[f"{kind}_over_dense"], row[f"{kind}_per_operation"]) for kind in ("pass", "step")]
+            ratios = [f"{one:.2f} ({other:.2f})" for one, other in over]
+            case = [config["backend"], f"`{row['model']}`", str(row.get("experts", ""))]
+            rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
         machines.append(f"{config['backend']}: {result['machine']['gpu']}, {versions(result['versions'])}")
     head = ["backend", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
     return "\n\n".join([table(head, rows), f"{'; '.join(machines)}.\n"])
