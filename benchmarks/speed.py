@@ -52,14 +52,6 @@ what their logits cost; what a plan, a choice or a mixture costs grows with toke
 slots, so with the square of the tokens of a group.
 """
 
-TRANSPORT = """## Plans of sparsity-constrained transport
-
-`nox -s bench`: the plans of all groups, over the 20 updates of our routers, beside POT, which solves one group after the other: to
-its own tolerance, and with as many iterations as we make updates. The plans differ. Ours are those of the paper's code, which stops
-far from the maximum on purpose. *Row error* is how far the sum of a row is from 1, on average: with so few non-zeros the semi-dual
-may have a kink at its maximum, so that the rows of a converged plan are off, too.
-"""
-
 STEPS_TPU = """## A training step, compiled for a TPU
 
 `python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
@@ -116,7 +108,6 @@ def main() -> None:
     parts += [LAYERS, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
     parts += [LARGER, of_layers(larger)]
     parts += [STEPS, of_layers(steps, "steps"), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
-    parts += [TRANSPORT, of_transport({name: read(f"transport-{name}-cpu") for name in steps})]
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
     head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
@@ -185,22 +176,6 @@ def of_growth(growth: dict[str, Any]) -> str:
         rows.append([str(first[i]["tokens"]), str(first[i]["experts"]), *times])
     sizes = f"{first[0]['width']} width, {first[0]['hidden']} hidden, one group"
     return "\n\n".join([table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}.\n"])
-
-
-def of_transport(transport: dict[str, Any]) -> str:
-    rows = []
-    for backend, result in transport.items():
-        for case in result["figures"]["rows"]:
-            own = case["each"]["moespec"]["cpu_seconds"]
-            for name, row in case["each"].items():
-                times = f"{1e3 * row['cpu_seconds']:.0f}", f"{row['cpu_seconds'] / own:.1f}"
-                of = f"{backend}, moespec" if name == "moespec" else name
-                rows.append([of, str(case["experts"]), str(case["nonzeros"]), *times, str(row["row_error"])])
-    head = ["solver", "experts", "non-zeros of a column", "ms", "over ours", "row error"]
-    result = next(iter(transport.values()))
-    config = result["figures"]["config"]
-    sizes = f"{config['groups']} groups, {config['tokens']} tokens"
-    return "\n\n".join([table(head, rows), f"{sizes}; {machine(result)}, POT {result['versions']['POT']}.\n"])
 
 
 def of_tpu_steps(steps: Any) -> str:
