@@ -10,8 +10,8 @@ Hugging Face transformers, which `from_pretrained` reads once it is saved. `para
 after the optimiser's, moves what routers keep besides parameters, such as the bias of `sigmoid_token_choice`.
 
 What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
-with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a checkpoint inside a compiled function, torch
-wants to be told that this is fine: `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
+with gradient) and `metrics` (for logs). Copies and pickles leave them out. Activation checkpointing inside a compiled
+function needs `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, as the modules keep these in `forward`.
 """
 
 from typing import TYPE_CHECKING, Any
