@@ -48,13 +48,21 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_capacity, check_choices, check_mask, check_same_shape, check_tries
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_mask,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_tries,
+)
 from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, stable_order
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array, as_order
 
-__all__ = ["normalize_selected", "token_choice"]
+__all__ = ["normalize_selected", "scaled_gates", "token_choice"]
 
 ALGORITHMS = (
     Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),
@@ -62,10 +70,12 @@ ALGORITHMS = (
 )
 
 
-def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int) -> Array:
+def normalize_selected(
+    scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int, epsilon: float = 0.0
+) -> Array:
     """Combine scores divided by their sum over the K experts that a token chooses, so that their weights sum to 1:
 
-        B[t, e] / sum_e' in top K of A[t] B[t, e']
+        B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
     The sum is taken before capacity drops any choice, and is not corrected for drops.
 
@@ -73,16 +83,17 @@ def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = Non
         scores: A, (tokens, experts), by which tokens choose.
         combine_scores: B, (tokens, experts), positive for the chosen; `scores` if None.
         choices: K, from 1 to experts.
+        epsilon: at least 0; if it is greater, a sum of 0 leaves 0.
 
     Returns:
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.
 
     Raises:
-        ConfigError: `choices` out of range.
+        ConfigError: `choices` or `epsilon` out of range.
         ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
         DtypeError: `scores` or `combine_scores` is not floating.
         ContractError: `scores` or `combine_scores` holds NaN or infinity; or the chosen of a token have the
-            sum 0.
+            sum 0, and `epsilon` is 0.
 
     Source: GShard (arXiv 2006.16668), Algorithm 1.
 
@@ -95,9 +106,34 @@ def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = Non
     check_choices(choices, scores.shape[1])
     chosen = stable_order(scores)[:, :choices]
     totals = np.take_along_axis(weights, chosen, axis=1).sum(axis=1, keepdims=True)
+    totals = totals + check_non_negative("epsilon", epsilon)
     if (totals.real == 0).any():
         raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
     return weights / totals
+
+
+def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
+    """Combine scores times a constant, `scale G[t, e]`.
+
+    Args:
+        gates: G, (tokens, experts).
+        scale: greater than 0.
+
+    Returns:
+        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
+
+    Raises:
+        ConfigError: `scale` is not greater than 0.
+        ShapeError: `gates` does not have the axes above.
+        DtypeError: `gates` is not floating.
+        ContractError: `gates` holds NaN or infinity.
+
+    Source: deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
+
+    >>> scaled_gates([[0.75, 0.25]], scale=2.5).tolist()
+    [[1.875, 0.625]]
+    """
+    return as_array("gates", gates, "tokens experts") * check_positive("scale", scale)
 
 
 def token_choice(

@@ -15,6 +15,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -47,12 +48,15 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
 
 
-def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
+def normalize_selected(
+    scores: Array, combine_scores: Array | None = None, *, choices: int, epsilon: float = 0.0
+) -> Array:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     weights = _checked(scores, combine_scores)
     choices = check_choices(choices, scores.shape[2])
     chosen = is_chosen(top_indices(wide(scores), choices), scores.shape[2])
-    return weights / jnp.sum(jnp.where(chosen, weights, 0), axis=2, keepdims=True)
+    total = jnp.sum(jnp.where(chosen, weights, 0), axis=2, keepdims=True)
+    return weights / (total + check_non_negative("epsilon", epsilon))
 
 
 def is_chosen(chosen: Array, experts: int) -> Array:

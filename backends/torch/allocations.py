@@ -14,6 +14,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -55,12 +56,15 @@ def is_chosen(scores: Tensor, choices: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top_indices(scores, choices).long(), True)
 
 
-def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, choices: int) -> Tensor:
+def normalize_selected(
+    scores: Tensor, combine_scores: Tensor | None = None, *, choices: int, epsilon: float = 0.0
+) -> Tensor:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     weights = _combine_scores(scores, combine_scores)
     chosen = is_chosen(scores, check_choices(choices, scores.shape[2]))
-    return weights / torch.where(chosen, weights, 0.0).sum(dim=2, keepdim=True)
+    total = torch.where(chosen, weights, 0.0).sum(dim=2, keepdim=True)
+    return weights / (total + check_non_negative("epsilon", epsilon))
 
 
 def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:

@@ -61,14 +61,22 @@ def token_choice(
     combine_scores: Array | None = None,
     *,
     train: bool,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
     **more: Any,
 ) -> object:
-    """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it."""
+    """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it.
+
+    epsilon: of the sum by which weights are divided. scale: what they are multiplied with after that.
+    """
     order = None
     if options.batch_priority != "none":
         order = B.batch_priority(scores, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected:
-        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices)
+        above = {"epsilon": epsilon} if epsilon else {}
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices, **above)
+    if scale != 1:
+        combine_scores = B.scaled_gates(scores if combine_scores is None else combine_scores, scale=scale)
     return B.token_choice(
         scores,
         choices=options.choices,
