@@ -71,7 +71,7 @@ class RouterOutput(NamedTuple):
     routing: Any
     losses: dict[str, Any]
     metrics: dict[str, Any]
-    statistics: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)

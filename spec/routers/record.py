@@ -92,7 +92,8 @@ class Router:
         """The routing of the tokens, its losses, its metrics, and the statistics that `update` takes.
 
         params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
-        router, of its class or of another with the same fields. state: as from `initial_state` or `update`. noise: of the shape that `noise(options)` says, or None
+        router, of its class or of another with the same fields. state: as from `initial_state` or `update`.
+        noise: of the shape that `noise(options)` says, or None
         for none. train: whether it is training. needed: the arguments that `needs` names.
 
         Raises ConfigError for the options of another router, a parameter that is missing, or a state with other names; ShapeError,
