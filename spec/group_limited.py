@@ -126,7 +126,10 @@ def check_groups(
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")
     size = experts // number
-    for name, value, most, things in ((names[1], limit, number, "groups"), (names[2], best, size, "experts of a group")):
+    for name, value, most, things in (
+        (names[1], limit, number, "groups"),
+        (names[2], best, size, "experts of a group"),
+    ):
         if check_at_least(name, value, 1) > most:
             raise ConfigError(f"{name}: {value} is more than the {most} {things}")
     return size

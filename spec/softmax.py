@@ -65,22 +65,23 @@ ALGORITHMS = (
 )
 
 
-def router_logits(tokens: ArrayLike, kernel: Shared) -> Array:
-    """Logits `L = X W`, linear and without a bias.
+def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
+    """Logits `L = X W`, linear, or `X W + b` with a bias.
 
     Args:
         tokens: X, (tokens, width).
         kernel: W, (width, experts).
+        bias: b, (experts,); None for none.
 
     Returns:
         (tokens, experts).
 
     Raises:
-        ShapeError: the widths differ.
-        DtypeError: `tokens` or `kernel` is not floating.
-        ContractError: `tokens` or `kernel` holds NaN or infinity.
+        ShapeError: the widths differ, or `bias` has not one entry for each expert.
+        DtypeError: `tokens`, `kernel` or `bias` is not floating.
+        ContractError: `tokens`, `kernel` or `bias` holds NaN or infinity.
 
-    Source: Routers, eq. (1).
+    Source: Routers, eq. (1). `bias`: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights.
 
     >>> router_logits([[1.0, 2.0]], [[1.0, 0.0, -1.0], [0.0, 1.0, 1.0]]).tolist()
     [[1.0, 2.0, 1.0]]
@@ -88,7 +89,12 @@ def router_logits(tokens: ArrayLike, kernel: Shared) -> Array:
     tokens = as_array("tokens", tokens, "tokens width")
     kernel = as_array("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[1], "the width of tokens")
-    return np.einsum("td,de->te", tokens, kernel)
+    logits: Array = np.einsum("td,de->te", tokens, kernel)
+    if bias is None:
+        return logits
+    bias = as_array("bias", bias, "experts")
+    check_size("bias", bias, 0, kernel.shape[1], "the experts of kernel")
+    return logits + bias
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:

@@ -52,88 +52,29 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
-    check_non_negative,
-    check_positive,
+    check_option,
     check_same_shape,
     check_tries,
+    plural,
 )
-from moespec.spec.errors import ContractError
-from moespec.spec.numerics import Array, stable_order
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import stable_order
 from moespec.spec.routing import Routing
+from moespec.spec.selected_weights import divided_by_kept
 from moespec.spec.values import as_array, as_order
 
-__all__ = ["normalize_selected", "scaled_gates", "token_choice"]
+__all__ = ["token_choice"]
 
-ALGORITHMS = (
-    Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),
-    Algorithm("normalize_selected", "Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1", 1, ("normalize_selected",)),
-)
+ALGORITHMS = (Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),)
 
 
-def normalize_selected(
-    scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int, epsilon: float = 0.0
-) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses, so that their weights sum to 1:
-
-        B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
-
-    The sum is taken before capacity drops any choice, and is not corrected for drops.
-
-    Args:
-        scores: A, (tokens, experts), by which tokens choose.
-        combine_scores: B, (tokens, experts), positive for the chosen; `scores` if None.
-        choices: K, from 1 to experts.
-        epsilon: at least 0; if it is greater, a sum of 0 leaves 0.
-
-    Returns:
-        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
-
-    Raises:
-        ConfigError: `choices` or `epsilon` out of range.
-        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `combine_scores` is not floating.
-        ContractError: `scores` or `combine_scores` holds NaN or infinity; or the chosen of a token have the
-            sum 0, and `epsilon` is 0.
-
-    Source: GShard (arXiv 2006.16668), Algorithm 1.
-
-    >>> normalize_selected([[0.5, 0.25, 0.25]], choices=2).round(10).tolist()
-    [[0.6666666667, 0.3333333333, 0.3333333333]]
-    """
-    scores = as_array("scores", scores, "tokens experts")
-    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
-    check_same_shape("combine_scores", weights, "scores", scores)
-    check_choices(choices, scores.shape[1])
-    chosen = stable_order(scores)[:, :choices]
-    totals = np.take_along_axis(weights, chosen, axis=1).sum(axis=1, keepdims=True)
-    totals = totals + check_non_negative("epsilon", epsilon)
-    if (totals.real == 0).any():
-        raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
-    return weights / totals
-
-
-def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
-    """Combine scores times a constant, `scale G[t, e]`.
-
-    Args:
-        gates: G, (tokens, experts).
-        scale: greater than 0.
-
-    Returns:
-        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
-
-    Raises:
-        ConfigError: `scale` is not greater than 0.
-        ShapeError: `gates` does not have the axes above.
-        DtypeError: `gates` is not floating.
-        ContractError: `gates` holds NaN or infinity.
-
-    Source: deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
-
-    >>> scaled_gates([[0.75, 0.25]], scale=2.5).tolist()
-    [[1.875, 0.625]]
-    """
-    return as_array("gates", gates, "tokens experts") * check_positive("scale", scale)
+def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
+    """`ConfigError` unless `slot_order` is "choice" or "token", and the latter without others that a token tries."""
+    check_option("slot_order", slot_order, ("choice", "token"))
+    if slot_order == "token" and tries > choices:
+        raise ConfigError(
+            f"slot_order='token': a token of {plural(choices, 'choices')} cannot try {tries} experts in turn"
+        )
 
 
 def token_choice(
@@ -146,6 +87,8 @@ def token_choice(
     keep: ArrayLike | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> Routing:
     """Token Choice allocation (Algorithm 1).
 
@@ -166,20 +109,26 @@ def token_choice(
         hold: whether a choice that is not made uses up its place: the slot that it would get stays empty. If False, it
             asks for no slot.
         tries: experts that a token tries at most, from `choices` to experts; `choices` if None.
+        slot_order: "choice", all first choices get their slots before any second one; or "token", all choices of a
+            token before those of the next, which tries no others then.
+        normalize: by what the weights of a token are divided, over those of its choices that got a slot: None for
+            nothing, "sum", or "euclidean" for the root of the sum of squares.
 
     Returns:
         Routing of (tokens, experts, capacity).
 
     Raises:
-        ConfigError: `choices`, `capacity` or `tries` out of range.
+        ConfigError: `choices`, `capacity` or `tries` out of range, `slot_order` or `normalize` is unknown.
         ShapeError: `scores`, `combine_scores`, `order` or `keep` does not have the axes above, or their sizes
             differ.
         DtypeError: `scores` or `combine_scores` is not floating, `order` does not hold integers, or `keep`
             booleans.
-        ContractError: a score is not finite, or `order` is not a permutation.
+        ContractError: a score is not finite, `order` is not a permutation, or weights to be normalised have the sum 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
-    appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating.
+    appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
+    src/maxtext/layers/moe.py, RoutedMoE.generate_masks. `normalize`: Sparse Upcycling (arXiv 2212.05055), section 3;
+    facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens
     >>> from moespec.spec.examples import LOGITS, TIED_SCORES
@@ -210,6 +159,7 @@ def token_choice(
     stages = check_tries(tries, choices, experts)
     allowed = np.ones((tokens, stages), bool) if keep is None else np.asarray(keep)
     check_mask("keep", allowed, (tokens, stages), "choice")
+    check_slot_order(slot_order, stages, choices)
 
     # Selection.
     best = stable_order(scores)
@@ -217,14 +167,16 @@ def token_choice(
     # Slots.
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled, assigned = [0] * experts, [0] * tokens
-    for stage in range(stages):  # all first choices before any second choice
-        for token in ordered:
-            expert, is_made = best[token, stage], allowed[token, stage]
-            if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
-                if is_made:
-                    slots[token, expert] = filled[expert]
-                    assigned[token] += 1
-                filled[expert] += 1
+    requests = [(token, stage) for stage in range(stages) for token in ordered]  # all first choices before any second
+    if slot_order == "token":
+        requests = [(token, stage) for token in ordered for stage in range(stages)]
+    for token, stage in requests:
+        expert, is_made = best[token, stage], allowed[token, stage]
+        if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
+            if is_made:
+                slots[token, expert] = filled[expert]
+                assigned[token] += 1
+            filled[expert] += 1
 
     # Dispatch.
     dispatch = np.zeros((tokens, experts, capacity))
@@ -232,4 +184,5 @@ def token_choice(
         dispatch[token, expert, slot] = 1.0
 
     # Combine.
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.any(axis=2), normalize)
     return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
             options={"tokens": 7}
         ),
     ),
-    "ROUTERS.gshard.route": (_option("choices", 1, NONE),),
+    "ROUTERS.gshard.route": (_option("choices", 1, NONE), _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.hash.route": (
         _option("hashes", 2, "The router has one hash."),
         _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
@@ -114,6 +114,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         ("global_entropy_loss", "local_entropy_loss"),
         (_number("scores", -0.5, "A score is negative, which no softmax is."),),
     ),
+    "gshard_sample": (_number("noise", 1.0, "A draw of 1."), _number("noise", 0.0, "A draw of 0.")),
     "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
     "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
     "hash_table_of": (
@@ -156,6 +157,11 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("tries", Size("choices", -1), "Fewer tries than choices."),
         _option("tries", Size("experts"), "More tries than experts."),
         _array("order", lambda a: np.where(a == 1, 0, a), "The order holds a token twice.", "ContractError"),
+        Wrong(
+            "slot_order",
+            {"slot_order": "token", "choices": 1, "tries": 2},
+            purpose="By token none tries others in turn.",
+        ),
     ),
 }
 """By the path of the function; of each the valid call of `author/derived.py` is changed."""

@@ -51,7 +51,9 @@ def cases() -> Iterator[Definition]:
 def _load() -> Iterator[Definition]:
     case, order = partial(single, BIAS, LOAD), "tie_order"
     yield case("load", "value", "Two choices of three, in two groups.", FLAG, scores=scores("lf/d"), choices=2)
-    yield case("load_tied", "tie", "Among equals the lower expert is chosen.", FLAG, order, scores=both(TIED), choices=2)
+    yield case(
+        "load_tied", "tie", "Among equals the lower expert is chosen.", FLAG, order, scores=both(TIED), choices=2
+    )
     purpose = "More tokens of one expert than int8 and bfloat16 can count."
     alike = groups_tokens(np.tile([0.75, 0.25], (301, 1)))
     yield case("load_many", "value", purpose, FLAG, "real_size", scores=alike, choices=1)

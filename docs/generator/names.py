@@ -43,6 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "importance_loss": ("Importance loss",),
     "limoe": ("Entropy losses of LIMoE", "LIMoE"),
     "load_loss": ("Load loss",),
+    "logit_cap": ("Logit cap", "Soft cap of logits"),
     "masked_gates": ("Masked gates",),
     "moco": ("MoCo v3", "MoCo"),
     "moe_layer": ("MoE layer", "Dispatch and combine"),

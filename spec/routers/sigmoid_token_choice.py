@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moespec.spec.checks import check_choices
+from moespec.spec.choice_options import BalanceCountOptions
 from moespec.spec.errors import ConfigError
 from moespec.spec.group_limited import check_groups
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
@@ -51,7 +52,7 @@ __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, TokenChoiceOptions):
+class Options(BalanceLossOptions, BalanceCountOptions, TokenChoiceOptions):
     """Options of `sigmoid_token_choice`."""
 
     choices: Count = 2
@@ -60,6 +61,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
     affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
     """what scores are of logits: the sigmoid, the square root of the softplus (DeepSeek-V4), or the softmax"""
     normalize_selected: bool = True
+    balance_counts: Literal["first", "all"] = "all"
     epsilon: Scalar = 1e-20
     """what is added to the sum by which the gates are divided"""
     scale: Positive = 1.0
@@ -145,9 +147,7 @@ def route(
             best=options.best_of_group,
             outside=options.outside,
         )
-    routing = token_choice(
-        B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale
-    )
+    routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
     load = {"load": B.expert_load(selection, choices=options.choices)}
     return output(B, options, routing, _losses(B, options, clean, scores))._replace(statistics=load)
 
@@ -162,7 +162,7 @@ def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
 
     return {
         "importance": lambda: B.importance_loss(shares()),
-        "balance": lambda: B.balance_loss(shares()),
+        "balance": lambda: B.balance_loss(shares(), choices=options.choices if options.balance_counts == "all" else 1),
         "z": lambda: B.z_loss(clean),
     }
 
