@@ -64,18 +64,24 @@ ALGORITHMS = (
 
 
 def group_limited_scores(
-    scores: ArrayLike, by: ArrayLike | None = None, *, groups: int, limit: int, best: int = 2, outside: str = "excluded"
+    scores: ArrayLike,
+    group_by: ArrayLike | None = None,
+    *,
+    groups: int,
+    limit: int,
+    best: int = 2,
+    outside: str = "excluded",
 ) -> Array:
     """The scores of selection, of which those outside the best groups of experts come last or are 0:
 
-        score of group g = sum of the `best` largest by[t, e] over its experts e = g E / groups, ...
+        score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
     Among groups with equal scores the first is better. What is chosen by the result of `outside="excluded"` are experts of
     the best groups, whatever their scores. It carries no gradient.
 
     Args:
         scores: (tokens, experts), by which tokens choose.
-        by: (tokens, experts), of which the scores of groups are made; `scores` if None.
+        group_by: (tokens, experts), of which the scores of groups are made; `scores` if None.
         groups: of as many experts each, a divisor of the number of experts.
         limit: M, the groups among whose experts a token chooses, from 1 to `groups`.
         best: how many of the largest scores in a group count, from 1 to experts / groups.
@@ -87,9 +93,9 @@ def group_limited_scores(
 
     Raises:
         ConfigError: `groups`, `limit` or `best` out of range, or `outside` is unknown.
-        ShapeError: `scores` or `by` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `by` is not floating.
-        ContractError: `scores` or `by` holds NaN or infinity.
+        ShapeError: `scores` or `group_by` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `group_by` is not floating.
+        ContractError: `scores` or `group_by` holds NaN or infinity.
 
     Source: DeepSeek-V3, section 2.1.2.
 
@@ -100,8 +106,8 @@ def group_limited_scores(
     [[0.75, 0.0, 0.0, 0.0]]
     """
     scores = stop_gradient(as_array("scores", scores, "tokens experts"))
-    of_groups = scores if by is None else stop_gradient(as_array("by", by, "tokens experts"))
-    check_same_shape("by", of_groups, "scores", scores)
+    of_groups = scores if group_by is None else stop_gradient(as_array("group_by", group_by, "tokens experts"))
+    check_same_shape("group_by", of_groups, "scores", scores)
     size = check_groups(groups, limit, best, scores.shape[1])
     check_option("outside", outside, ("excluded", "zero"))
     order = stable_order(group_scores(of_groups, groups, best))

@@ -48,6 +48,6 @@ def sqrt_softplus_affinity(logits: ArrayLike) -> Array:
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
 
     >>> sqrt_softplus_affinity([[0.0, 1.0]]).round(10).tolist()
-    [[0.8325546112, 1.1459763107]]
+    [[0.8325546112, 1.1459763032]]
     """
     return np.sqrt(softplus(as_array("logits", logits, "tokens experts")))

@@ -12,21 +12,22 @@ AXES = "groups tokens experts"
 def group_limited_scores(
     xp: Namespace,
     scores: Array,
-    by: Array | None = None,
+    group_by: Array | None = None,
     *,
     groups: int,
     limit: int,
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """scores and by (G, T, E) -> (G, T, E)."""
+    """scores and group_by (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
-    check_scores("by", by if by is not None else scores, AXES)
-    check_same_shape("by", by if by is not None else scores, "scores", scores)
+    group_by = scores if group_by is None else group_by
+    check_scores("group_by", group_by, AXES)
+    check_same_shape("group_by", group_by, "scores", scores)
     size = check_groups(groups, limit, best, scores.shape[2])
     check_option("outside", outside, ("excluded", "zero"))
     scores = xp.wide(xp.stop_gradient(scores))
-    members = (scores if by is None else xp.wide(xp.stop_gradient(by))).reshape(*scores.shape[:2], groups, size)
+    members = xp.wide(xp.stop_gradient(group_by)).reshape(*scores.shape[:2], groups, size)
     of_groups = xp.sum(xp.largest(members, best)[0], 3)
     limited = xp.is_chosen(xp.top_indices(of_groups, limit), of_groups)
     limited = xp.broadcast_to(limited[..., None], members.shape).reshape(*scores.shape)

@@ -58,8 +58,7 @@ def _load() -> Iterator[Definition]:
     alike = groups_tokens(np.tile([0.75, 0.25], (301, 1)))
     yield case("load_many", "value", purpose, FLAG, "real_size", scores=alike, choices=1)
     yield case("load_all", "degenerate", "All are chosen.", FLAG, scores=logits("lf/e", (1, 5, 3)), choices=3)
-    for near in near_ties(BIAS, call(LOAD, {"scores": "router_logits"}, choices=2)):
-        yield near
+    yield from near_ties(BIAS, call(LOAD, {"scores": "router_logits"}, choices=2))
 
 
 def _bias() -> Iterator[Definition]:

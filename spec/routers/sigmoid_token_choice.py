@@ -122,6 +122,7 @@ def route(
 
     Source: DeepSeek-V3, section 2.1.2.
 
+    >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
     >>> router = ROUTERS["sigmoid_token_choice"]
