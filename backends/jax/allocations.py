@@ -15,6 +15,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -49,20 +50,23 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
 
 
-def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int, norm: str = "sum") -> Array:
+def normalize_selected(
+    scores: Array, combine_scores: Array | None = None, *, choices: int, norm: str = "sum", epsilon: float = 0.0
+) -> Array:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     weights = _checked(scores, combine_scores)
     choices = check_choices(choices, scores.shape[2])
     check_option("norm", norm, NORMS)
-    return _divided(weights, is_chosen(top_indices(wide(scores), choices), scores.shape[2]), norm)
+    epsilon = check_non_negative("epsilon", epsilon)
+    return _divided(weights, is_chosen(top_indices(wide(scores), choices), scores.shape[2]), norm, epsilon)
 
 
-def _divided(weights: Array, chosen: Array, norm: str) -> Array:
-    """Weights by the sum or norm of those that are chosen, where a token has any: all (G, T, E)."""
+def _divided(weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
+    """Weights by the sum or norm, and epsilon, of those that are chosen, where a token has any: all (G, T, E)."""
     of_them = jnp.where(chosen, weights, 0)
     total = jnp.sum(of_them if norm == "sum" else jnp.square(of_them), axis=2, keepdims=True)
     total = jnp.where(jnp.any(chosen, axis=2, keepdims=True), total, 1)
-    return weights / (total if norm == "sum" else jnp.sqrt(total))
+    return weights / ((total if norm == "sum" else jnp.sqrt(total)) + epsilon)
 
 
 def is_chosen(chosen: Array, experts: int) -> Array:

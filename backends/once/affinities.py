@@ -1,4 +1,4 @@
-"""Affinities: logits to scores, by softmax and by Sinkhorn. Transport is in `transport.py`."""
+"""Affinities: logits to scores, each by itself, by softmax and by Sinkhorn. Transport is in `transport.py`."""
 
 import math
 
@@ -18,9 +18,11 @@ __all__ = [
     "gshard_sample",
     "router_jitter",
     "router_logits",
+    "scaled_gates",
     "sigmoid_affinity",
     "sinkhorn_affinity",
     "softmax_affinity",
+    "sqrt_softplus_affinity",
 ]
 
 AXES = "groups tokens experts"
@@ -91,6 +93,19 @@ def sigmoid_affinity(xp: Namespace, logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return xp.sigmoid(xp.wide(logits))
+
+
+def sqrt_softplus_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
+    check_scores("logits", logits, AXES)
+    softplus = xp.softplus(xp.wide(logits))
+    return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
+
+
+def scaled_gates(xp: Namespace, gates: Array, *, scale: float) -> Array:
+    """gates (G, T, E) -> (G, T, E)."""
+    check_scores("gates", gates, AXES)
+    return xp.wide(gates) * check_positive("scale", scale)
 
 
 def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:

@@ -14,6 +14,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -58,21 +59,22 @@ def is_chosen(scores: Tensor, choices: int) -> Tensor:
 
 
 def normalize_selected(
-    scores: Tensor, combine_scores: Tensor | None = None, *, choices: int, norm: str = "sum"
+    scores: Tensor, combine_scores: Tensor | None = None, *, choices: int, norm: str = "sum", epsilon: float = 0.0
 ) -> Tensor:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     weights = _combine_scores(scores, combine_scores)
     check_option("norm", norm, NORMS)
-    return _divided(weights, is_chosen(scores, check_choices(choices, scores.shape[2])), norm)
+    epsilon = check_non_negative("epsilon", epsilon)
+    return _divided(weights, is_chosen(scores, check_choices(choices, scores.shape[2])), norm, epsilon)
 
 
-def _divided(weights: Tensor, chosen: Tensor, norm: str) -> Tensor:
-    """Weights by the sum or norm of those that are chosen, where a token has any: all (groups, tokens, experts)."""
+def _divided(weights: Tensor, chosen: Tensor, norm: str, epsilon: float = 0.0) -> Tensor:
+    """Weights by the sum or norm, and epsilon, of those that are chosen, where a token has any: all (groups, tokens, experts)."""
     of_them = torch.where(chosen, weights, 0.0)
     total = (of_them if norm == "sum" else of_them.square()).sum(dim=2, keepdim=True)
     total = torch.where(chosen.any(dim=2, keepdim=True), total, 1.0)
-    return weights / (total if norm == "sum" else total.sqrt())
+    return weights / ((total if norm == "sum" else total.sqrt()) + epsilon)
 
 
 def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:

@@ -58,11 +58,19 @@ FACTORS = (
 )
 
 NONE = "An option that it does not have."
-CHOOSERS = ("noisy_top_k", "sinkhorn_token_choice", "softmax_token_choice", "sparsity_constrained_token_choice")
+CHOOSERS = (
+    "noisy_top_k",
+    "sigmoid_token_choice",
+    "sinkhorn_token_choice",
+    "softmax_token_choice",
+    "sparsity_constrained_token_choice",
+)
 
 WRONG: dict[str, tuple[Wrong, ...]] = {
     **{f"ROUTERS.{name}.route": (CHOICES,) for name in CHOOSERS},
-    **dict.fromkeys(("batch_priority", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)),
+    **dict.fromkeys(
+        ("batch_priority", "expert_load", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)
+    ),
     **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
     **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
     **dict.fromkeys(
@@ -117,6 +125,11 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     ),
     "gshard_sample": (_number("noise", 1.0, "A draw of 1."), _number("noise", 0.0, "A draw of 0.")),
     "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
+    "group_limited_scores": (
+        _option("groups", 3, "They do not divide the experts."),
+        _option("limit", Size("groups"), "More groups than there are."),
+        _option("best", Size("experts"), "More experts than a group has."),
+    ),
     "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
     "hash_table_of": (
         _option("hash", Size("hashes", 0), "There is no such table."),

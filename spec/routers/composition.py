@@ -91,24 +91,29 @@ def token_choice(
     *,
     train: bool,
     priority: Array | None = None,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
     **more: Any,
 ) -> object:
     """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it.
 
-    priority: the scores of which tokens have their priority, `scores` if None.
+    priority: the scores of which tokens have their priority, `scores` if None. epsilon: of the sum by which weights are
+    divided. scale: what they are multiplied with after that.
     """
     order = None
     if options.batch_priority != "none":
         by = scores if priority is None else priority
         order = B.batch_priority(by, by=options.batch_priority, choices=options.choices)
-    norm: dict[str, str] = {}
+    norm: dict[str, Any] = {"epsilon": epsilon} if epsilon else {}
     if isinstance(options, SeveralChoicesOptions):
-        norm = {"norm": options.normalize_norm} if options.normalize_norm != "sum" else {}
+        norm |= {"norm": options.normalize_norm} if options.normalize_norm != "sum" else {}
         more |= {"slot_order": options.slot_order} if options.slot_order != "choice" else {}
         if options.normalize_selected and options.normalize_when == "after":
             more["normalize"] = options.normalize_norm
     if options.normalize_selected and "normalize" not in more:
         combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices, **norm)
+    if scale != 1:
+        combine_scores = B.scaled_gates(scores if combine_scores is None else combine_scores, scale=scale)
     return B.token_choice(
         scores,
         choices=options.choices,
