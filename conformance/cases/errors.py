@@ -81,6 +81,10 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
     ),
     "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "ROUTERS.mixture_of_depths.route": (
+        _option("capacity_factor", 9.0, "More slots than tokens."),
+        _option("weights", "softmax", "There are two kinds of weights."),
+    ),
     "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
     "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
     "ROUTERS.softmax_expert_choice.route": (

@@ -13,6 +13,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "hash": ("Hash layers", "Hash"),
     "hierarchical_top_k": ("Hierarchical noisy top-k", "Hierarchical MoE"),
     "importance_score": ("Importance score", "Efficient routing of Sparse-MLP"),
+    "mixture_of_depths": ("Mixture-of-Depths", "MoD"),
     "noisy_top_k": ("Noisy top-k", "Sparsely-gated MoE"),
     "s_base": ("S-BASE",),
     "sinkhorn_expert_choice": ("Sinkhorn Expert Choice",),
