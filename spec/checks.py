@@ -148,14 +148,6 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
     return number
 
 
-def check_images(images: Any, tokens: Any, *, name: str = "images") -> int:
-    """The tokens of an image; `ConfigError` unless both are at least 1 and the tokens are as many for each image."""
-    number, total = check_at_least("images", images, 1), check_at_least("tokens", tokens, 1)
-    if total % number:
-        raise ConfigError(f"{name}: {plural(total, 'tokens')} do not split into {plural(number, 'images')}")
-    return total // number
-
-
 def plural(count: int, things: str) -> str:
     """`count` with the noun, whose last letter is the s of the plural: "1 token", "2 tokens"."""
     return f"{count} {things[:-1] if count == 1 else things}"

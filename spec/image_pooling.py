@@ -8,13 +8,14 @@ IM-1: What does a router see of a whole image?
     Alternative b: its first token, the class token (`pool="first"`).
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_images, check_option
+from moespec.spec.checks import check_at_least, check_option, plural
+from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array
 from moespec.spec.values import as_array
 
@@ -77,3 +78,11 @@ def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
     """
     scores = as_array("scores", scores, "images experts")
     return np.repeat(scores, check_images(len(scores), tokens, name="tokens"), axis=0)
+
+
+def check_images(images: Any, tokens: Any, *, name: str = "images") -> int:
+    """The tokens of an image; `ConfigError` unless both are at least 1 and the tokens are as many for each image."""
+    number, total = check_at_least("images", images, 1), check_at_least("tokens", tokens, 1)
+    if total % number:
+        raise ConfigError(f"{name}: {plural(total, 'tokens')} do not split into {plural(number, 'images')}")
+    return total // number

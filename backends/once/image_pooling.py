@@ -1,8 +1,8 @@
 """Whole images in a router: one row for each image, and that row for each of its tokens."""
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.checks import check_images, check_option, check_scores
-from moespec.spec.image_pooling import POOLS
+from moespec.spec.checks import check_option, check_scores
+from moespec.spec.image_pooling import POOLS, check_images
 
 __all__ = ["pool_images", "spread_images"]
 

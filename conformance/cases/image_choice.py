@@ -35,8 +35,8 @@ def cases() -> Iterator[Definition]:
     more: dict[str, Any] = {"choices": 2, "normalize_selected": True, "batch_priority": "max", **weights}
     more |= {"capacity_factor": 0.75, "multiple_of": 2}
     yield case("losses", "overflow", purpose, "image_of_tokens", images=3, train=True, exact_ties=True, **more)
-    purpose = "One image in a group, of which the router sees the first token."
-    yield case("first", "value", purpose, "image_of_tokens", pool="first")
+    purpose = "One image in a group, of which the router sees the first token, and an expert four."
+    yield case("first", "overflow", purpose, "image_of_tokens", pool="first", slots_per_expert=4)
     yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, images=2)
     yield evaluation(NAME, images=2)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))

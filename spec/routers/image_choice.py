@@ -25,7 +25,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moespec.spec.checks import check_images, check_size
+from moespec.spec.checks import check_size
+from moespec.spec.image_pooling import check_images
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor
 from moespec.spec.routers.blocks import Array, Blocks
@@ -41,7 +42,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
     """Options of `image_choice`; without a capacity factor it drops no token."""
 
     choices: Count = 1
-    """experts that an image chooses"""
+    """experts K that a token chooses, the same for all of its image"""
     images: Count = 1
     """images of a group, which has as many tokens of each, one image after another"""
     pool: Literal["mean", "first"] = "mean"
