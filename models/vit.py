@@ -182,7 +182,7 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     else:
         groups = layers.split(images, config.group_images, "images", "group_images")
     options = router_config(config)
-    return [MoeLayer(str(block), config.router, options, groups, "patches") for block in blocks]
+    return [MoeLayer(str(block), config.router, options, groups, "patches", f"blocks/{block}/moe") for block in blocks]
 
 
 def stem_features(config: VitConfig) -> list[int]:

@@ -47,6 +47,7 @@ def router_case(
     purpose: str,
     *flags: str,
     params: Mapping[str, Tensor] | None = None,
+    state: Mapping[str, Tensor] | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     sizes: tuple[int, int, int] = (T, E, D),
     zero: bool = False,
@@ -64,7 +65,8 @@ def router_case(
 ) -> Definition:
     """A case of a router: its calls, the router as a whole, and the layer around it.
 
-    params: of the router, by default a kernel, which is 0 with `zero`. inputs: others than those drawn; with `tokens`
+    params: of the router, by default a kernel, which is 0 with `zero`. state: of one that keeps a state. inputs:
+    others than those drawn; with `tokens`
     among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. losses:
     whether a gradient of the layer is that of its losses, too, by default where there is noise; without it is of the
     output alone, as an adapter computes it. options: of the router, besides its sizes.
@@ -81,6 +83,7 @@ def router_case(
         {
             **(inputs or {}),
             **{f"router/{part}": value for part, value in params.items()},
+            **{f"state/{part}": value for part, value in (state or {}).items()},
             **{f"experts/{part}": value for part, value in experts(key, e, d, 3, d).items()},
         },
         flags=flags,
