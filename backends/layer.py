@@ -112,7 +112,11 @@ def layer_of(
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
-    options = {"ids": tokens, **router_options} if ROUTERS[router].needs == "ids" else router_options
+    known = ROUTERS[router].Options.__dataclass_fields__
+    decided = (
+        {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
+    )
+    options = {**decided, **router_options}
     of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")

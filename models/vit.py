@@ -195,7 +195,7 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
-        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence))
+        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
     return other
 
 

@@ -48,7 +48,7 @@ LEADING = {"dselect_k_entropy/selectors", "dselect_k_reachability/selectors", "d
 INTEGERS_TOO = {"hash_table_of/tables", "hash/tables"}
 BROADCAST = {"dropout/draws"}
 NOT_READ = {"hash_routing/like", "hash/tokens"}
-FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes"}
+FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes", "spread_images/scores/tokens"}
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
 """Arrays, whose errors name the kernel of `router_logits`."""
 OTHER_NAMED = {

@@ -88,7 +88,12 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("hashes", 2, "The router has one hash."),
         _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
     ),
+    "ROUTERS.image_choice.route": (CHOICES, _option("images", 5, "They do not divide the tokens.")),
     "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "ROUTERS.mixture_of_depths.route": (
+        _option("capacity_factor", 9.0, "More slots than tokens."),
+        _option("weights", "softmax", "There are two kinds of weights."),
+    ),
     "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
     "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
     "ROUTERS.softmax_expert_choice.route": (
@@ -155,6 +160,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _array("combine_scores", np.zeros_like, "The chosen have the sum 0.", "ContractError"),
     ),
     "patch_embed": (_array("images", lambda a: a[:, 1:], "Patches that do not fill the image."),),
+    "pool_images": (_option("images", 5, "They do not divide the tokens."),),
     "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
     "soft_routing": (
         Wrong(
@@ -166,6 +172,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("capacity", Size("tokens"), "More slots than tokens.", sparsity="expert"),
         _option("capacity", Size("experts"), "More choices than experts.", sparsity="token"),
     ),
+    "spread_images": (_option("tokens", 5, "They are not as many for each image."),),
     "token_choice": (
         CHOICES,
         _option("tries", Size("choices", -1), "Fewer tries than choices."),

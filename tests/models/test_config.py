@@ -54,7 +54,7 @@ def test_the_section_of_a_model_has_the_fields_of_its_family_and_no_others(name:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_options_of_a_router_are_those_that_no_model_decides(router: str) -> None:
     section = ModelConfig(router=router).router_options
-    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids"}
+    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids", "images"}
     chosen = model_config(ModelConfig(router=router, experts=2))
     assert isinstance(chosen, VitConfig)
     plain = vit.router_config(replace(chosen, router_options={}))
