@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
@@ -43,8 +45,8 @@ def _functions() -> Iterator[Definition]:
 
 def _router() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (6, 4, 3),
-             balanced: bool = False, **more: Any) -> Definition:  # fmt: skip
-        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=0.5, step=0.03125)
+             balanced: bool = False, below: float = 0.0, **more: Any) -> Definition:  # fmt: skip
+        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=0.5, step=0.03125) - np.float32(below)
         kept = {"bias": tensor(0 * bias if balanced else bias, "experts")}
         return router_case(NAME, name, kind, purpose, *flags, state=kept, sizes=sizes, **more)
 
@@ -59,8 +61,8 @@ def _router() -> Iterator[Definition]:
     losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
     few: dict[str, Any] = {"epsilon": 0.25, "scale": 1.5, "balance_counts": "first"}
     yield case("losses", "value", purpose, BIAS, DIVIDED, groups=1, train=True, **losses, **few)
-    purpose = "The square root of the softplus, with a capacity that is a multiple of 2, best tokens first."
-    tight: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 2, "batch_priority": "max"}
+    purpose = "The square root of the softplus, with a capacity that is a multiple of 3, best tokens first."
+    tight: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 3, "batch_priority": "max"}
     flags = ("overflow_drop", "capacity_rounding", "priority_order")
     yield case("sqrt_softplus", "overflow", purpose, *flags, affinity="sqrt_softplus", **tight)
     purpose = "The softmax, by the sum of both choices, with three slots."
@@ -88,6 +90,8 @@ def _of_groups(case: Any) -> Iterator[Definition]:
     purpose = "The best of a group, without the bias; experts outside have the score 0."
     loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3}
     yield case("groups_loose", "value", purpose, GROUPS, BIAS, **loose, **four)
+    purpose = "Biases below every score: the first experts outside, all of the score 0, are better than those of the chosen groups."
+    yield case("groups_below", "tie", purpose, GROUPS, BIAS, exact_ties=True, below=2.0, **loose, **four)
     purpose = "Two groups of four experts, one of which is chosen, by the sum of its K / M = 3 best."
     share: dict[str, Any] = {"group_score": "top_k_over_m", "choices": 3, "expert_groups": 2}
     yield case("groups_share", "value", purpose, GROUPS, BIAS, **share)

@@ -1,18 +1,22 @@
 """A peer as a target. It is run on the functions that it has, and not on our error cases."""
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from moespec.conformance.check.target import Facts, Job, Target, Values
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
 from moespec.conformance.format import Case, Stage, Value
+from moespec.spec import ROUTERS
 
 __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "routing_only"]
 
 ERRORS = "a peer has errors of its own"
 SHARED = "not the peer's code"
+NOT_PASSED = ("bias", "jitter", "logit_cap", "normalize_when", "normalize_norm", "slot_order")
+"""Options of routers that no adapter passes on to its peer."""
 
 
 def router_of(case: Case) -> str:
@@ -51,7 +55,24 @@ def routing_only(case: Case) -> Case:
 
 
 def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: value for name, value in outputs.items() if not name.startswith(("losses/", "metrics/"))}
+    return {
+        name: value for name, value in outputs.items() if not name.startswith(("losses/", "metrics/", "statistics/"))
+    }
+
+
+def _lacking(module: Any, stage: Stage) -> str:
+    """The first argument or option of a call, other than its default, that the adapter does not know."""
+    if stage.router:
+        defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
+        given = stage.options["options"]
+        return next((name for name in NOT_PASSED if name in given and given[name] != defaults[name]), "")
+    function = getattr(module, stage.call, None)
+    if not inspect.isfunction(function):
+        return ""
+    known = inspect.signature(function).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in known.values()):
+        return ""
+    return next((name for name in (*stage.arguments, *stage.options) if name not in known), "")
 
 
 class PeerTarget(Target):
@@ -75,6 +96,8 @@ class PeerTarget(Target):
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):
             raise NotOfferedError(SHARED)
+        if lacking := _lacking(self.module, job.stage):
+            raise NotOfferedError(f"{job.stage.call}: no {lacking}")
         run = super().result(job, compile)
 
         def offered(values: Values) -> Any:
