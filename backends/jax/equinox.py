@@ -91,8 +91,10 @@ class MoE(eqx.Module):  # type: ignore[misc]
 
     def initial_state(self) -> State:
         """What the router keeps, before the first step; an empty dict for most."""
-        return jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
+        state: State = jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
+        return state
 
     def update(self, state: State, statistics: State) -> State:
         """What the router keeps after a step, of the statistics of its calls, summed. Raises ConfigError if it keeps nothing."""
-        return B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
+        new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
+        return new

@@ -31,7 +31,7 @@ __all__ = [
 Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
-LossFunction = Callable[..., tuple[jax.Array, Metrics]]
+LossFunction = Callable[..., tuple[Any, ...]]
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +136,8 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
 
     def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Found]:
         loss, metrics, *sums = loss_function(joined({**trained, **frozen}), batch, *map(joined, average))
-        return loss, ({**metrics, "loss": loss}, sums)
+        found: Found = ({**metrics, "loss": loss}, sums)
+        return loss, found
 
     gradient_of = value_and_grad(of_leaves)
 

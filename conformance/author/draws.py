@@ -47,7 +47,7 @@ def updates_of(definition: Definition) -> tuple[Stage, ...]:
     tokens = definition.inputs["tokens"].array[0]
     params = {name: definition.inputs[f"router/{name}"].array for name in _below("router", definition.inputs)}
     found = router.route(params, tokens, router.options(**routed.options), state=arrays, train=True).statistics
-    taken = {"state": state, "statistics": {name: f"route/statistics/{name}" for name in found}}
+    taken: dict[str, Any] = {"state": state, "statistics": {name: f"route/statistics/{name}" for name in found}}
     return (Stage("update", f"ROUTERS.{routed.router}.update", taken, {"options": dict(routed.options)}),)
 
 

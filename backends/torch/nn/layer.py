@@ -17,6 +17,7 @@ from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers.names import RouterName
@@ -68,7 +69,7 @@ class MoE(Reporting, HubMixin):
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
-            self.router.state.update = partial(B.ROUTERS[router].update, layer.options)
+            self._state.update = partial(B.ROUTERS[router].update, layer.options)
         self.experts = Experts(width, hidden, experts, gelu, device=device, dtype=dtype)
         self.forget()
         if not self.experts.fc1.weight.is_meta:
@@ -125,9 +126,14 @@ class MoE(Reporting, HubMixin):
         for part, name, values in drawn(self._layer, parts):
             if name == STATE:
                 for each, array in values.items():
-                    assign(getattr(self.router.state, each), array)
+                    assign(getattr(self._state, each), array)
             else:
                 assign(getattr(self.router, name) if part == "router" else experts[name], values)
+
+    @property
+    def _state(self) -> RouterState:
+        state: RouterState = self.router.get_submodule(STATE)  # type: ignore[assignment]
+        return state
 
     @property
     def _layer(self) -> Layer:
@@ -198,7 +204,7 @@ class MoE(Reporting, HubMixin):
         state = params.get(STATE)
         output = router.route(params, tokens, options, state=state, noise=noise, train=self.training, **needed)
         if self.training and output.statistics:
-            self.router.state.add(output.statistics)
+            self._state.add(output.statistics)
         y: Tensor = self.experts(tokens, output.routing)
         return y, output
 

@@ -53,7 +53,7 @@ class RouterState(nn.Module):
             applied = function(tensor)
             return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
 
-        super()._apply(of_same_dtype, recurse)
+        super()._apply(of_same_dtype, recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -117,7 +117,8 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
             main = B.contrastive_loss(*pair, numbers["scale"])
         else:
             main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
-        total, metrics, sums = main, {"contrastive": main}, {}
+        total, metrics = main, {"contrastive": main}
+        sums: dict[str, Any] = {}
         for of, ending, output in outputs:
             layers = family(of).moe_layers(of, seen.shape[0])
             metrics |= moe_metrics([layer._replace(name=f"{layer.name}{ending}") for layer in layers], output)
