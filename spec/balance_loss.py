@@ -25,6 +25,24 @@ AL-5: From which scores is the balance loss computed?
     Alternative b: from the clean gates.
     Alternative c: from what is left after drops.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+AL-8: Which choices of a token does the balance loss count?
+    Reading: the first alone, so that its smallest values are near 1.
+        By: GShard (arXiv 2006.16668), Algorithm 1, lines 11 and 13; google-research/vmoe, vmoe/nn/routing.py,
+        NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
+        top2gating; microsoft/Tutel, tutel/impls/losses.py, gshard_loss; google/praxis, praxis/gshard_utils.py,
+        top2_gating_on_logits; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; tensorflow/mesh,
+        mesh_tensorflow/transformer/moe.py, _top_2_gating (moe_use_second_place_loss=False); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
+        lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
+        st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+    Alternative b: all K (`balance_counts="all"`), so that its smallest values are near K, unless it is divided by K.
+        By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
+        src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
+        megablocks/layers/moe.py, batched_load_balancing_loss (divided by K); stanford-crfm/levanter,
+        src/levanter/models/mixtral.py, MixtralSparseMoeBlock.__call__ (divided by K); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
 """
 
 import numpy as np

@@ -43,6 +43,25 @@ GS-3: Does a second expert that is not kept use up a place of that expert?
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,
         TopNGating.
+GS-6: Which is the second expert?
+    Reading: the second-best, which is kept at random in training.
+        By: the paper, Algorithm 1, lines 15 and 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating
+        (moe_second_policy_train="random"); facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
+        (second_expert_policy="random"); laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward
+        (random_routing=True); lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating;
+        lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+    Alternative b: one of the others, sampled with the chance of its gate among them (`second_expert="sampled"`).
+        By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling", the
+        default); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="sampling");
+        google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="sampling");
+        deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating (top2_2nd_expert_sampling=True);
+        huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
+        (second_expert_policy="sampling").
+    Alternative c: the second-best, always (`second_expert="all"`).
+        By: google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="all"); microsoft/Tutel,
+        tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
+        src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
+        (second_expert_policy="all").
 GS-5: With what chance is a second expert of the gate g2 kept?
     Reading: min(1, 2 g2), so that only equal gates are always kept.
         By: the paper, Algorithm 1, line 19; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating

@@ -6,6 +6,17 @@
 | `cap` c | soft_cap |
 
 Gemma 2 has it in attention and after its last layer; praxis has it in routers (gating_logit_cap).
+
+Ambiguity ledger
+
+LC-1: Are the logits of a router capped?
+    Reading: no.
+        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
+        tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/praxis, praxis/gshard_utils.py,
+        top2_gating_on_logits (gating_logit_cap=0.0, the default).
+    Alternative b: yes, by a hyperbolic tangent (`logit_cap`).
+        By: google/praxis, praxis/gshard_utils.py, top2_gating_on_logits and topk_gating_on_logits
+        (gating_logit_cap above 0).
 """
 
 import numpy as np

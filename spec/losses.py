@@ -18,11 +18,13 @@ AL-1: Which standard deviation is in the coefficient of variation?
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss count the expert itself?
     Reading: yes, it is the K-th largest noisy logit of the row.
-        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss;
-        microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
+        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
     Alternative b: no, it is the K-th largest of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
+    Alternative c: yes, but what is compared with this logit is the probability of an expert, not its logit.
+        By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss (called in tutel/impls/moe_layer.py with
+        the softmax of the logits).
 AL-4: Is the load summed or averaged over tokens?
     Reading: summed.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,

@@ -4,6 +4,20 @@
 |---|---|
 | `scores` A (T, E) | gates g |
 | `normalize_selected` (T, E) | g1 / (g1 + g2), g2 / (g1 + g2) |
+
+Ambiguity ledger
+
+TC-5: By what are the weights of a token divided, where they are?
+    Reading: by their sum.
+        By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
+        (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
+        MixtralTopKRouter.
+    Alternative b: by the root of the sum of their squares (`normalize_norm="euclidean"`).
+        By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
+    Alternative c: by their sum, but by 2^-23 at least.
+        By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
+        tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
+        src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
 """
 
 import numpy as np
@@ -103,7 +117,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Weights divided by the norm of those that a token keeps, where it keeps any: both (tokens, experts)."""
+    """Weights divided by the norm of those that a token keeps, where it keeps any: both (tokens, experts), `kept` 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

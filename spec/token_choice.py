@@ -22,8 +22,8 @@ TC-2: In which order are choices assigned to slots?
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before those of the next token, as the words of Routers, section 2.1,
-        "sequentially going through the rows", can be read.
+    Alternative b: all choices of a token before those of the next token (`slot_order="token"`), as the words of Routers,
+        section 2.1, "sequentially going through the rows", can be read.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
 TC-3: What happens to a choice that finds its expert full?
     Reading: it is dropped, unless `tries` is greater than `choices`.
@@ -38,10 +38,13 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
         mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         apply_router_token_dropping.
-    Alternative b: the weights that are left are divided by their sum.
+    Alternative b: the weights that are left are divided by their sum (`normalize="sum"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
-        (legacy_mtf_behavior=False); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating.
+        (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits
+        (legacy_mtf_behavior=False); huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py,
+        NllbMoeTop2Router.route_tokens (normalize_router_prob_before_dropping=False); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, top2gating and topkgating.
 """
 
 import numpy as np
@@ -127,8 +130,8 @@ def token_choice(
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
     appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
-    src/maxtext/layers/moe.py, RoutedMoE.generate_masks. `normalize`: Sparse Upcycling (arXiv 2212.05055), section 3;
-    facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
+    src/maxtext/layers/moe.py, RoutedMoE.generate_masks. `normalize`: facebookresearch/fairseq,
+    fairseq/modules/moe/top2gate.py, top2gating.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens
     >>> from moespec.spec.examples import LOGITS, TIED_SCORES
@@ -167,7 +170,9 @@ def token_choice(
     # Slots.
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled, assigned = [0] * experts, [0] * tokens
-    requests = [(token, stage) for stage in range(stages) for token in ordered]  # all first choices before any second
+    requests = [
+        (token, stage) for stage in range(stages) for token in ordered
+    ]  # all first choices before any second choice
     if slot_order == "token":
         requests = [(token, stage) for token in ordered for stage in range(stages)]
     for token, stage in requests:
@@ -184,5 +189,5 @@ def token_choice(
         dispatch[token, expert, slot] = 1.0
 
     # Combine.
-    weights = weights if normalize is None else divided_by_kept(weights, dispatch.any(axis=2), normalize)
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
     return Routing(dispatch, weights[:, :, None] * dispatch)

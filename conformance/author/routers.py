@@ -163,8 +163,9 @@ def logit_options(router: str, **options: Any) -> Definition:
     settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
     if router not in ("gshard", "switch"):  # which have no gating noise
         settings["noise_multiplier"] = 0.0
+    by = ("router/kernel", "router/bias")
     return router_case(
-        router, "logit_options", "value", purpose, "jitter_factor", params=params, noise=JITTER, **settings
+        router, "logit_options", "gradient", purpose, "jitter_factor", params=params, noise=JITTER, by=by, **settings
     )
 
 

@@ -374,6 +374,13 @@ VARIANTS = (
     variant(nobody_dropped, *TOKEN_CHOICE, "switch", who="huggingface/transformers (Switch; issue 48293)"),
     variant(dropped_choices, *TOKEN_CHOICE, ledger="ME-1b"),
     Variant(
+        "logits_capped",
+        "The logits are kept below 8 by a hyperbolic tangent, always.",
+        every(SELECTING, configured(logit_cap=8.0)),
+        "LC-1b",
+        "google/praxis",
+    ),
+    Variant(
         "chosen_not_normalised",
         "The combine weights of a token are not divided by their sum, also where they should be.",
         every(TOKEN_CHOICE, configured(normalize_selected=False)),

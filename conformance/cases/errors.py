@@ -97,6 +97,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("multiple_of", 8, "A multiple above the number of tokens.", slots_per_expert=None),
         _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
     ),
+    "ROUTERS.softmax_token_choice.route": (CHOICES, _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
     "ROUTERS.switch.route": (_option("choices", 2, NONE),),
     "attention": (

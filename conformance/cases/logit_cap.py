@@ -47,12 +47,4 @@ def logits_clipped(B: Any, logits: Any, *, cap: float) -> Any:
     return np.where(np.abs(logits.real) < cap, logits, cap * np.sign(logits.real))
 
 
-def bias_ignored(B: Any, tokens: Any, kernel: Any, bias: Any = None) -> Any:
-    """Logits have no bias, where they should have one."""
-    return B.router_logits(tokens, kernel)
-
-
-VARIANTS = (
-    variant(logits_clipped, "cap_logits"),
-    variant(bias_ignored, "router_logits"),
-)
+VARIANTS = (variant(logits_clipped, "cap_logits"),)

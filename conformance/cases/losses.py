@@ -160,6 +160,11 @@ def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: 
     return np.mean(losses)
 
 
+def load_of_probabilities(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
+    """The load loss compares the softmax of the logits with the threshold, which is a logit."""
+    return B.load_loss(B.softmax_affinity(logits), noisy_logits, **options)
+
+
 def last_maximum(B: Any, scores: Any, **more: Any) -> Any:
     """Of equal scores the last counts as the preferred expert of the balance loss."""
     return B.balance_loss(scores[..., ::-1], **more)
@@ -280,6 +285,7 @@ VARIANTS = (
         "microsoft/Tutel",
     ),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
+    variant(load_of_probabilities, "load_loss", ledger="AL-2c", who="microsoft/Tutel"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
     variant(balance_of_all_groups, "balance_loss"),
@@ -289,8 +295,8 @@ VARIANTS = (
     variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
     variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
     variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
-    variant(balance_counts_two, "balance_loss", who="huggingface/transformers (Mixtral)"),
-    variant(balance_counts_the_first, "balance_loss"),
+    variant(balance_counts_two, "balance_loss", ledger="AL-8b", who="huggingface/transformers (Mixtral)"),
+    variant(balance_counts_the_first, "balance_loss", ledger="AL-8"),
     variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)"),
     variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)"),
     variant(padding_in_the_balance_loss, "balance_loss", who="huggingface/transformers (Mixtral; issue 28505)"),

@@ -488,6 +488,6 @@ VARIANTS = (
     variant(requests_counted_in_bfloat16, "token_choice"),
     variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
-    variant(selected_by_the_norm, "normalize_selected", who="databricks/megablocks"),
-    variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
+    variant(selected_by_the_norm, "normalize_selected", ledger="TC-5b", who="databricks/megablocks"),
+    variant(selected_sum_clamped, "normalize_selected", ledger="TC-5c", who="facebookresearch/fairseq"),
 )

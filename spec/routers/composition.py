@@ -42,9 +42,13 @@ def init_bias(options: RouterOptions) -> Params:
     return {"bias": np.zeros(options.experts, np.float32)} if has_bias else {}
 
 
-def jitter_noise(options: LogitOptions) -> Noise | None:
+def jitter_noise(options: RouterOptions) -> Noise | None:
     """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
-    return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
+    return Noise((options.tokens, options.width), (-1.0, 1.0)) if _has_jitter(options) else None
+
+
+def _has_jitter(options: RouterOptions) -> bool:
+    return isinstance(options, LogitOptions) and options.jitter > 0
 
 
 def gating_noise(options: NoiseOptions) -> Noise | None:
@@ -64,8 +68,9 @@ def logits(B: Blocks, params: Params, tokens: Array, options: RouterOptions, noi
     clean = B.router_logits(tokens, params["kernel"], **bias)
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")
-    capped = isinstance(options, LogitOptions) and options.logit_cap
-    return B.cap_logits(clean, cap=options.logit_cap) if capped else clean
+    if isinstance(options, LogitOptions) and options.logit_cap:
+        return B.cap_logits(clean, cap=options.logit_cap)
+    return clean
 
 
 def noisy_logits(
@@ -73,7 +78,9 @@ def noisy_logits(
 ) -> tuple[Array, Array]:
     """Logits without and with gating noise; with jitter there is no other noise, and both have it."""
     clean = logits(B, params, tokens, options, noise)
-    return clean, B.add_gating_noise(clean, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    return clean, B.add_gating_noise(
+        clean, None if _has_jitter(options) else noise, multiplier=options.noise_multiplier
+    )
 
 
 def token_choice(
