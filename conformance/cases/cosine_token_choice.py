@@ -51,7 +51,10 @@ def cases() -> Iterator[Definition]:
 
     def logits(name: str, kind: str, purpose: str, *flags: str, temperature: float = 0.5, bias: bool = True,
                **more: Any) -> Definition:  # fmt: skip
-        arrays = {"tokens": tokens(f"{LOGITS}/{name}"), **_parameters(f"{LOGITS}/{name}", temperature, bias=bias)}
+        arrays: dict[str, Any] = {
+            "tokens": tokens(f"{LOGITS}/{name}"),
+            **_parameters(f"{LOGITS}/{name}", temperature, bias=bias),
+        }
         return single(LOGITS, LOGITS, name, kind, purpose, *flags, **arrays, **more)
 
     yield logits("log_scale", "value", "The logarithm of the inverse temperature, and a bias.", NORM)
@@ -61,9 +64,10 @@ def cases() -> Iterator[Definition]:
     yield logits("gradient", "gradient", "By all arrays.", NORM)
     yield logits("gradient_clamped", "gradient", "None by a temperature at its bound.", NORM, temperature=5.0)
     yield logits("gradient_divide", "gradient", "By the temperature, too.", NORM, temperature=0.25, form="divide")
-    zero = {"tokens": tensor(np.zeros((1, 2, D)), "groups tokens width")}
+    zero: dict[str, Any] = {"tokens": tensor(np.zeros((1, 2, D)), "groups tokens width")}
+    zero |= _parameters("cosine/zero", bias=False)
     purpose = "A projected token of 0 has logits of 0."
-    yield single(LOGITS, LOGITS, "zero", "degenerate", purpose, NORM, **zero, **_parameters("cosine/zero", bias=False))
+    yield single(LOGITS, LOGITS, "zero", "degenerate", purpose, NORM, **zero)
     yield from _router()
 
 
@@ -78,7 +82,7 @@ def _router() -> Iterator[Definition]:
                slots_per_expert=6)  # fmt: skip
     purpose = "X-MoE: a temperature that divides, no bias, and the sigmoid as the gate."
     divided: dict[str, Any] = {"temperature_form": "divide", "temperature": 0.375, "affinity": "sigmoid"}
-    yield case("divide", "overflow", purpose, NORM, "sigmoid_gate", bias=False, multiple_of=2, **divided)
+    yield case("divide", "overflow", purpose, NORM, "sigmoid_gate", bias=False, multiple_of=4, **divided)
     purpose = "Noise, at evaluation too, and all losses."
     more: dict[str, Any] = {"noise": NORMAL, "noise_multiplier": 2.0, "train": False, "choices": 2}
     yield case("noise", "value", purpose, "noise_inside", groups=1, **more, **LOSSES | CHANGED)

@@ -43,8 +43,8 @@ def _functions() -> Iterator[Definition]:
 
 def _router() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (6, 4, 3),
-             balanced: bool = False, **more: Any) -> Definition:  # fmt: skip
-        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=0.5, step=0.03125)
+             balanced: bool = False, reach: float = 0.5, **more: Any) -> Definition:  # fmt: skip
+        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=reach, step=reach / 16)
         kept = {"bias": tensor(0 * bias if balanced else bias, "experts")}
         return router_case(NAME, name, kind, purpose, *flags, state=kept, sizes=sizes, **more)
 
@@ -59,8 +59,8 @@ def _router() -> Iterator[Definition]:
     losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
     few: dict[str, Any] = {"epsilon": 0.25, "scale": 1.5, "balance_counts": "first"}
     yield case("losses", "value", purpose, BIAS, DIVIDED, groups=1, train=True, **losses, **few)
-    purpose = "The square root of the softplus, with a capacity that is a multiple of 2, best tokens first."
-    tight: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 2, "batch_priority": "max"}
+    purpose = "The square root of the softplus, with a capacity that is a multiple of 3, best tokens first."
+    tight: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 3, "batch_priority": "max"}
     flags = ("overflow_drop", "capacity_rounding", "priority_order")
     yield case("sqrt_softplus", "overflow", purpose, *flags, affinity="sqrt_softplus", **tight)
     purpose = "The softmax, by the sum of both choices, with three slots."
@@ -86,7 +86,7 @@ def _of_groups(case: Any) -> Iterator[Definition]:
     four: dict[str, Any] = {"expert_groups": 4, "chosen_groups": 2}
     yield case("groups", "value", "Two groups of four, by the sum of two.", GROUPS, BIAS, choices=3, train=True, **four)
     purpose = "The best of a group, without the bias; experts outside have the score 0."
-    loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3}
+    loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3, "reach": 2.0}
     yield case("groups_loose", "value", purpose, GROUPS, BIAS, **loose, **four)
     purpose = "Two groups of four experts, one of which is chosen, by the sum of its K / M = 3 best."
     share: dict[str, Any] = {"group_score": "top_k_over_m", "choices": 3, "expert_groups": 2}
