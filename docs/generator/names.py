@@ -8,6 +8,7 @@ __all__ = ["NAMES", "not_found"]
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
+    "cosine_token_choice": ("Cosine Token Choice", "Cosine router", "Swin-MoE", "X-MoE"),
     "dselect_k": ("DSelect-k",),
     "gshard": ("GShard top-2", "GShard"),
     "hash": ("Hash layers", "Hash"),
@@ -35,6 +36,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "capacity": ("Capacity", "Capacity factor"),
     "capped_affinity": ("Capped Expert Choice",),
     "contrastive_loss": ("Contrastive loss", "CLIP", "InfoNCE"),
+    "cosine_logits": ("Cosine logits",),
     "dropout": ("Dropout and stochastic depth", "Stochastic depth", "DropPath"),
     "dselect_k_gate": ("DSelect-k gate",),
     "expert_choice": ("Expert Choice allocation",),
