@@ -116,7 +116,8 @@ def group_limited_scores(
     order = stable_order(group_scores(of_groups, groups, best))
     limited = np.zeros((len(scores), groups), bool)
     np.put_along_axis(limited, order[:, :limit], True, axis=1)
-    least = 2 * np.minimum(scores.min(axis=1, keepdims=True), 0) - 1
+    lowest = scores.real.min(axis=1, keepdims=True)
+    least = 2 * np.where(lowest < 0, lowest, 0) - 1
     return np.where(np.repeat(limited, size, axis=1), scores, 0.0 if outside == "zero" else least)
 
 
