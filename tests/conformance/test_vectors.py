@@ -26,6 +26,7 @@ from moespec.spec import LEDGER, ROUTERS
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
+    *("biased_scores", "cosine_logits", "cosine_token_choice", "image_pooling"),
     *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
     *(
         "limoe",
@@ -86,7 +87,7 @@ def test_budgets():
     """Of manifests and the arrays beside them: every step of every router is stored, so that a manifest runs by itself."""
     sizes = [sum(path.stat().st_size for path in suite.VECTORS.glob(f"{case.id}.*")) for case in CASES]
     assert statistics.median(sizes) <= 8_000
-    assert sum(sizes) <= 5_700_000
+    assert sum(sizes) <= 6_400_000
 
 
 def test_sizes_are_small_but_for_a_few():
@@ -96,7 +97,7 @@ def test_sizes_are_small_but_for_a_few():
         for tensor in case.inputs.values():
             for axis, size in zip(tensor.axes, tensor.array.shape, strict=True):
                 assert size <= limits.get(axis, 32) or LARGE & set(case.flags), (case.id, axis, size)
-    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 7
+    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 9
 
 
 def test_inputs_are_exact_in_bfloat16():
