@@ -122,10 +122,10 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
     write_safetensors(path, arrays, {KEY: signed(record, indent=None).decode()})
 
 
-def read(path: Path) -> list[Gate]:
+def read(path: Path | str) -> list[Gate]:
     """The gates of a recording. Raises FileError, which names the file, for anything that is not one."""
     try:
-        arrays, metadata = read_safetensors(path)
+        arrays, metadata = read_safetensors(Path(path))
     except CheckpointError as error:
         raise FileError(str(error)) from error
     if KEY not in metadata:
