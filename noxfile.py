@@ -276,7 +276,7 @@ def bench(session: nox.Session, backend: str) -> None:
     vmoe = "--vmoe" in session.posargs
     _install(session, backend)
     others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
-    session.install(*CONSTRAINTS, "psutil", "POT", *others)
+    session.install(*CONSTRAINTS, "psutil", *others)
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
     routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
     for name, more in 2 * [
@@ -285,8 +285,7 @@ def bench(session: nox.Session, backend: str) -> None:
         ("layers", (*larger, "--routers", *routers)),
     ]:  # two runs of each
         session.run("python", f"benchmarks/{name}.py", "--backend", backend, *more, *session.posargs, env=QUIET)
-    for name in ("growth", "transport"):
-        session.run("python", f"benchmarks/{name}.py", "--backend", backend, env=QUIET)
+    session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")
 
 

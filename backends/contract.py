@@ -20,14 +20,17 @@ from moespec.spec.routers import Router
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routing import Params, Routing
 
-__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "State", "Step", "filled_alone"]
+__all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "Renewal", "State", "Step", "filled_alone"]
 
 Axis = int | tuple[int, ...]
 State = Any
 """What training carries from step to step; only the functions of its backend look inside."""
 Metrics = dict[str, Array]
 LossFunction = Callable[..., tuple[Array, Metrics]]
-"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`."""
+"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`; with sums that add as a third, a nested dict,
+where routers keep a state."""
+Renewal = Callable[[Params, Any], Params]
+"""`renew(params, sums)` gives new values of what no optimiser trains, as a nested dict: the states of routers after a step."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
 """`step(state, batch, learning_rate) -> (state, metrics)`; it may use up the state that it is given."""
 
@@ -200,11 +203,18 @@ class Backend(Blocks, Protocol):
         """The parameters with their average in place of those that have one; valid as long as `state_params` is."""
 
     def make_step(
-        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+        self,
+        loss_function: LossFunction,
+        optimizer: OptimizerConfig,
+        *,
+        accumulate: int = 1,
+        averaged: bool = False,
+        renew: Renewal | None = None,
     ) -> Step:
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
-        averaged: the loss is one of the parameters, the batch, and what `state_average` gives, which is a constant.
+        averaged: the loss is one of the parameters, the batch, and what `state_average` gives, which is a constant. renew: is given
+        the parameters before the update, and the sums that the loss returns, over all parts and devices.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The metrics have "loss" and "grad_norm", the global norm before the clip, added to them. Raises

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moespec.backends.optimizer import STATE
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
@@ -112,7 +112,11 @@ def layer_of(
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
-    options = {"ids": tokens, **router_options} if ROUTERS[router].needs == "ids" else router_options
+    known = ROUTERS[router].Options.__dataclass_fields__
+    decided = (
+        {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
+    )
+    options = {**decided, **router_options}
     of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
@@ -133,15 +137,18 @@ def initial(layer: Layer) -> dict[str, Params]:
     return params
 
 
-def drawn(layer: Layer, parts: Sequence[str] = ("router", "experts")) -> Iterator[tuple[str, str, NDArray[Any]]]:
+def drawn(layer: Layer, parts: Sequence[str] = ("router", "experts")) -> Iterator[tuple[str, str, Any]]:
     """The first arrays one at a time, in float32, each with its part and its name.
 
-    Glorot uniform kernels, biases normal(1e-6), and what the router has. Tables, which hold experts, are integers.
+    Glorot uniform kernels, biases normal(1e-6), and what the router has; what it keeps is a dict named "state". Tables, which hold
+    experts, are integers.
     """
     generator = np.random.default_rng(layer.seed)
     for name, value in ROUTERS[layer.router].init(generator, layer.options).items():
         if "router" in parts:
             yield "router", name, value.astype(np.int32) if name == "tables" else value
+    if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):
+        yield "router", STATE, state
     if "experts" not in parts:
         return
     width, hidden, experts = layer.options.width, layer.hidden, layer.options.experts

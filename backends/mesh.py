@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.optimizer import is_fixed
 from moespec.backends.optimizer_options import factored_axes
 from moespec.spec.errors import ConfigError
 
@@ -125,7 +125,7 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
     ('expert', None, 'fsdp')
     """
     split: list[str | None] = [None] * len(shape)
-    if not path or path[-1] in CONSTANTS:
+    if not path or is_fixed(path):
         return tuple(split)
     if sizes.expert > 1 and re.search(EXPERTS, "/".join(path)):
         check_experts(shape[0], sizes, "/".join(path))

@@ -15,7 +15,7 @@ The decay is `weight_decay` for the parameters that `DECAYED` names and 0 for al
 own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
 
 A parameter whose rate is 0 is frozen: its bits stay, it has no gradient (the norm does not see it), and nothing is kept
-of it. What travels with the parameters but is not trained (`CONSTANTS`) is always frozen.
+of it. What travels with the parameters but is not trained (`is_fixed`: tables, and the state of routers) is always frozen.
 
 Source: Rates of decay by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
 expression that is found in the path). What decays: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
@@ -41,7 +41,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["CONSTANTS", "DECAYED", "OptimizerConfig"]
+__all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "is_fixed"]
 
 _OF_ROUTERS = "|".join(sorted({name for router in ROUTERS.values() for name in router.decays}))
 DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2)$"
@@ -50,6 +50,15 @@ matrices, but neither biases, norms nor positions."""
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
+
+STATE = "state"
+"""The name under which the parameters of a router have what it keeps: `router/state/bias`."""
+
+
+def is_fixed(path: Sequence[str]) -> bool:
+    """Whether what is at `path` of the parameters is not trained: a constant, or part of the state of a router."""
+    return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
+
 
 AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")
 """The fields that every optimiser has."""
@@ -142,7 +151,7 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        return 0.0 if not path or path[-1] in CONSTANTS else patterns.first(self._decays, path, 0.0)
+        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, 0.0)
 
     def rate_of(self, path: Sequence[str]) -> float:
         """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.
@@ -151,7 +160,7 @@ class OptimizerConfig:
         >>> head.rate_of(("head", "kernel")), head.rate_of(("norm", "scale"))
         (1.0, 0.0)
         """
-        return 0.0 if path and path[-1] in CONSTANTS else patterns.first(self._rates, path, 1.0)
+        return 0.0 if is_fixed(path) else patterns.first(self._rates, path, 1.0)
 
     def ema_after(self, step: Any, xp: Any = np) -> Any:
         """The decay of the average after so many steps, 0 without one. step: an integer of the arrays of `xp`.

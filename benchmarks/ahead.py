@@ -39,10 +39,10 @@ from moespec.models.training.config import Config as Run  # noqa: E402
 from moespec.models.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
 
 
-def devices(name: str, platform: str = "tpu", **options: Any) -> Any:
+def devices(name: str) -> Any:
     """The devices of a topology, for models of any size: nothing is allocated."""
     memory.of_machine = lambda: float("inf")
-    return topologies.get_topology_desc(name, platform=platform, **options).devices
+    return topologies.get_topology_desc(name, platform="tpu").devices
 
 
 def on(device: Any, tree: Any) -> Any:

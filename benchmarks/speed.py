@@ -52,14 +52,6 @@ what their logits cost; what a plan, a choice or a mixture costs grows with toke
 slots, so with the square of the tokens of a group.
 """
 
-TRANSPORT = """## Plans of sparsity-constrained transport
-
-`nox -s bench`: the plans of all groups, over the 20 updates of our routers, beside POT, which solves one group after the other: to
-its own tolerance, and with as many iterations as we make updates. The plans differ. Ours are those of the paper's code, which stops
-far from the maximum on purpose. *Row error* is how far the sum of a row is from 1, on average: with so few non-zeros the semi-dual
-may have a kink at its maximum, so that the rows of a converged plan are off, too.
-"""
-
 STEPS_TPU = """## A training step, compiled for a TPU
 
 `python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
@@ -83,12 +75,6 @@ MESH = """## What devices tell each other
 compiled for 4 and 8 chips of a TPU v5e; `nox -s tpu` fails when there are other collectives. *Bound* is what must be received: slots
 whose experts are elsewhere, four times; gradients of what several devices have, twice; with `fsdp` the parts of the others, and
 their gradients.
-"""
-
-STEPS_CUDA = """## A training step, compiled for an H100
-
-`python benchmarks/cuda_steps.py`: the same steps, compiled by XLA without a GPU. *Kernels* are the
-programs that a step starts, *products* those of them that are matrix products of cuBLAS.
 """
 
 GPU = """## A training step on a GPU
@@ -122,14 +108,12 @@ def main() -> None:
     parts += [LAYERS, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
     parts += [LARGER, of_layers(larger)]
     parts += [STEPS, of_layers(steps, "steps"), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
-    parts += [TRANSPORT, of_transport({name: read(f"transport-{name}-cpu") for name in steps})]
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
     head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
     parts += [STEPS_TPU, of_tpu_steps(tpu_steps), MESH, of_mesh(read("mesh-tpu"))]
-    parts += [STEPS_CUDA, of_cuda_steps(read("steps-cuda"))]
     parts += [GPU, of_gpu(sorted(RESULTS.glob("gpu-*.json")))]
     recipes = read("recipes-tpu")
     head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
@@ -194,22 +178,6 @@ def of_growth(growth: dict[str, Any]) -> str:
     return "\n\n".join([table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}.\n"])
 
 
-def of_transport(transport: dict[str, Any]) -> str:
-    rows = []
-    for backend, result in transport.items():
-        for case in result["figures"]["rows"]:
-            own = case["each"]["moespec"]["cpu_seconds"]
-            for name, row in case["each"].items():
-                times = f"{1e3 * row['cpu_seconds']:.0f}", f"{row['cpu_seconds'] / own:.1f}"
-                of = f"{backend}, moespec" if name == "moespec" else name
-                rows.append([of, str(case["experts"]), str(case["nonzeros"]), *times, str(row["row_error"])])
-    head = ["solver", "experts", "non-zeros of a column", "ms", "over ours", "row error"]
-    result = next(iter(transport.values()))
-    config = result["figures"]["config"]
-    sizes = f"{config['groups']} groups, {config['tokens']} tokens"
-    return "\n\n".join([table(head, rows), f"{sizes}; {machine(result)}, POT {result['versions']['POT']}.\n"])
-
-
 def of_tpu_steps(steps: Any) -> str:
     dense = {key(row): row for row in steps["rows"] if row["of"]["case"] == "dense"}
     rows = []
@@ -240,45 +208,17 @@ def of_mesh(mesh: Any) -> str:
     )
 
 
-def of_cuda_steps(steps: Any) -> str:
-    dense = next(row for row in steps["rows"] if row["of"]["case"] == "dense")
-    rows = []
-    for row in steps["rows"]:
-        of = row["of"]
-        products = sum(count for kind, count in row["by_kind"].items() if "cublas" in kind)
-        memory, seconds = (row[name] / dense[name] for name in ("temporary_mib", "compile_seconds"))
-        rows.append(
-            [
-                f"`{of['model']}`, {of['images']} images",
-                of["case"],
-                str(of.get("experts", "")),
-                *(str(row["kernels"]), str(products), f"{memory:.2f}", f"{seconds:.2f}", row["largest"][0]),
-            ]
-        )
-    head = ["model", "case", "experts", "kernels", "products", "temporary / dense", "compile / dense", "largest array"]
-    return "\n\n".join([table(head, rows), f"{', '.join(f'{n} {v}' for n, v in steps['versions'].items())}.\n"])
-
-
 def of_gpu(paths: list[Path]) -> str:
     rows, machines = [], []
     for path in paths:
         result = json.loads(path.read_text())
         config = result["figures"]["config"]
         for row in result["figures"]["models"]:
-            ratios = [
-                f"{row[f'{kind}_over_dense']:.2f} ({row[f'{kind}_per_operation']:.2f})" for kind in ("pass", "step")
-            ]
             seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
-            rows.append(
-                [
-                    config["backend"],
-                    f"`{row['model']}`",
-                    str(row.get("experts", "")),
-                    *seconds,
-                    *ratios,
-                    f"{row['most_mib']:,.0f}",
-                ]
-            )
+            over = [(row[f"{kind}_over_dense"], row[f"{kind}_per_operation"]) for kind in ("pass", "step")]
+            ratios = [f"{one:.2f} ({other:.2f})" for one, other in over]
+            case = [config["backend"], f"`{row['model']}`", str(row.get("experts", ""))]
+            rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
         machines.append(f"{config['backend']}: {result['machine']['gpu']}, {versions(result['versions'])}")
     head = ["backend", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
     return "\n\n".join([table(head, rows), f"{'; '.join(machines)}.\n"])

@@ -9,10 +9,6 @@ compiler counts one turn of a loop, so that FLOPs and bytes of a router whose ex
 experts than 8, the optimiser's work is a part of FLOPs and bytes that the count leaves out.
 """
 
-import argparse
-from collections.abc import Iterator
-from typing import Any
-
 import ahead  # isort: skip  # first: it sets which compiler is used
 import record
 import vits
@@ -20,9 +16,7 @@ from tpu_recipes import compile_step
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.training.config import Config, TrainingConfig
-from moespec.models.vit import VitConfig
 
-OPTIMIZER = OptimizerConfig("adamw", clip=1.0)
 CASES = (
     "dense",
     "dense, recomputed",
@@ -32,39 +26,24 @@ CASES = (
 )
 
 
-def parser(text: str | None) -> argparse.ArgumentParser:
-    """The options of a program that compiles the cases."""
-    parser = record.parser(text)
+def main() -> None:
+    parser = record.parser(__doc__)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], metavar="CASE", help=f"of: {'; '.join(CASES)}")
     parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
     parser.add_argument("--images", type=int, default=32, help="images in the batch (default: %(default)s)")
     parser.add_argument("--experts", type=int, default=8, help="experts of a layer (default: %(default)s)")
-    return parser
-
-
-def cases(arguments: argparse.Namespace, **more: Any) -> Iterator[tuple[dict[str, Any], VitConfig, bool]]:
-    """What identifies each case, its model, and whether blocks are recomputed."""
-    for case in arguments.cases or CASES:
+    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
+    options = parser.parse_args()
+    device = ahead.devices(options.topology)[0]
+    for case in options.cases or CASES:
         name = case.removesuffix(", recomputed")
-        of = {"model": arguments.model, "images": arguments.images, **more, "case": case}
+        of = {"model": options.model, "images": options.images, "topology": options.topology, "case": case}
         if name != "dense":
-            of["experts"] = arguments.experts
-        yield of, vits.of_case(name, arguments.model, arguments.experts, dtype="bfloat16"), case != name
-
-
-def run(images: int, recompute: bool) -> Config:
-    """The run of a step."""
-    return Config(optimizer=OPTIMIZER, training=TrainingConfig(batch=images, recompute=recompute))
-
-
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
-    arguments = options.parse_args()
-    device = ahead.devices(arguments.topology)[0]
-    for of, model, recompute in cases(arguments, topology=arguments.topology):
-        row = {"of": of, **compile_step(model, run(arguments.images, recompute), device)}
-        ahead.add("steps-tpu", row, ("of",), "jax", "libtpu")
+            of["experts"] = options.experts
+        model = vits.of_case(name, options.model, options.experts, dtype="bfloat16")
+        training = TrainingConfig(batch=options.images, recompute=case != name)
+        run = Config(optimizer=OptimizerConfig("adamw", clip=1.0), training=training)
+        ahead.add("steps-tpu", {"of": of, **compile_step(model, run, device)}, ("of",), "jax", "libtpu")
 
 
 if __name__ == "__main__":

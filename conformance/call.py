@@ -109,6 +109,7 @@ def _paths() -> Iterator[str]:
             table = getattr(spec, name, None)
             if isinstance(table, Mapping):
                 yield from (f"{name}.{key}{'.route' if name == ROUTE.name else ''}" for key in table)
+    yield from (f"{ROUTE.name}.{key}.update" for key, router in spec.ROUTERS.items() if router.renew)
 
 
 def _missing(module: Any, path: str) -> str:
@@ -195,7 +196,7 @@ def arrays(returned: Any, wanted: Collection[str]) -> Values:
     if isinstance(returned, Mapping):
         return dict(returned)
     if hasattr(returned, "routing"):
-        parts = {"losses": returned.losses, "metrics": returned.metrics}
+        parts = {name: getattr(returned, name, {}) for name in ("losses", "metrics", "statistics")}
         return routing_arrays(returned.routing, sparse="slots" in wanted) | {
             f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()
         }

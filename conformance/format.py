@@ -82,9 +82,10 @@ class Stage:
 
     @property
     def router(self) -> str:
-        """The router that it calls, or an empty string."""
+        """The router whose `route` it calls, or an empty string."""
         owner, _, rest = self.call.partition(".")
-        return rest.partition(".")[0] if owner == "ROUTERS" else ""
+        name, _, method = rest.partition(".")
+        return name if owner == "ROUTERS" and method == "route" else ""
 
 
 @dataclass(frozen=True)

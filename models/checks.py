@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import importlib.util
 import os
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ __all__ = [
     "Number",
     "Share",
     "check_fields",
+    "check_installed",
     "check_names",
     "check_output",
     "check_sources",
@@ -72,6 +74,12 @@ def imported(argument: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{argument}={name!r}: not a function")
     return found
+
+
+def check_installed(argument: str, package: str, extra: str) -> None:
+    """ConfigError, naming the extra of moespec that has it, for a package that `argument` needs and that is not installed."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{argument}: {package} is not installed. Install it: pip install 'moespec[{extra}]'")
 
 
 def described(hint: Any, none: str | None = None) -> str:

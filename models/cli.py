@@ -105,8 +105,20 @@ class HashTableArguments(Configured):
     """the file to write (.safetensors)"""
 
 
-@dataclass(frozen=True)
-class EvaluateArguments:
+@dataclass(frozen=True, kw_only=True)
+class OfRun:
+    """The arguments of a command that reads a run."""
+
+    run: Annotated[Positional[Path], arg(metavar="RUN")]
+    """folder of the run"""
+    backend: BackendName | None = None
+    """framework that computes (default: the run's)"""
+    step: int | None = None
+    """the checkpoint of this step instead of the newest"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(OfRun):
     """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
     config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
 
@@ -115,12 +127,6 @@ class EvaluateArguments:
     which are told by name and may be fewer.
     """
 
-    run: Positional[str]
-    """folder of the run"""
-    backend: BackendName | None = None
-    """framework that computes (default: the run's)"""
-    step: int | None = None
-    """the checkpoint of this step instead of the newest"""
     fewshot: tuple[int, ...] = ()
     """linear classifiers of the features of so many training images a class (10: 10-shot)"""
     l2: tuple[float, ...] = (1024.0,)
@@ -193,8 +199,8 @@ class PlanArguments(Configured):
     """print JSON, for programs"""
 
 
-@dataclass(frozen=True)
-class InspectArguments:
+@dataclass(frozen=True, kw_only=True)
+class InspectArguments(OfRun):
     """Draw which experts handle which patch of an image, or with what weight each slot takes it in.
 
     moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis looks at validation images instead: what the
@@ -203,8 +209,6 @@ class InspectArguments:
     routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
     """
 
-    run: Positional[str]
-    """folder of the run"""
     image: str | None = None
     """an image file, or a folder of a few, with a picture for each; it is cropped to a square and resized to the model's image size"""
     analysis: FlagCreatePairsOff[bool] = False
@@ -213,14 +217,10 @@ class InspectArguments:
     """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
     panels: tuple[str, ...] = ()
     """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
-    backend: BackendName | None = None
-    """framework that computes (default: the run's)"""
-    step: int | None = None
-    """the checkpoint of this step instead of the newest"""
 
 
-@dataclass(frozen=True)
-class PredictArguments:
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(OfRun):
     """Say what the pictures of a folder are: the classes with their probabilities, and which experts handle them.
 
     moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
@@ -228,8 +228,6 @@ class PredictArguments:
     The page is one file, a gallery with the least certain first, which are those to look at.
     """
 
-    run: Annotated[Positional[Path], arg(metavar="RUN")]
-    """folder of the run"""
     folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """a folder of pictures, also in folders below it, or one picture"""
     csv: Path | None = None
@@ -238,10 +236,6 @@ class PredictArguments:
     """the page to write: a gallery"""
     top: int = 3
     """classes that are named for each picture, the most probable ones"""
-    backend: BackendName | None = None
-    """framework that computes (default: the run's)"""
-    step: int | None = None
-    """the checkpoint of this step instead of the newest"""
 
 
 @dataclass(frozen=True)
@@ -453,7 +447,7 @@ def _evaluate(arguments: list[str]) -> None:
         sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
     images = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
     others = None if list(images.values()) == [None, "", "error"] else images
-    commands.evaluate_command(Path(parsed.run), backend=parsed.backend, step=parsed.step, sets=sets, others=others)
+    commands.evaluate_command(parsed.run, backend=parsed.backend, step=parsed.step, sets=sets, others=others)
 
 
 def _study(arguments: list[str]) -> None:
@@ -497,7 +491,7 @@ def _inspect(arguments: list[str]) -> None:
         raise SpecError("inspect: expected either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
-    run, out = Path(parsed.run), parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    run, out = parsed.run, parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

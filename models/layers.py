@@ -5,7 +5,7 @@ E experts.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from string import digits as DIGITS
@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeV
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
+from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
 from moespec.models.draws import draws_of
@@ -38,6 +39,8 @@ __all__ = [
     "mlp",
     "moe",
     "placed",
+    "renewal",
+    "renewed",
     "run_block",
     "split",
 ]
@@ -223,7 +226,8 @@ class MoeLayer(NamedTuple):
 
     name: the number of its block, and what it mixes where a block has two ("3", "3_tokens"). router: its name.
     settings: the options of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
-    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens".
+    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens". path: where its
+    parameters are, as in "blocks/3/moe".
     """
 
     name: str
@@ -231,6 +235,7 @@ class MoeLayer(NamedTuple):
     settings: RouterOptions
     groups: int
     items: str
+    path: str
 
 
 def split(items: int, group: int, what: str, field: str, *, inputs: str = "images") -> int:
@@ -255,6 +260,7 @@ class Output(NamedTuple):
     logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
     losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order;
     of a layer that mixes experts inside their MLP, that of its first routing. Where blocks are recomputed, routings are None.
+    statistics: of routers that keep a state, what its update takes, by the path of the layer.
     """
 
     logits: Array
@@ -262,6 +268,7 @@ class Output(NamedTuple):
     losses: dict[str, Array]
     routings: list[Any]
     metrics: list[dict[str, Array]]
+    statistics: dict[str, dict[str, Array]] = {}  # noqa: RUF012
 
 
 def check_shape(config: Any, inputs: Array) -> None:
@@ -324,8 +331,16 @@ class Forward:
         for output in self._outputs:
             for name, value in output.losses.items():
                 losses[name] = losses[name] + value if name in losses else value
-        outputs = self._outputs
-        return Output(logits, features, losses, [each.routing for each in outputs], [each.metrics for each in outputs])
+        outputs, layers = self._outputs, self.moe_layers.values()
+        pairs = zip(layers, outputs, strict=True)
+        return Output(
+            logits,
+            features,
+            losses,
+            [each.routing for each in outputs],
+            [each.metrics for each in outputs],
+            {layer.path: each.statistics for layer, each in pairs if each.statistics},
+        )
 
 
 def compute_dtype(B: Backend, dtype: str) -> Callable[[Any], Any]:
@@ -364,12 +379,12 @@ def run_block(
         outputs.extend(routed)
         return x
 
-    def numbers(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], dict[str, Array]]]]:
+    def numbers(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], ...]]]:
         y, routed = block(B.whole(p), x)
-        return y, [(output.losses, output.metrics) for output in routed]
+        return y, [(output.losses, output.metrics, output.statistics) for output in routed]
 
-    x, pairs = B.recomputed(numbers)(p, x)
-    outputs.extend(RouterOutput(None, losses, metrics) for losses, metrics in pairs)
+    x, numbers_of = B.recomputed(numbers)(p, x)
+    outputs.extend(RouterOutput(None, *each) for each in numbers_of)
     return x
 
 
@@ -394,7 +409,10 @@ def moe(
     if multi_hash.chosen(layer.settings):
         y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
         return regrouped(y, items.shape), output
-    output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, noise=noise, train=train, **needed)
+    router, state = p["router"], p["router"].get(STATE)
+    output = B.ROUTERS[layer.router].route(
+        router, grouped, layer.settings, state=state, noise=noise, train=train, **needed
+    )
     if getattr(config, "round_experts", False):
         inner = partial(B.expert_mlp, params=experts, gelu=config.gelu)
         around = B.round_to_bfloat16
@@ -402,3 +420,21 @@ def moe(
     else:
         y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
     return regrouped(y, items.shape), output
+
+
+def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
+    """The argument `renew` of `make_step` for a model with these layers, if one of their routers keeps a state."""
+    stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
+    return {"renew": partial(renewed, B, stateful)} if stateful else {}
+
+
+def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
+    """The states of the routers of a model after a step, as nested dicts, from the statistics of its `Output`, summed."""
+    new: Params = {}
+    for layer in layers:
+        if layer.path in statistics:
+            router, branch = params, new
+            for name in (*layer.path.split("/"), "router"):
+                router, branch = router[name], branch.setdefault(name, {})
+            branch[STATE] = B.ROUTERS[layer.router].update(layer.settings, router[STATE], statistics[layer.path])
+    return new

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.optimizer import STATE, is_fixed
 from moespec.spec import initial as draws
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
@@ -77,7 +77,7 @@ def paths(shapes: Params) -> list[tuple[str, ...]]:
 def count(layout: Params) -> int:
     """The number of parameters, from their shapes; constants, which are not trained, do not count."""
     counts: list[int] = []
-    _map(layout, lambda path, p: counts.append(0 if path[-1] in CONSTANTS else math.prod(p.shape)))
+    _map(layout, lambda path, p: counts.append(0 if is_fixed(path) else math.prod(p.shape)))
     return sum(counts)
 
 
@@ -195,7 +195,7 @@ def mlp(width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw)
 
 
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
-    """The router's parameters, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
+    """The router's parameters and state, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
     # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
     names = {name: np.shape(value) for name, value in route.init(np.random.default_rng(0), settings).items()}
@@ -203,8 +203,12 @@ def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -
     def draw(name: str) -> Draw:
         return lambda generator, shape: route.init(generator, settings)[name]
 
+    state = {name: Parameter(kept.shape, constant(kept.value)) for name, kept in route.state(settings).items()}
     return {
-        "router": {name: Parameter(shape, draw(name)) for name, shape in names.items()},
+        "router": {
+            **{name: Parameter(shape, draw(name)) for name, shape in names.items()},
+            **({STATE: state} if state else {}),
+        },
         "experts": {
             name: Parameter((settings.experts, *one.shape), _stacked(one.draw, expert_init))
             for name, one in dense.items()

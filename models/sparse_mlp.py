@@ -166,7 +166,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     group = config.group_size or channels
     tokens = _settings_of(config, "tokens", group)
     groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
-    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels")]
+    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels", "token_moe")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
         pair.append(
@@ -176,9 +176,14 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
                 _settings_of(config, "channels", together * config.sparse_tokens),
                 groups,
                 "tokens",
+                "channel_moe",
             )
         )
-    return [layer._replace(name=f"{block}_{layer.name}") for block in moe_blocks(config) for layer in pair]
+    return [
+        layer._replace(name=f"{block}_{layer.name}", path=f"blocks/{block}/{layer.path}")
+        for block in moe_blocks(config)
+        for layer in pair
+    ]
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:

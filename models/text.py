@@ -108,7 +108,10 @@ def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
     if not blocks:
         return []
     groups = layers.split(texts, config.group_texts, "texts", "group_texts", inputs="ids")
-    return [MoeLayer(str(block), config.router, router_config(config), groups, "tokens") for block in blocks]
+    return [
+        MoeLayer(str(block), config.router, router_config(config), groups, "tokens", f"blocks/{block}/moe")
+        for block in blocks
+    ]
 
 
 def _layout(config: TextConfig) -> Params:

@@ -17,7 +17,7 @@ from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
 from moespec.models.hashing import multi_hash
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.models.router_options import Decided, check_options, settings
+from moespec.models.router_options import Decided, check_options, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import SMALLEST, Count, Range
@@ -42,7 +42,7 @@ Array = Any
 Norm = Callable[[Params, Array], Array]
 """A layer normalisation with the parameters of one."""
 
-DECIDED = Decided(("width", "experts", "tokens", "ids"))
+DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
 """What follows from the model, of the options of its routers."""
 
 
@@ -85,8 +85,13 @@ class TransformerConfig(layers.BlocksConfig):
 
     def _check_routing(self) -> RouterOptions:
         """The options of the routers of the MoE blocks."""
+        images, rest = divmod(self.group_size, self.sequence)
+        if rest and "images" in options_of(self.router):
+            raise ConfigError(
+                f"group_tokens={self.group_size}: {self.router} needs whole images, of {self.sequence} tokens"
+            )
         decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
-        options = settings(self.router, self.router_options, **decided)
+        options = settings(self.router, self.router_options, **decided, images=images)
         multi_hash.check(options, hidden=self.hidden, output=self.width)
         return options
 

@@ -182,7 +182,7 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     else:
         groups = layers.split(images, config.group_images, "images", "group_images")
     options = router_config(config)
-    return [MoeLayer(str(block), config.router, options, groups, "patches") for block in blocks]
+    return [MoeLayer(str(block), config.router, options, groups, "patches", f"blocks/{block}/moe") for block in blocks]
 
 
 def stem_features(config: VitConfig) -> list[int]:
@@ -195,7 +195,7 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     """The model with `images` images in a group. Its routers keep their parameters."""
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
-        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence))
+        object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
     return other
 
 

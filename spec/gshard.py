@@ -43,6 +43,25 @@ GS-3: Does a second expert that is not kept use up a place of that expert?
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,
         TopNGating.
+GS-6: Which is the second expert?
+    Reading: the second-best, which is kept at random in training.
+        By: the paper, Algorithm 1, lines 15 and 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating
+        (moe_second_policy_train="random"); facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
+        (second_expert_policy="random"); laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward
+        (random_routing=True); lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating;
+        lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+    Alternative b: one of the others, sampled with the chance of its gate among them (`second_expert="sampled"`).
+        By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling", the
+        default); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="sampling");
+        google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="sampling");
+        deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating (top2_2nd_expert_sampling=True);
+        huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
+        (second_expert_policy="sampling").
+    Alternative c: the second-best, always (`second_expert="all"`).
+        By: google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="all"); microsoft/Tutel,
+        tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
+        src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
+        (second_expert_policy="all").
 GS-5: With what chance is a second expert of the gate g2 kept?
     Reading: min(1, 2 g2), so that only equal gates are always kept.
         By: the paper, Algorithm 1, line 19; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
@@ -55,11 +74,12 @@ GS-5: With what chance is a second expert of the gate g2 kept?
 import numpy as np
 
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_choices, check_size
+from moespec.spec.checks import check_choices, check_same_shape, check_size
+from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, stable_order, stop_gradient
 from moespec.spec.values import as_array
 
-__all__ = ["gshard_keep"]
+__all__ = ["gshard_keep", "gshard_sample"]
 
 
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
@@ -91,3 +111,37 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
     check_size("noise", noise, 0, len(gates), "the tokens of gates")
     second = np.take_along_axis(gates, stable_order(gates)[:, 1:2], axis=1)[:, 0]
     return np.stack([np.ones(len(gates), bool), 2 * second > noise], axis=1)
+
+
+def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
+    """Scores by which a token chooses the expert of its largest logit first, and then one of the others at random: expert e
+    with the chance `exp(L[t, e])` over the sum of that of the others (the Gumbel-max trick):
+
+        S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
+
+    Args:
+        logits: L, (tokens, experts).
+        noise: (tokens, experts), which the caller draws uniformly from (0, 1), without its ends.
+
+    Returns:
+        (tokens, experts), for `token_choice(scores, choices=2, combine_scores=...)`. They carry no gradient.
+
+    Raises:
+        ShapeError: `logits` or `noise` does not have the axes above, or their sizes differ.
+        DtypeError: `logits` or `noise` is not floating.
+        ContractError: `logits` or `noise` holds NaN or infinity, or `noise` a number that is not between 0 and 1.
+
+    Source: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling").
+
+    >>> gshard_sample([[0.0, 2.0, 1.0]], [[0.5, 0.5, 0.25]]).round(6).tolist()
+    [[0.366513, 3.366513, 0.673366]]
+    """
+    logits = stop_gradient(as_array("logits", logits, "tokens experts"))
+    noise = stop_gradient(as_array("noise", noise, "tokens experts"))
+    check_same_shape("noise", noise, "logits", logits)
+    if not ((noise > 0) & (noise < 1)).all():
+        raise ContractError("noise: expected numbers between 0 and 1, without both")
+    sampled = logits - np.log(-np.log(noise))
+    largest = np.take_along_axis(sampled, stable_order(sampled)[:, :1], axis=1)
+    np.put_along_axis(sampled, stable_order(logits)[:, :1], largest + 1.0, axis=1)
+    return sampled

@@ -1,12 +1,11 @@
-"""Auxiliary losses that ask for balance. Each is an unweighted number for one routing group.
+"""Auxiliary losses of importance and load, which ask for balance. Each is an unweighted number for one routing group.
 
-| here | Routers (arXiv 2401.15969), appendix A | Switch (arXiv 2101.03961) |
-|---|---|---|
-| `logits` (T, E) | XW | |
-| `noisy_logits` (T, E) | XW + sigma epsilon | |
-| `noise_std` | sigma | |
-| threshold (T,) | eta, the k-th largest noisy logit | |
-| fraction, mean score (E,) | | f, P |
+| here | Routers (arXiv 2401.15969), appendix A |
+|---|---|
+| `logits` (T, E) | XW |
+| `noisy_logits` (T, E) | XW + sigma epsilon |
+| `noise_std` | sigma |
+| threshold (T,) | eta, the k-th largest noisy logit |
 
 Ambiguity ledger
 
@@ -19,36 +18,19 @@ AL-1: Which standard deviation is in the coefficient of variation?
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss count the expert itself?
     Reading: yes, it is the K-th largest noisy logit of the row.
-        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss;
-        microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
+        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
     Alternative b: no, it is the K-th largest of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
-AL-3: How is the balance loss scaled?
-    Reading: E times the sum, which is 1 for uniform scores.
-        By: Switch (arXiv 2101.03961), eq. (4); google-research/vmoe, vmoe/nn/routing.py,
-        NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
-        _switch_gating and _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits;
-        microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
-    Alternative b: 1 / E times the sum.
-        By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
-    Alternative c: divided by K or by the number of layers.
-        By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
-        deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
-        switch_load_balancing_loss_func.
+    Alternative c: yes, but what is compared with this logit is the probability of an expert, not its logit.
+        By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss (called in tutel/impls/moe_layer.py with
+        the softmax of the logits).
 AL-4: Is the load summed or averaged over tokens?
     Reading: summed.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating; microsoft/Tutel,
         tutel/impls/losses.py, load_importance_loss.
     Alternative b: averaged; the coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-AL-5: From which scores is the balance loss computed?
-    Reading: from the noisy gates, before capacity drops any.
-        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
-        tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating.
-    Alternative b: from the clean gates.
-    Alternative c: from what is left after drops.
-        By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 AL-6: Which logits does the importance loss see?
     Reading: the clean ones.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
@@ -67,12 +49,11 @@ from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, normal_cdf, stable_order, variance
 from moespec.spec.values import as_array
 
-__all__ = ["balance_loss", "importance_loss", "load_loss"]
+__all__ = ["importance_loss", "load_loss"]
 
 ALGORITHMS = (
     Algorithm("importance_loss", "Liu et al. 2024 (arXiv 2401.15969), appendix A", 1, ("importance_loss",)),
     Algorithm("load_loss", "Liu et al. 2024 (arXiv 2401.15969), eqs. (12)-(15)", 1, ("load_loss",)),
-    Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 2, ("balance_loss",)),
 )
 
 
@@ -146,44 +127,6 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
     threshold = np.take_along_axis(noisy_logits, last_choice, axis=1)
     probability = 1.0 - normal_cdf((threshold - logits) / noise_std)
     return squared_variation("logits", probability.sum(axis=0))
-
-
-def balance_loss(scores: ArrayLike) -> Array:
-    """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
-
-        f[e] = 1 / T #{t : e is the first maximum of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
-
-    Only P carries a gradient, and only the first choice of a token counts. The value is 1 for uniform scores and E if one
-    expert takes everything. It can be as low as 3 / 4 + 1 / (4 E), which training can find: the fraction (E + 1) / (2 E)
-    of the tokens barely prefers expert 0, and the others are certain of the other experts, as many of each.
-
-    Args:
-        scores: A, (tokens, experts), the softmax of the (noisy) logits.
-
-    Returns:
-        A scalar, at most E.
-
-    Raises:
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
-    Source: Switch, eqs. (4)-(6).
-
-    >>> from moespec.spec import softmax_affinity
-    >>> from moespec.spec.examples import LOGITS, NOISE
-    >>> round(float(balance_loss(softmax_affinity(LOGITS))), 12)
-    1.170888019345
-    >>> round(float(balance_loss(softmax_affinity(LOGITS + NOISE / 3))), 12)
-    1.37337995008
-    >>> barely = np.full((65, 64), 1 / 64) + 1e-9 * np.eye(64)[[0] * 65]
-    >>> round(float(balance_loss(np.vstack([barely, np.eye(64)[1:]]))), 6)
-    0.753906
-    """
-    scores = as_array("scores", scores, "tokens experts")
-    tokens, experts = scores.shape
-    fraction = np.bincount(stable_order(scores)[:, 0], minlength=experts) / tokens
-    return experts * np.sum(fraction * np.mean(scores, axis=0))
 
 
 def squared_variation(name: str, values: Array) -> Array:

@@ -47,13 +47,15 @@ class RouterOptions:
     def check_training(self) -> None:
         """ConfigError for options that are valid at evaluation only."""
 
-    def of_tokens(self, tokens: int) -> Self:
-        """These options for groups of another size: made without a look at the types of the fields, which no compiler
-        that traces a model would follow."""
+    def of_tokens(self, tokens: int, images: int | None = None) -> Self:
+        """These options for groups of another size, and for a router that asks of as many images, if not of those before:
+        made without a look at the types of the fields, which no compiler that traces a model would follow."""
         options = object.__new__(type(self))
         for field in fields(self):
             object.__setattr__(options, field.name, getattr(self, field.name))
         object.__setattr__(options, "tokens", tokens)
+        if images is not None and hasattr(options, "images"):
+            object.__setattr__(options, "images", images)
         return options
 
 

@@ -12,9 +12,13 @@ from numpy.typing import NDArray
 
 from moespec.spec.errors import ContractError
 
-__all__ = ["Noise", "RouterOutput", "Routing", "slot_tokens"]
+__all__ = ["Kept", "Noise", "RouterOutput", "Routing", "slot_tokens"]
 
 Params = dict[str, Any]
+State = dict[str, Any]
+"""What a router keeps from step to step and no optimiser sees, by name."""
+Summed = Annotated[NDArray[Any], "summed over the groups"]
+"""The type of a result that adds: a backend returns the sum over the groups."""
 
 
 class Routing(NamedTuple):
@@ -60,12 +64,14 @@ class RouterOutput(NamedTuple):
     """What a router returns: the routing, its auxiliary losses, and what to report about it.
 
     `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss); `metrics` holds
-    unweighted scalars and per-expert vectors for logs.
+    unweighted scalars and per-expert vectors for logs. `statistics` holds what the update of the router's state takes: sums,
+    which add over groups, accumulated parts and devices.
     """
 
     routing: Any
     losses: dict[str, Any]
     metrics: dict[str, Any]
+    statistics: dict[str, Any] = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,11 @@ class Noise:
 
     shape: tuple[int, ...]
     interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One array of a router's state at the start: its shape, and the value of all entries."""
+
+    shape: tuple[int, ...]
+    value: float = 0.0

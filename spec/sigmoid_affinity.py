@@ -1,10 +1,12 @@
-"""The sigmoid affinity: every expert is scored independently of the others."""
+"""Affinities that score every expert independently of the others: the sigmoid, and the square root of the softplus."""
+
+import numpy as np
 
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.numerics import Array, sigmoid
+from moespec.spec.numerics import Array, sigmoid, softplus
 from moespec.spec.values import as_array
 
-__all__ = ["sigmoid_affinity"]
+__all__ = ["sigmoid_affinity", "sqrt_softplus_affinity"]
 
 
 def sigmoid_affinity(logits: ArrayLike) -> Array:
@@ -27,3 +29,25 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
     [[0.5, 0.7310585786]]
     """
     return sigmoid(as_array("logits", logits, "tokens experts"))
+
+
+def sqrt_softplus_affinity(logits: ArrayLike) -> Array:
+    """The square root of the softplus of each logit, `sqrt(log(1 + exp(L[t, e])))`. Experts do not compete.
+
+    Args:
+        logits: L, (tokens, experts).
+
+    Returns:
+        (tokens, experts), at least 0.
+
+    Raises:
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
+
+    >>> sqrt_softplus_affinity([[0.0, 1.0]]).round(10).tolist()
+    [[0.8325546112, 1.1459763032]]
+    """
+    return np.sqrt(softplus(as_array("logits", logits, "tokens experts")))

@@ -24,16 +24,36 @@ SA-3: Are the K selected weights of a token divided by their sum?
     Reading: no, a combine weight is the probability itself.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
-        TokensChooseMaskedRouter.
+        TokensChooseMaskedRouter; pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward
+        (route_norm=False); huggingface/transformers, src/transformers/models/llama4/modeling_llama4.py, Llama4Router.
     Alternative b: yes, before capacity drops any (GShard) or after (Sparse Upcycling).
         By: GShard (arXiv 2006.16668), Algorithm 1; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical
-        (normalize_gate=True); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating.
+        (normalize_gate=True); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
+        AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.get_topk (the softmax of the chosen logits);
+        databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=1);
+        huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, MixtralTopKRouter;
+        stanford-crfm/levanter, src/levanter/models/mixtral.py, MixtralSparseMoeBlock._route; laekov/fastmoe,
+        fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
+        praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
     Reading: LeCun normal: a truncated normal of the variance 1 / D. Switch has a tenth of it, noisy top-k starts at 0.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
     Alternative b: another, such as a normal of a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal of the standard deviation
         0.02).
+SA-5: Do the logits have a bias?
+    Reading: no.
+        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
+        tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating; microsoft/Tutel, tutel/gates/top.py,
+        LinearTopKGate; databricks/megablocks, megablocks/layers/router.py, LearnedRouter; deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, TopKGate; lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating;
+        huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, MixtralTopKRouter;
+        huggingface/transformers, src/transformers/models/llama4/modeling_llama4.py, Llama4Router.
+    Alternative b: yes (`bias=True`).
+        By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (use_bias=True, the default);
+        laekov/fastmoe, fmoe/gates/naive_gate.py, NaiveGate (gate_bias=True, the default); huggingface/transformers,
+        src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router (router_bias=True);
+        stanford-crfm/levanter, src/levanter/models/mixtral.py, MixtralSparseMoeBlock.init (use_bias=True).
 
 Often done differently
 
@@ -65,22 +85,23 @@ ALGORITHMS = (
 )
 
 
-def router_logits(tokens: ArrayLike, kernel: Shared) -> Array:
-    """Logits `L = X W`, linear and without a bias.
+def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
+    """Logits `L = X W`, linear, or `X W + b` with a bias.
 
     Args:
         tokens: X, (tokens, width).
         kernel: W, (width, experts).
+        bias: b, (experts,); None for none.
 
     Returns:
         (tokens, experts).
 
     Raises:
-        ShapeError: the widths differ.
-        DtypeError: `tokens` or `kernel` is not floating.
-        ContractError: `tokens` or `kernel` holds NaN or infinity.
+        ShapeError: the widths differ, or `bias` has not one entry for each expert.
+        DtypeError: `tokens`, `kernel` or `bias` is not floating.
+        ContractError: `tokens`, `kernel` or `bias` holds NaN or infinity.
 
-    Source: Routers, eq. (1).
+    Source: Routers, eq. (1). `bias`: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights.
 
     >>> router_logits([[1.0, 2.0]], [[1.0, 0.0, -1.0], [0.0, 1.0, 1.0]]).tolist()
     [[1.0, 2.0, 1.0]]
@@ -88,7 +109,12 @@ def router_logits(tokens: ArrayLike, kernel: Shared) -> Array:
     tokens = as_array("tokens", tokens, "tokens width")
     kernel = as_array("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[1], "the width of tokens")
-    return np.einsum("td,de->te", tokens, kernel)
+    logits: Array = np.einsum("td,de->te", tokens, kernel)
+    if bias is None:
+        return logits
+    bias = as_array("bias", bias, "experts")
+    check_size("bias", bias, 0, kernel.shape[1], "the experts of kernel")
+    return logits + bias
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:

@@ -22,8 +22,8 @@ TC-2: In which order are choices assigned to slots?
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before those of the next token, as the words of Routers, section 2.1,
-        "sequentially going through the rows", can be read.
+    Alternative b: all choices of a token before those of the next token (`slot_order="token"`), as the words of Routers,
+        section 2.1, "sequentially going through the rows", can be read.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
 TC-3: What happens to a choice that finds its expert full?
     Reading: it is dropped, unless `tries` is greater than `choices`.
@@ -38,66 +38,46 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
         mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         apply_router_token_dropping.
-    Alternative b: the weights that are left are divided by their sum.
+    Alternative b: the weights that are left are divided by their sum (`normalize="sum"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
-        (legacy_mtf_behavior=False); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating.
+        (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits
+        (legacy_mtf_behavior=False); huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py,
+        NllbMoeTop2Router.route_tokens (normalize_router_prob_before_dropping=False); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, top2gating and topkgating.
 """
 
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_capacity, check_choices, check_mask, check_same_shape, check_tries
-from moespec.spec.errors import ContractError
-from moespec.spec.numerics import Array, stable_order
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_mask,
+    check_option,
+    check_same_shape,
+    check_tries,
+    plural,
+)
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import stable_order
 from moespec.spec.routing import Routing
+from moespec.spec.selected_weights import divided_by_kept
 from moespec.spec.values import as_array, as_order
 
-__all__ = ["normalize_selected", "token_choice"]
+__all__ = ["token_choice"]
 
-ALGORITHMS = (
-    Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),
-    Algorithm("normalize_selected", "Lepikhin et al. 2020 (arXiv 2006.16668), Algorithm 1", 1, ("normalize_selected",)),
-)
+ALGORITHMS = (Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),)
 
 
-def normalize_selected(scores: ArrayLike, combine_scores: ArrayLike | None = None, *, choices: int) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses, so that their weights sum to 1:
-
-        B[t, e] / sum_e' in top K of A[t] B[t, e']
-
-    The sum is taken before capacity drops any choice, and is not corrected for drops.
-
-    Args:
-        scores: A, (tokens, experts), by which tokens choose.
-        combine_scores: B, (tokens, experts), positive for the chosen; `scores` if None.
-        choices: K, from 1 to experts.
-
-    Returns:
-        (tokens, experts), for `token_choice(scores, combine_scores=...)`.
-
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `combine_scores` is not floating.
-        ContractError: `scores` or `combine_scores` holds NaN or infinity; or the chosen of a token have the
-            sum 0.
-
-    Source: GShard (arXiv 2006.16668), Algorithm 1.
-
-    >>> normalize_selected([[0.5, 0.25, 0.25]], choices=2).round(10).tolist()
-    [[0.6666666667, 0.3333333333, 0.3333333333]]
-    """
-    scores = as_array("scores", scores, "tokens experts")
-    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
-    check_same_shape("combine_scores", weights, "scores", scores)
-    check_choices(choices, scores.shape[1])
-    chosen = stable_order(scores)[:, :choices]
-    totals = np.take_along_axis(weights, chosen, axis=1).sum(axis=1, keepdims=True)
-    if (totals.real == 0).any():
-        raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
-    return weights / totals
+def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
+    """`ConfigError` unless `slot_order` is "choice" or "token", and the latter without others that a token tries."""
+    check_option("slot_order", slot_order, ("choice", "token"))
+    if slot_order == "token" and tries > choices:
+        raise ConfigError(
+            f"slot_order='token': a token of {plural(choices, 'choices')} cannot try {tries} experts in turn"
+        )
 
 
 def token_choice(
@@ -110,6 +90,8 @@ def token_choice(
     keep: ArrayLike | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> Routing:
     """Token Choice allocation (Algorithm 1).
 
@@ -130,20 +112,26 @@ def token_choice(
         hold: whether a choice that is not made uses up its place: the slot that it would get stays empty. If False, it
             asks for no slot.
         tries: experts that a token tries at most, from `choices` to experts; `choices` if None.
+        slot_order: "choice", all first choices get their slots before any second one; or "token", all choices of a
+            token before those of the next, which tries no others then.
+        normalize: by what the weights of a token are divided, over those of its choices that got a slot: None for
+            nothing, "sum", or "euclidean" for the root of the sum of squares.
 
     Returns:
         Routing of (tokens, experts, capacity).
 
     Raises:
-        ConfigError: `choices`, `capacity` or `tries` out of range.
+        ConfigError: `choices`, `capacity` or `tries` out of range, `slot_order` or `normalize` is unknown.
         ShapeError: `scores`, `combine_scores`, `order` or `keep` does not have the axes above, or their sizes
             differ.
         DtypeError: `scores` or `combine_scores` is not floating, `order` does not hold integers, or `keep`
             booleans.
-        ContractError: a score is not finite, or `order` is not a permutation.
+        ContractError: a score is not finite, `order` is not a permutation, or weights to be normalised have the sum 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
-    appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating.
+    appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
+    src/maxtext/layers/moe.py, RoutedMoE.generate_masks. `normalize`: facebookresearch/fairseq,
+    fairseq/modules/moe/top2gate.py, top2gating.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens
     >>> from moespec.spec.examples import LOGITS, TIED_SCORES
@@ -174,6 +162,7 @@ def token_choice(
     stages = check_tries(tries, choices, experts)
     allowed = np.ones((tokens, stages), bool) if keep is None else np.asarray(keep)
     check_mask("keep", allowed, (tokens, stages), "choice")
+    check_slot_order(slot_order, stages, choices)
 
     # Selection.
     best = stable_order(scores)
@@ -181,14 +170,18 @@ def token_choice(
     # Slots.
     slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
     filled, assigned = [0] * experts, [0] * tokens
-    for stage in range(stages):  # all first choices before any second choice
-        for token in ordered:
-            expert, is_made = best[token, stage], allowed[token, stage]
-            if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
-                if is_made:
-                    slots[token, expert] = filled[expert]
-                    assigned[token] += 1
-                filled[expert] += 1
+    requests = [
+        (token, stage) for stage in range(stages) for token in ordered
+    ]  # all first choices before any second choice
+    if slot_order == "token":
+        requests = [(token, stage) for token in ordered for stage in range(stages)]
+    for token, stage in requests:
+        expert, is_made = best[token, stage], allowed[token, stage]
+        if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
+            if is_made:
+                slots[token, expert] = filled[expert]
+                assigned[token] += 1
+            filled[expert] += 1
 
     # Dispatch.
     dispatch = np.zeros((tokens, experts, capacity))
@@ -196,4 +189,5 @@ def token_choice(
         dispatch[token, expert, slot] = 1.0
 
     # Combine.
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
     return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -14,7 +14,7 @@ import pytest
 from moespec.backends import mesh
 from moespec.backends.mesh import MeshSizes, Pieces, leaves
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import vit
+from moespec.models import layers, vit
 from moespec.models.draws import of_step
 from moespec.models.evaluation.metrics import make_forward
 from moespec.models.training.config import Config, LitConfig, MocoConfig, ModelConfig
@@ -56,6 +56,8 @@ CASES = {
     # Of what all devices have nothing is trained.
     "sparsity_constrained_expert_choice": EXPERTS,
     "soft_moe": ADAFACTOR,
+    # It keeps a state.
+    "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
     # Each expert has room for all tokens; noise and dropout are drawn for the images.
     "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": {"capacity_factor": float("inf")}}),
 }
@@ -64,7 +66,7 @@ CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
 FORWARD = dict(zip(CASES, MESHES * 3, strict=False))
 """The mesh on which the model of a router is evaluated."""
 SOME = {
-    **{"softmax_token_choice": MESHES[:1], "sinkhorn_token_choice": MESHES[1:], "soft_moe": MESHES[1:]},
+    **{"sigmoid_token_choice": MESHES[:1], "sinkhorn_token_choice": MESHES[1:], "soft_moe": MESHES[1:]},
     **{"sparsity_constrained_expert_choice": MESHES[1:2], "noisy_top_k": MESHES[2:]},
 }
 """Meshes that show each optimiser, split and exchange once: all of all routers take minutes."""
@@ -147,7 +149,8 @@ def training(B: Any, router: str, *, before: Any = None, **options: Any) -> dict
     case, config = CASES[router], model(router)
     state, metrics = B.init_state(params(config), case.optimizer), []
     loss = make_loss(B, config, "softmax", recompute=case.recompute)
-    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **options)
+    renewal = layers.renewal(B, vit.moe_layers(config, BATCH))
+    step = B.make_step(loss, case.optimizer, accumulate=case.accumulate, **renewal, **options)
     for number, batch in enumerate(batches()):
         rows = rows_of(B, batch)
         if before and not number:

@@ -15,6 +15,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -23,6 +24,8 @@ from moespec.spec.checks import (
     check_tries,
 )
 from moespec.spec.importance_score import surviving_tokens
+from moespec.spec.selected_weights import NORMS
+from moespec.spec.token_choice import check_slot_order
 
 __all__ = [
     "batch_priority",
@@ -47,12 +50,23 @@ def batch_priority(scores: Array, *, by: str = "max", choices: int = 1) -> Array
     return jnp.argsort(-jnp.sum(best, axis=2), axis=1, stable=True).astype(jnp.int32)
 
 
-def normalize_selected(scores: Array, combine_scores: Array | None = None, *, choices: int) -> Array:
+def normalize_selected(
+    scores: Array, combine_scores: Array | None = None, *, choices: int, norm: str = "sum", epsilon: float = 0.0
+) -> Array:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     weights = _checked(scores, combine_scores)
     choices = check_choices(choices, scores.shape[2])
-    chosen = is_chosen(top_indices(wide(scores), choices), scores.shape[2])
-    return weights / jnp.sum(jnp.where(chosen, weights, 0), axis=2, keepdims=True)
+    check_option("norm", norm, NORMS)
+    epsilon = check_non_negative("epsilon", epsilon)
+    return _divided(weights, is_chosen(top_indices(wide(scores), choices), scores.shape[2]), norm, epsilon)
+
+
+def _divided(weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
+    """Weights by the sum or norm, and epsilon, of those that are chosen, where a token has any: all (G, T, E)."""
+    of_them = jnp.where(chosen, weights, 0)
+    total = jnp.sum(of_them if norm == "sum" else jnp.square(of_them), axis=2, keepdims=True)
+    total = jnp.where(jnp.any(chosen, axis=2, keepdims=True), total, 1)
+    return weights / ((total if norm == "sum" else jnp.sqrt(total)) + epsilon)
 
 
 def is_chosen(chosen: Array, experts: int) -> Array:
@@ -81,6 +95,8 @@ def token_choice(
     keep: Array | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> SlotRouting:
     """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, tries) booleans -> SlotRouting.
 
@@ -90,7 +106,9 @@ def token_choice(
     if order is not None:
         check_one_per_token("order", order, scores.shape[:2])
         order = jnp.asarray(order).astype(jnp.int32)
-    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep, hold, tries)
+    return _serve(
+        scores, combine_scores, choices, capacity, order, scores.shape[1], keep, hold, tries, slot_order, normalize
+    )
 
 
 def importance_score_order(scores: Array, *, drop: float = 0.1) -> Array:
@@ -123,12 +141,15 @@ def _serve(
     keep: Array | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> SlotRouting:
     """Token Choice of the first `kept` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
     tries = check_tries(tries, choices, experts)
+    check_slot_order(slot_order, tries, choices)
     slots = experts * capacity
 
     # Selection.
@@ -142,7 +163,7 @@ def _serve(
         keep = None if keep is None else take_rows(keep, line)
 
     # Slots.
-    slot = _slots_in_stages(best, keep, hold, choices, experts, capacity)
+    slot = _slots_in_stages(best, keep, hold, choices, experts, capacity, by_token=slot_order == "token")
     by_choice = jnp.swapaxes(slot, 1, 2).reshape(groups, choices * kept)
     token = invert(by_choice, jnp.tile(line, (1, choices)), slots, fill=tokens).reshape(groups, experts, capacity)
     if order is not None:
@@ -150,13 +171,21 @@ def _serve(
         of_all = jnp.concatenate([slot, of_others], axis=1)
         slot = take_rows(of_all, jnp.argsort(order, axis=1).astype(jnp.int32))
 
+    # Weights. The slot of a choice that got none is that of an expert E.
+    if normalize is not None:
+        check_option("normalize", normalize, NORMS)
+        combine_scores = _divided(combine_scores, is_chosen(slot // capacity, experts), normalize)
     return SlotRouting(token, slot_weights(tokens, combine_scores, token, slot), slot, tokens)
 
 
-def _slots_in_stages(best: Array, keep: Array | None, hold: bool, choices: int, experts: int, capacity: int) -> Array:
+def _slots_in_stages(
+    best: Array, keep: Array | None, hold: bool, choices: int, experts: int, capacity: int, *, by_token: bool
+) -> Array:
     """The slots `e * C + c` of each token: (G, N, K) int32, E * C for a choice without one.
 
     best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of that shape.
+
+    by_token: whether a token makes its requests before the next one, in the one stage that there is then.
 
     The first K stages are one, since no token has K experts before they end.
     """
@@ -172,11 +201,12 @@ def _slots_in_stages(best: Array, keep: Array | None, hold: bool, choices: int, 
         if stages_of_slots:
             has = jnp.sum(jnp.concatenate(stages_of_slots, axis=2) < slots, axis=2, keepdims=True)
             asked = jnp.where(has < choices, asked, experts)
-        requests = jnp.swapaxes(asked, 1, 2).reshape(groups, -1)
+        requests = (asked if by_token else jnp.swapaxes(asked, 1, 2)).reshape(groups, -1)
         place = position_in_expert(requests, experts)
         if stages_of_slots:
             place = place + jnp.take_along_axis(filled, requests, axis=1)
-        slot = jnp.swapaxes(slots_of_places(requests, place, experts, capacity).reshape(groups, -1, tokens), 1, 2)
+        slot = slots_of_places(requests, place, experts, capacity)
+        slot = slot.reshape(groups, tokens, -1) if by_token else jnp.swapaxes(slot.reshape(groups, -1, tokens), 1, 2)
         stages_of_slots.append(slot if mask is None or not hold else jnp.where(mask, slot, slots))
         if last < tries:
             asks = jax.vmap(lambda n: jnp.bincount(n, length=experts + 1))(requests)

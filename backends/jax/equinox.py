@@ -1,7 +1,13 @@
 """`MoE`, an Equinox module that takes the place of an MLP.
 
     moe = MoE(384, 1536, experts=16, tokens=196, router="softmax_token_choice")
-    y, losses, metrics = moe(x, key=key)
+    y, losses, metrics, _ = moe(x, key=key)
+
+A router that keeps a state, such as the bias of `sigmoid_token_choice`, is given it, and moves it once a step:
+
+    state = moe.initial_state()
+    y, losses, metrics, statistics = moe(x, state=state)
+    state = moe.update(state, statistics)
 
 Equinox is imported here, and nowhere else.
 """
@@ -12,10 +18,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
 from moespec.backends.layer import Layer, documented, initial, layer_of
+from moespec.backends.optimizer import STATE
 from moespec.spec.routers.names import RouterName
+from moespec.spec.routing import State
 
 __all__ = ["MoE", "Routed"]
 
@@ -55,18 +64,37 @@ class MoE(eqx.Module):  # type: ignore[misc]
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
+        params["router"].pop(STATE, None)
         self.router, self.experts = params["router"], params["experts"]
         self.inference = inference
 
     def __call__(
-        self, x: Array, ids: Array | None = None, *, key: Array | None = None, inference: bool | None = None
+        self,
+        x: Array,
+        ids: Array | None = None,
+        *,
+        state: State | None = None,
+        key: Array | None = None,
+        inference: bool | None = None,
     ) -> Routed:
-        """x (images, ..., width) to (y, losses, metrics): the losses are weighted, and to be added to that of the model.
+        """x (images, ..., width) to (y, losses, metrics, statistics): the losses are weighted, and to be added to that of the model.
 
-        ids: (images, ...), for a router that needs token ids, the places if None. key: of the gating noise of a router that has
+        ids: (images, ...), for a router that needs token ids, the places if None. state: of a router that
+        keeps one. key: of the gating noise of a router that has
         it. inference: in place of that of the layer. The batch is the layer's own axis, so that it is not put under `jax.vmap`.
 
         Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for a missing key.
         """
         train = not (self.inference if inference is None else inference)
-        return routed(self.layer, {"router": self.router, "experts": self.experts}, x, ids, key, train=train)
+        params = {"router": self.router, "experts": self.experts}
+        return routed(self.layer, params, x, ids, key, train=train, state=state)
+
+    def initial_state(self) -> State:
+        """What the router keeps, before the first step; an empty dict for most."""
+        state: State = jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
+        return state
+
+    def update(self, state: State, statistics: State) -> State:
+        """What the router keeps after a step, of the statistics of its calls, summed. Raises ConfigError if it keeps nothing."""
+        new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
+        return new

@@ -21,9 +21,11 @@ from moespec.backends.jax.exchange import back, there
 from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
     Batch,
+    Found,
     LossFunction,
     Metrics,
     Params,
+    Renewal,
     Static,
     Step,
     TrainState,
@@ -230,27 +232,33 @@ class OnMesh(SplitExperts):
         return export_leaves(state, _pieces)
 
     def make_step(
-        self, loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+        self,
+        loss_function: LossFunction,
+        optimizer: OptimizerConfig,
+        *,
+        accumulate: int = 1,
+        averaged: bool = False,
+        renew: Renewal | None = None,
     ) -> Step:
         """As of one device, for a batch that `put` has spread. The loss is a mean over groups and images, as all metrics are.
 
         The gradients of what all devices have are summed together, in one reduction with loss and metrics.
         """
 
-        def loss(params: Params, batch: Batch, *average: Params) -> tuple[Array, Metrics]:
+        def loss(params: Params, batch: Batch, *average: Params) -> Any:
             return loss_function(self._outside_of_blocks(params), batch, *map(self._outside_of_blocks, average))
 
         of_device = gradients_of(loss, accumulate)
 
-        def gradients(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
+        def gradients(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
             how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in (trained | frozen).items()}
             specs = {path: PartitionSpec(*split) for path, split in how.items()}
 
-            def local(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
+            def local(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
                 marked = [_marked(leaves, how) for leaves in average]
-                found, metrics = of_device(_marked(trained, how), _marked(frozen, how), batch, *marked)
-                found = {path: leaf.array if isinstance(leaf, _Part) else leaf for path, leaf in found.items()}
-                return self._means(found, metrics, how)
+                slopes, found = of_device(_marked(trained, how), _marked(frozen, how), batch, *marked)
+                slopes = {path: leaf.array if isinstance(leaf, _Part) else leaf for path, leaf in slopes.items()}
+                return self._means(slopes, found, how)
 
             spread = jax.shard_map(
                 local,
@@ -264,26 +272,26 @@ class OnMesh(SplitExperts):
                 out_specs=({path: specs[path] for path in trained}, SAME),
                 check_vma=False,
             )
-            result: tuple[Leaves, Metrics] = spread(trained, frozen, batch, *average)
+            result: tuple[Leaves, Found] = spread(trained, frozen, batch, *average)
             return result
 
-        return compiled_step(gradients, optimizer, averaged=averaged)
+        return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
-    def _means(self, gradients: Leaves, metrics: Metrics, how: Mapping[Path, Split]) -> tuple[Leaves, Metrics]:
-        """The sums over the devices that have the same part of a parameter, over the number of all devices."""
+    def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
+        """The sums over the devices that have the same part of a parameter, over the number of all devices; of sums the sums."""
         # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
         together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if nothing whole is trained
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
         for axes, paths in together.items():
-            part: Any = ({path: gradients[path] for path in paths}, metrics if axes == AXES else {})
-            sums, means = collective.psum(part, axes) if axes else part
-            summed |= sums
-            metrics = means or metrics
-        count = self.sizes.devices
+            part: Any = ({path: gradients[path] for path in paths}, found if axes == AXES else ())
+            slopes, totals = collective.psum(part, axes) if axes else part
+            summed |= slopes
+            found = totals or found
+        count, (metrics, sums) = self.sizes.devices, found
         gradients = {path: summed[path] / count for path in gradients}
-        return gradients, {name: value / count for name, value in metrics.items()}
+        return gradients, ({name: value / count for name, value in metrics.items()}, sums)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function(params, rows)`, compiled, for parameters of a state, and an array by image that `put` has spread.

@@ -10,21 +10,33 @@ from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.layer import Layer, regrouped
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Noise, Params
+from moespec.spec.routing import Noise, Params, State
 
 
 class Routed(NamedTuple):
-    """What a layer makes of x: y, of its shape and dtype, the weighted auxiliary losses by name, and metrics for logs."""
+    """What a layer makes of x: y, of its shape and dtype, the weighted auxiliary losses by name, metrics for logs, and what the update
+    of a router's state takes."""
 
     y: Array
     losses: dict[str, Array]
     metrics: dict[str, Array]
+    statistics: dict[str, Array] = {}  # noqa: RUF012
 
 
-def routed(layer: Layer, params: Params, x: Array, ids: Array | None, key: Array | None, *, train: bool) -> Routed:
+def routed(
+    layer: Layer,
+    params: Params,
+    x: Array,
+    ids: Array | None,
+    key: Array | None,
+    *,
+    train: bool,
+    state: State | None = None,
+) -> Routed:
     """The layer on x (images, ..., width), with ids (images, ...), or the places of the tokens, where the router needs ids.
 
-    params: `router` and `experts`. key: of the gating noise, which there is in training alone. Raises ConfigError where
+    params: `router` and `experts`. state: of a router that keeps one. key: of the gating noise, which there is in
+    training alone. Raises ConfigError where
     it is missing, ShapeError for x of another width or images that do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
@@ -41,9 +53,10 @@ def routed(layer: Layer, params: Params, x: Array, ids: Array | None, key: Array
     if noise is not None and key is None:
         raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
     drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
-    output = router.route(params["router"], tokens, options, noise=drawn, train=train, **needed)
+    output = router.route(params["router"], tokens, options, state=state, noise=drawn, train=train, **needed)
     y = B.moe_mlp(tokens, output.routing, params["experts"], gelu=layer.gelu)
-    return Routed(regrouped(y, of_image.shape).reshape(x.shape), output.losses, output.metrics)
+    y = regrouped(y, of_image.shape).reshape(x.shape)
+    return Routed(y, output.losses, output.metrics, output.statistics)
 
 
 def _draw(noise: Noise, key: Any) -> Array:

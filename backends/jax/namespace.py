@@ -17,7 +17,8 @@ broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.conca
 stop_gradient, top_indices, wide = arrays.stop_gradient, arrays.top_indices, arrays.wide
 
 abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
-sign, sin, sqrt, square, where, zeros_like = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.where, jnp.zeros_like
+sign, sin, sqrt, square, tanh = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.tanh
+where, zeros_like = jnp.where, jnp.zeros_like
 erfc, rsqrt = lax.erfc, lax.rsqrt
 cumsum, max, mean, stack, sum, swapaxes = jnp.cumsum, jnp.max, jnp.mean, jnp.stack, jnp.sum, jnp.swapaxes
 log_softmax, logsumexp, sigmoid = nn.log_softmax, special.logsumexp, nn.sigmoid

@@ -5,6 +5,12 @@
     logits, losses = nnx.capture(model, AuxiliaryLoss)(images)
     loss = criterion(logits, targets) + auxiliary_loss(losses)
 
+What a router keeps besides parameters, such as the bias of `sigmoid_token_choice`, is a `RouterState`, which moves once a step:
+
+    logits, losses, statistics = nnx.capture(model, AuxiliaryLoss, RoutingStatistic)(images)
+    ...
+    update_states(model, statistics)
+
 Flax is imported here, and nowhere else.
 """
 
@@ -19,11 +25,20 @@ from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
 from moespec.backends.layer import documented, initial, layer_of
-from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.optimizer import CONSTANTS, STATE
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
-__all__ = ["AuxiliaryLoss", "Constant", "MoE", "RoutingMetric", "auxiliary_loss"]
+__all__ = [
+    "AuxiliaryLoss",
+    "Constant",
+    "MoE",
+    "RouterState",
+    "RoutingMetric",
+    "RoutingStatistic",
+    "auxiliary_loss",
+    "update_states",
+]
 
 AXES = {
     **{"w1": ("expert", "embed", "mlp"), "b1": ("expert", "mlp")},
@@ -38,6 +53,14 @@ class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]
     """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logs."""
+
+
+class RouterState(nnx.Variable):  # type: ignore[misc]
+    """What a router keeps from step to step and no optimiser touches."""
+
+
+class RoutingStatistic(nnx.Variable):  # type: ignore[misc]
+    """`statistics` of a layer by name, for each call in training: sums, of which `update_states` makes the next state."""
 
 
 class Constant(nnx.Variable):  # type: ignore[misc]
@@ -77,6 +100,8 @@ class MoE(nnx.Module):  # type: ignore[misc]
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
+        state = params["router"].pop(STATE, {})
+        self.state = nnx.data({name: RouterState(value) for name, value in state.items()})
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
         self.deterministic = deterministic
@@ -101,17 +126,36 @@ class MoE(nnx.Module):  # type: ignore[misc]
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None
         key = _key(self.rngs if rngs is None else rngs) if noisy else None
         params = {"router": _arrays(self.router), "experts": _arrays(self.experts)}
-        y, losses, metrics = routed(self.layer, params, x, ids, key, train=train)
+        y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
         if hasattr(self, "__captures__"):  # inside of `nnx.capture`; elsewhere nothing is kept
             # One name for each kind: of what two kinds have of the same name, capture loses one.
             self.sow(AuxiliaryLoss, "losses", losses)
             self.sow(RoutingMetric, "metrics", metrics)
+            if train and statistics:
+                self.sow(RoutingStatistic, "statistics", statistics)
         return y
 
 
 def auxiliary_loss(captured: Any) -> Array:
     """The sum of what `nnx.capture(model, AuxiliaryLoss)` found: a scalar, 0 when there is nothing."""
     return sum(jax.tree.leaves(captured), start=jnp.zeros(()))
+
+
+def update_states(model: nnx.Module, captured: Any) -> None:
+    """Moves what the routers of a model keep, by what `nnx.capture(model, RoutingStatistic)` found in a step; to be called once a step.
+
+    The statistics of several parts of a batch add: `jax.tree.map(jnp.add, first, second)`; those of several devices, too.
+    """
+    for path, module in nnx.iter_modules(model):
+        found = captured
+        for name in path:
+            found = found.get(name, {})
+        if isinstance(module, MoE) and "statistics" in found:
+            first, *others = found["statistics"].get_value()  # one for each call
+            total = jax.tree.map(lambda *each: sum(each), first, *others)
+            layer = module.layer
+            for name, value in B.ROUTERS[layer.router].update(layer.options, _arrays(module.state), total).items():
+                module.state[name][...] = value
 
 
 def _variable(name: str, value: Array) -> nnx.Variable:

@@ -31,7 +31,7 @@ __all__ = [
 Params = dict[str, Any]
 Batch = Any
 Metrics = dict[str, jax.Array]
-LossFunction = Callable[..., tuple[jax.Array, Metrics]]
+LossFunction = Callable[..., tuple[Any, ...]]
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +73,10 @@ class TrainState(NamedTuple):
 
 
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
-Gradients = Callable[..., tuple[Leaves, Metrics]]
+Renewal = Callable[[Params, Any], Params]
+Found = tuple[Metrics, list[Any]]
+"""Metrics with "loss", means over parts and devices, and what the loss returns besides: sums."""
+Gradients = Callable[..., tuple[Leaves, Found]]
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,51 +113,61 @@ def state_average(state: TrainState) -> Params:
 
 
 def make_step(
-    loss_function: LossFunction, optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+    loss_function: LossFunction,
+    optimizer: OptimizerConfig,
+    *,
+    accumulate: int = 1,
+    averaged: bool = False,
+    renew: Renewal | None = None,
 ) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     Another learning rate compiles nothing anew.
     """
-    return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged)
+    return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, renew=renew)
 
 
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
-    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, metrics and "loss")`; see `make_step`.
+    """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`; see `make_step`.
 
     The leaves of an average come after the batch, where the loss is one of it.
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 
-    def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Metrics]:
-        return loss_function(joined({**trained, **frozen}), batch, *map(joined, average))
+    def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Found]:
+        loss, metrics, *sums = loss_function(joined({**trained, **frozen}), batch, *map(joined, average))
+        found: Found = ({**metrics, "loss": loss}, sums)
+        return loss, found
 
     gradient_of = value_and_grad(of_leaves)
 
-    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
-        (loss, metrics), gradients = gradient_of(trained, frozen, batch, *average)
-        return gradients, {**metrics, "loss": loss}
+    def evaluate(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
+        (_, found), gradients = gradient_of(trained, frozen, batch, *average)
+        return gradients, found
 
-    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Metrics]:
-        def add(total: Leaves, part: Batch) -> tuple[Leaves, Metrics]:
-            gradients, metrics = evaluate(trained, frozen, part, *average)
-            return jax.tree.map(jnp.add, total, gradients), metrics
+    def evaluate_parts(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[Leaves, Found]:
+        def add(total: Leaves, part: Batch) -> tuple[Leaves, Found]:
+            gradients, found = evaluate(trained, frozen, part, *average)
+            return jax.tree.map(jnp.add, total, gradients), found
 
         zeros = jax.tree.map(jnp.zeros_like, trained)
-        total, metrics = jax.lax.scan(add, zeros, _split(batch, accumulate))
-        return jax.tree.map(lambda x: x / accumulate, total), jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+        total, (metrics, sums) = jax.lax.scan(add, zeros, _split(batch, accumulate))
+        means = jax.tree.map(lambda x: jnp.mean(x, axis=0), metrics)
+        return jax.tree.map(lambda x: x / accumulate, total), (means, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums))
 
     return evaluate if accumulate == 1 else evaluate_parts
 
 
-def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False) -> Step:
+def compiled_step(
+    gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, renew: Renewal | None = None
+) -> Step:
     """The step of `make_step`, whose gradients and metrics `gradients_of` computes."""
     chain = transformation(optimizer)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
         trained, frozen = split_params(state.params, optimizer)
         given = ({**trained, **frozen, **state.average},) if averaged else ()
-        gradients, metrics = gradients_of(trained, frozen, batch, *given)
+        gradients, (metrics, sums) = gradients_of(trained, frozen, batch, *given)
         norm = jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)]).sum())
         if optimizer.clip is not None:
             factor = jnp.minimum(1, optimizer.clip / norm)
@@ -167,7 +180,8 @@ def compiled_step(gradients_of: Gradients, optimizer: OptimizerConfig, *, averag
         done = state.step + 1
         ema = optimizer.ema_after(done.astype(jnp.result_type(float)), jnp)
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        new = TrainState(joined({**moved, **frozen}), moments, average, done, state.config)
+        renewed = {} if renew is None else flat(renew(state.params, *sums))
+        new = TrainState(joined({**moved, **frozen, **renewed}), moments, average, done, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)

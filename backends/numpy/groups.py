@@ -2,7 +2,7 @@
 
 Arguments with a groups axis are told from shared ones by their types (see `moespec.backends.face`). What the groups give
 becomes one result: a sparse routing the record by slot, named results and arrays a stack with a leading axis of groups
-(integers as int32), a scalar and a dict of metrics the mean over the groups.
+(integers as int32), a scalar and a dict of metrics the mean over the groups, what is `Summed` the sum.
 """
 
 import functools
@@ -17,7 +17,7 @@ from moespec import spec
 from moespec.backends.face import array_arguments
 from moespec.spec.errors import ShapeError
 from moespec.spec.routers import Router
-from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing
+from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State, Summed
 from moespec.spec.values import even
 
 __all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
@@ -62,14 +62,15 @@ def batched(function: Callable[..., Any]) -> Callable[..., Any]:
     if "group" not in kinds.values():
         return function
     grouped = [name for name, kind in kinds.items() if kind != "shared"]
-    is_dense = get_type_hints(function, include_extras=True).get("return") == DenseRouting
+    returned = get_type_hints(function, include_extras=True).get("return")
+    how = {"is_dense": returned == DenseRouting, "is_sum": returned == Summed}
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def of_groups(*args: Any, **options: Any) -> Any:
         arguments = signature.bind(*args, **options).arguments
         arrays = {name: arguments.pop(name) for name in grouped if name in arguments}
-        return together([function(**group, **arguments) for group in groups(**arrays)], is_dense=is_dense)
+        return together([function(**group, **arguments) for group in groups(**arrays)], **how)
 
     return of_groups
 
@@ -96,9 +97,11 @@ def _rows(name: str, array: Any) -> Any:
     return array if array.ndim else array.reshape(-1)[:0]
 
 
-def together(results: Sequence[Any], *, is_dense: bool = False) -> Any:
+def together(results: Sequence[Any], *, is_dense: bool = False, is_sum: bool = False) -> Any:
     """One result from those of the groups."""
     first = results[0]
+    if is_sum:
+        return summed(results)
     if isinstance(first, Routing):
         return SoftRouting(*map(_stack, zip(*results, strict=True))) if is_dense else by_slot(results)
     if isinstance(first, dict):
@@ -106,6 +109,14 @@ def together(results: Sequence[Any], *, is_dense: bool = False) -> Any:
     if isinstance(first, tuple):
         return type(first)(*map(_stack, zip(*results, strict=True)))
     return np.mean(results) if np.ndim(first) == 0 else _stack(results)
+
+
+def summed(results: Sequence[Any]) -> Any:
+    """The sum of arrays, or of dicts of arrays."""
+    first, *others = results
+    if isinstance(first, dict):
+        return {name: summed([result[name] for result in results]) for name in first}
+    return sum(others, first)
 
 
 def by_slot(routings: Sequence[Routing]) -> SlotRouting:
@@ -124,16 +135,29 @@ def router_of_groups(router: Router) -> Router:
     """A router of the specification, run group by group. Those of the compiled backends are compared with it."""
 
     def compose(
-        B: Any, params: Params, tokens: Array, options: Any, *, noise: Array | None, train: bool, **needed: Array
+        B: Any,
+        params: Params,
+        tokens: Array,
+        options: Any,
+        *,
+        noise: Array | None,
+        train: bool,
+        state: State | None = None,
+        **needed: Array,
     ) -> RouterOutput:
         outputs = [
-            router.route(params, options=options, train=train, **group)
+            router.route(params, options=options, state=state, train=train, **group)
             for group in groups(tokens=tokens, noise=noise, **needed)
         ]
-        routings, losses, metrics = zip(*outputs, strict=True)
+        routings = [output.routing for output in outputs]
         # A slot that mixes tokens has no record by slot.
         is_dense = any((np.count_nonzero(routing.dispatch, axis=0) > 1).any() for routing in routings)
-        return RouterOutput(together(routings, is_dense=is_dense), together(losses), together(metrics))
+        return RouterOutput(
+            together(routings, is_dense=is_dense),
+            together([output.losses for output in outputs]),
+            together([output.metrics for output in outputs]),
+            summed([output.statistics for output in outputs]),
+        )
 
     return replace(router, compose=compose)
 

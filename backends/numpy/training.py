@@ -84,21 +84,36 @@ def init_state(params: Params, optimizer: OptimizerConfig) -> State:
 
 
 def make_step(
-    loss_function: Callable[..., Any], optimizer: OptimizerConfig, *, accumulate: int = 1, averaged: bool = False
+    loss_function: Callable[..., Any],
+    optimizer: OptimizerConfig,
+    *,
+    accumulate: int = 1,
+    averaged: bool = False,
+    renew: Callable[[Params, Any], Params] | None = None,
 ) -> Callable[[State, Any, float], tuple[State, dict[str, Any]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: one update, see `moespec.backends.contract.Backend`."""
     if accumulate < 1:
         raise ConfigError(f"accumulate={accumulate!r}: expected at least 1")
-    evaluate = value_and_grad(loss_function)
+
+    def loss(*args: Any) -> tuple[Any, tuple[Any, Any]]:
+        value, metrics, *sums = loss_function(*args)
+        return value, (metrics, sums)
+
+    evaluate = value_and_grad(loss)
 
     def step(state: State, batch: Any, learning_rate: float) -> tuple[State, dict[str, Any]]:
         average = (state_average(state),) if averaged else ()
         parts = [evaluate(state["params"], _part(batch, part, accumulate), *average) for part in range(accumulate)]
         gradient = _mean([part[1] for part in parts])
-        metrics = _mean([{**metrics, "loss": loss} for (loss, metrics), _ in parts])
+        metrics = _mean([{**metrics, "loss": loss} for (loss, (metrics, _)), _ in parts])
         trained = [g for path, g in _leaves(gradient) if optimizer.rate_of(path)]
         metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for g in trained))
-        return _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer), metrics
+        new = _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer)
+        if renew is not None:
+            total = _sum([sums for (_, (_, (sums,))), _ in parts])
+            for path, leaf in _leaves(renew(state["params"], total)):
+                _insert(new["params"], path, np.asarray(leaf))
+        return new, metrics
 
     return step
 
@@ -174,10 +189,17 @@ def _copied(tree: Params) -> Params:
     return copy
 
 
+def _sum(trees: list[Params]) -> Params:
+    total: Params = {}
+    for path, first in _leaves(trees[0]):
+        _insert(total, path, sum((_at(tree, path) for tree in trees[1:]), first))
+    return total
+
+
 def _mean(trees: list[Params]) -> Params:
     mean: Params = {}
-    for path, first in _leaves(trees[0]):
-        _insert(mean, path, sum((_at(tree, path) for tree in trees[1:]), first) / len(trees))
+    for path, total in _leaves(_sum(trees)):
+        _insert(mean, path, total / len(trees))
     return mean
 
 

@@ -1,4 +1,4 @@
-"""Affinities: logits to scores, by softmax and by Sinkhorn. Transport is in `transport.py`."""
+"""Affinities: logits to scores, each by itself, by softmax and by Sinkhorn. Transport is in `transport.py`."""
 
 import math
 
@@ -14,22 +14,38 @@ from moespec.spec.checks import (
 
 __all__ = [
     "add_gating_noise",
+    "cap_logits",
+    "gshard_sample",
     "router_jitter",
     "router_logits",
+    "scaled_gates",
     "sigmoid_affinity",
     "sinkhorn_affinity",
     "softmax_affinity",
+    "sqrt_softplus_affinity",
 ]
 
 AXES = "groups tokens experts"
 
 
-def router_logits(xp: Namespace, tokens: Array, kernel: Array) -> Array:
-    """tokens (G, T, D), kernel (D, E) -> (G, T, E), at the highest precision of the device, also under autocast."""
+def router_logits(xp: Namespace, tokens: Array, kernel: Array, bias: Array | None = None) -> Array:
+    """tokens (G, T, D), kernel (D, E), bias (E,) -> (G, T, E), at the highest precision of the device, also under autocast."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
     check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
-    return xp.product(tokens, kernel)
+    if bias is None:
+        return xp.product(tokens, kernel)
+    check_scores("bias", bias, "experts")
+    check_size("bias", bias, 0, kernel.shape[1], "the experts of kernel")
+    logits, bias = xp.widest(xp.product(tokens, kernel), bias)
+    return logits + bias
+
+
+def cap_logits(xp: Namespace, logits: Array, *, cap: float) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    cap = check_positive("cap", cap)
+    return cap * xp.tanh(xp.wide(logits) / cap)
 
 
 def add_gating_noise(xp: Namespace, logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
@@ -56,6 +72,17 @@ def router_jitter(xp: Namespace, tokens: Array, noise: Array | None, *, epsilon:
     return tokens * (1 + epsilon * noise)
 
 
+def gshard_sample(xp: Namespace, logits: Array, noise: Array) -> Array:
+    """logits and noise (G, T, E) -> (G, T, E). That the noise is between 0 and 1 is not checked."""
+    check_scores("logits", logits, AXES)
+    check_scores("noise", noise, AXES)
+    check_same_shape("noise", noise, "logits", logits)
+    logits, noise = xp.widest(xp.stop_gradient(logits), xp.stop_gradient(noise))
+    sampled = logits - xp.log(-xp.log(noise))
+    first = xp.argmax(logits) == xp.indices(logits.shape[2], logits)
+    return xp.where(first, xp.max(sampled, 2, keepdims=True) + 1, sampled)
+
+
 def softmax_affinity(xp: Namespace, logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
@@ -66,6 +93,19 @@ def sigmoid_affinity(xp: Namespace, logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return xp.sigmoid(xp.wide(logits))
+
+
+def sqrt_softplus_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
+    check_scores("logits", logits, AXES)
+    softplus = xp.softplus(xp.wide(logits))
+    return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
+
+
+def scaled_gates(xp: Namespace, gates: Array, *, scale: float) -> Array:
+    """gates (G, T, E) -> (G, T, E)."""
+    check_scores("gates", gates, AXES)
+    return xp.wide(gates) * check_positive("scale", scale)
 
 
 def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:

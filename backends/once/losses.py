@@ -28,13 +28,16 @@ def load_loss(xp: Namespace, logits: Array, noisy_logits: Array, *, choices: int
     return squared_variation(xp, xp.sum(upper_tail(xp, threshold - logits, noise_std), 1))
 
 
-def balance_loss(xp: Namespace, scores: Array) -> Array:
+def balance_loss(xp: Namespace, scores: Array, *, choices: int = 1) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     scores = xp.wide(scores)
     experts = scores.shape[2]
-    first = xp.argmax(scores) == xp.indices(experts, scores)
-    fraction = xp.stop_gradient(xp.mean(xp.cast(first, scores.dtype), 1))
+    if check_choices(choices, experts) == 1:
+        counted = xp.argmax(scores) == xp.indices(experts, scores)
+    else:
+        counted = xp.is_chosen(xp.top_indices(scores, choices), scores)
+    fraction = xp.stop_gradient(xp.mean(xp.cast(counted, scores.dtype), 1))
     return experts * xp.mean(xp.sum(fraction * xp.mean(scores, 1), 1))
 
 

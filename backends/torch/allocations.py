@@ -14,6 +14,7 @@ from moespec.spec.checks import (
     check_capacity,
     check_choices,
     check_mask,
+    check_non_negative,
     check_one_per_token,
     check_option,
     check_same_shape,
@@ -22,6 +23,8 @@ from moespec.spec.checks import (
     check_tries,
 )
 from moespec.spec.importance_score import surviving_tokens
+from moespec.spec.selected_weights import NORMS
+from moespec.spec.token_choice import check_slot_order
 
 __all__ = [
     "batch_priority",
@@ -55,12 +58,23 @@ def is_chosen(scores: Tensor, choices: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter(2, top_indices(scores, choices).long(), True)
 
 
-def normalize_selected(scores: Tensor, combine_scores: Tensor | None = None, *, choices: int) -> Tensor:
+def normalize_selected(
+    scores: Tensor, combine_scores: Tensor | None = None, *, choices: int, norm: str = "sum", epsilon: float = 0.0
+) -> Tensor:
     """scores and combine_scores (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     weights = _combine_scores(scores, combine_scores)
-    chosen = is_chosen(scores, check_choices(choices, scores.shape[2]))
-    return weights / torch.where(chosen, weights, 0.0).sum(dim=2, keepdim=True)
+    check_option("norm", norm, NORMS)
+    epsilon = check_non_negative("epsilon", epsilon)
+    return _divided(weights, is_chosen(scores, check_choices(choices, scores.shape[2])), norm, epsilon)
+
+
+def _divided(weights: Tensor, chosen: Tensor, norm: str, epsilon: float = 0.0) -> Tensor:
+    """Weights by the sum or norm, and epsilon, of those that are chosen, where a token has any: all (groups, tokens, experts)."""
+    of_them = torch.where(chosen, weights, 0.0)
+    total = (of_them if norm == "sum" else of_them.square()).sum(dim=2, keepdim=True)
+    total = torch.where(chosen.any(dim=2, keepdim=True), total, 1.0)
+    return weights / ((total if norm == "sum" else total.sqrt()) + epsilon)
 
 
 def gshard_keep(gates: Tensor, noise: Tensor) -> Tensor:
@@ -85,6 +99,8 @@ def token_choice(
     keep: Tensor | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> SlotRouting:
     """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, tries) booleans -> SlotRouting.
 
@@ -94,7 +110,9 @@ def token_choice(
     combine_scores = _combine_scores(scores, combine_scores)
     if order is not None:
         check_one_per_token("order", order, tuple(scores.shape[:2]))
-    return _serve(scores, combine_scores, choices, capacity, order, scores.shape[1], keep, hold, tries)
+    return _serve(
+        scores, combine_scores, choices, capacity, order, scores.shape[1], keep, hold, tries, slot_order, normalize
+    )
 
 
 def importance_score_order(scores: Tensor, *, drop: float = 0.1) -> Tensor:
@@ -128,12 +146,15 @@ def _serve(
     keep: Tensor | None = None,
     hold: bool = False,
     tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
 ) -> SlotRouting:
     """Token Choice of the first `served` tokens in `order` (groups, tokens), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
     tries = check_tries(tries, choices, experts)
+    check_slot_order(slot_order, tries, choices)
 
     # Selection.
     best = top_indices(scores, tries)
@@ -145,12 +166,19 @@ def _serve(
         keep = None if keep is None else keep.gather(1, line)
 
     # Slots.
-    slot = _slots_in_stages(best, keep, hold, choices, experts, capacity)
+    slot = _slots_in_stages(best, keep, hold, choices, experts, capacity, by_token=slot_order == "token")
     if order is not None:
         if served < tokens:
             of_others = slot.new_full((groups, tokens - served, choices), experts * capacity)
             slot = torch.cat([slot, of_others], dim=1)
         slot = slot.gather(1, invert_index(order, tokens).long()[:, :, None].expand(-1, -1, choices))
+
+    # Weights. The slot of a choice that got none is that of an expert E.
+    if normalize is not None:
+        check_option("normalize", normalize, NORMS)
+        kept = torch.zeros(groups, tokens, experts + 1, dtype=torch.bool, device=slot.device)
+        kept = kept.scatter(2, (slot // capacity).long(), True)[:, :, :experts]
+        combine_scores = _divided(combine_scores, kept, normalize)
 
     # Dispatch and combine. A request is numbered t * K + k, and T * K marks an empty slot: // K gives the token.
     request = invert_index(slot.reshape(groups, -1), experts * capacity)
@@ -159,11 +187,13 @@ def _serve(
 
 
 def _slots_in_stages(
-    best: Tensor, keep: Tensor | None, hold: bool, choices: int, experts: int, capacity: int
+    best: Tensor, keep: Tensor | None, hold: bool, choices: int, experts: int, capacity: int, *, by_token: bool
 ) -> Tensor:
     """The slots `e * C + c` of each token: (groups, tokens, choices) int32, E * C for a choice without one.
 
     best: (groups, tokens, tries) int32, the experts that a token tries, best first. keep: booleans of that shape.
+
+    by_token: whether a token makes its requests before the next one, in the one stage that there is then.
 
     The first K stages are one, since no token has K experts before they end.
     """
@@ -179,11 +209,12 @@ def _slots_in_stages(
         if stages_of_slots:
             has = (torch.cat(stages_of_slots, dim=2) < slots).sum(dim=2, keepdim=True)
             asked = torch.where(has < choices, asked, experts)
-        requests = asked.mT.reshape(groups, -1)
+        requests = (asked if by_token else asked.mT).reshape(groups, -1)
         place = request_positions(requests, experts)
         if stages_of_slots:
             place = place + filled.gather(1, requests.long())
-        slot = slots_of_places(requests, place, experts, capacity).reshape(groups, -1, tokens).mT
+        slot = slots_of_places(requests, place, experts, capacity)
+        slot = slot.reshape(groups, tokens, -1) if by_token else slot.reshape(groups, -1, tokens).mT
         stages_of_slots.append(slot if mask is None or not hold else torch.where(mask, slot, slots))
         if last < tries:
             filled = filled.scatter_add(1, requests.long(), torch.ones_like(requests)).clamp_max(capacity)

@@ -20,7 +20,7 @@ from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import ALONE, Devices, gather
 from moespec.backends.torch.split_experts import SplitOverGroup
 from moespec.backends.torch.spread import Part, SpreadState, pieces_of, read_state
-from moespec.backends.torch.training import LossFunction, Params, set_gradients, update
+from moespec.backends.torch.training import LossFunction, Params, Renewal, set_gradients, update
 from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
@@ -159,6 +159,7 @@ class OnMesh(SplitOverGroup):
         *,
         accumulate: int = 1,
         averaged: bool = False,
+        renew: Renewal | None = None,
         compiled: bool = True,
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
         """As of one device, for the rows of this process. The loss is a mean over groups and images, as all metrics are.
@@ -171,10 +172,10 @@ class OnMesh(SplitOverGroup):
         def step(state: SpreadState, batch: Any, learning_rate: float) -> tuple[SpreadState, Metrics]:
             share = 1 / self.sizes.devices
             given = [state.marked({}), *([self.state_average(state)] if averaged else [])]
-            metrics = set_gradients(evaluate, given, state.trained(), batch, accumulate, share=share)
-            metrics = state.add_gradients(metrics)
+            found = set_gradients(evaluate, given, state.trained(), batch, accumulate, share=share)
+            metrics, sums = state.add_gradients(*found)
             metrics["grad_norm"] = state.norm()
-            update(state, metrics["grad_norm"], learning_rate)
+            update(state, metrics["grad_norm"], learning_rate, renew, sums)
             return state, metrics
 
         return step

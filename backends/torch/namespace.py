@@ -19,7 +19,7 @@ shift_right_logical, threefry = generator.shift_right_logical, generator.threefr
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
 log_softmax, maximum, rsqrt, sigmoid = torch.log_softmax, torch.clamp_min, torch.rsqrt, torch.sigmoid
 sign, sin, sqrt, square, stack = torch.sign, torch.sin, torch.sqrt, torch.square, torch.stack
-swapaxes, where, zeros_like = torch.swapaxes, torch.where, torch.zeros_like
+swapaxes, tanh, where, zeros_like = torch.swapaxes, torch.tanh, torch.where, torch.zeros_like
 
 
 def widest(*tensors: Tensor) -> list[Tensor]:

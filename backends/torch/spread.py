@@ -14,7 +14,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy
 from moespec.backends.torch.collectives import Devices
-from moespec.backends.torch.training import Leaves, Params, TrainState, kept_leaves, norm_of
+from moespec.backends.torch.training import Found, Leaves, Params, TrainState, kept_leaves, norm_of
 from moespec.backends.torch.trees import Path, flatten, unflatten
 
 SPLITTING = ("fsdp", "expert")
@@ -64,24 +64,29 @@ class SpreadState(TrainState):
             }
         )
 
-    def add_gradients(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sums each gradient over the devices that have the same part of the parameter. Returns the means of metrics.
+    def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
+        """Sums each gradient over the devices that have the same part of the parameter. Returns the means of metrics, and the sums of
+        sums.
 
-        There is one reduction for each set of axes: that of what all devices have has the metrics too.
+        There is one reduction for each set of axes: that of what all devices have has the metrics and sums too.
         """
+        trees = [flatten(tree) for tree in sums]
+        shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]
         # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
         together: dict[tuple[str, ...], list[Tensor]] = {AXES: []}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in AXES if axis not in self.extents[path].split)
             together.setdefault(axes, []).append(leaf)
-        means: list[Tensor] = []
+        totals: list[Tensor] = []
         for axes, same in together.items():
             gradients = [leaf.grad for leaf in same if leaf.grad is not None]
-            sums = self.devices.sums([*gradients, *(metrics.values() if axes == AXES else ())], axes)
-            for leaf, total in zip(same, sums, strict=False):
+            summed = self.devices.sums([*gradients, *(shared if axes == AXES else ())], axes)
+            for leaf, total in zip(same, summed, strict=False):
                 leaf.grad = total
-            means += [total / self.devices.sizes.devices for total in sums[len(same) :]]
-        return dict(zip(metrics, means, strict=True))
+            totals += summed[len(same) :]
+        means = {name: total / self.devices.sizes.devices for name, total in zip(metrics, totals, strict=False)}
+        rest = iter(totals[len(metrics) :])
+        return means, [unflatten({path: next(rest) for path in tree}) for tree in trees]
 
     def norm(self) -> Tensor:
         """The norm of the whole gradient: the squares of its parts are summed over the devices that have them."""

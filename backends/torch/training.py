@@ -36,7 +36,10 @@ __all__ = [
 
 Params = dict[str, Any]
 Leaves = dict[Path, Tensor]
-LossFunction = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+LossFunction = Callable[..., Any]
+Renewal = Callable[[Params, Any], Params]
+Found = tuple[dict[str, Tensor], list[Any]]
+"""Metrics with "loss", means over the parts of a batch, and what the loss returns besides: sums."""
 
 RECOMPILE_LIMIT = 64
 """Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
@@ -203,6 +206,7 @@ def make_step(
     *,
     accumulate: int = 1,
     averaged: bool = False,
+    renew: Renewal | None = None,
     compiled: bool = True,
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
@@ -216,9 +220,9 @@ def make_step(
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
         average = (state_average(state),) if averaged else ()
-        metrics = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
+        metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
-        update(state, metrics["grad_norm"], learning_rate)
+        update(state, metrics["grad_norm"], learning_rate, renew, sums)
         return state, metrics
 
     return step
@@ -226,10 +230,11 @@ def make_step(
 
 def set_gradients(
     evaluate: LossFunction, given: Sequence[Params], trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
-) -> dict[str, Tensor]:
+) -> Found:
     """Gives the leaves `trained` their `.grad`: the mean over `parts` equal parts of a batch, times `share`.
 
-    Returns the means over the parts of the metrics and of "loss". given: the parameters that `evaluate` takes, `trained` among
+    Returns the means over the parts of the metrics and of "loss", and the sums. given: the parameters
+    that `evaluate` takes, `trained` among
     them, and maybe their average.
     """
     for leaf in trained.values():
@@ -240,14 +245,16 @@ def set_gradients(
             leaf.grad = torch.zeros_like(leaf)
     if parts == 1:
         return reported[0]
-    return {name: torch.stack([part[name] for part in reported]).mean(dim=0) for name in reported[0]}
+    means = {name: torch.stack([part[name] for part, _ in reported]).mean(dim=0) for name in reported[0][0]}
+    totals = [flatten(each) for _, sums in reported for each in sums]
+    return means, [unflatten({path: sum(each[path] for each in totals) for path in totals[0]})] if totals else []
 
 
-def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> dict[str, Tensor]:
-    """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics of the part."""
-    loss, metrics = evaluate(given[0], part, *given[1:])
+def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> Found:
+    """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics and sums of the part."""
+    loss, metrics, *sums = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)
-    return {**_detached(metrics), "loss": loss.detach()}
+    return {**_detached(metrics), "loss": loss.detach()}, _detached(sums)
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
@@ -258,8 +265,14 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
     return norm
 
 
-def update(state: TrainState, norm: Tensor, learning_rate: float) -> None:
+def update(
+    state: TrainState, norm: Tensor, learning_rate: float, renew: Renewal | None = None, sums: Sequence[Any] = ()
+) -> None:
     """The update of a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
+    if renew is not None:
+        leaves = flatten(state.params)
+        for path, leaf in flatten(renew(state.params, *sums)).items():
+            leaves[path].copy_(leaf)
     trained, config = state.trained(), state.config
     if config.clip is not None:
         gradients = [leaf.grad for leaf in trained.values() if leaf.grad is not None]

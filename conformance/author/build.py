@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.decide import decision
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.draws import drawn, layer_of, recorded, route_of
+from moespec.conformance.author.draws import drawn, layer_of, recorded, route_of, updates_of
 from moespec.conformance.author.outputs import outputs
 from moespec.conformance.author.reference import Making
 from moespec.conformance.author.slopes import gradients
@@ -75,7 +75,7 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
     route = route_of(definition)
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
-    for stage in (*making.trace, *also, route, layer_of(definition)):
+    for stage in (*making.trace, *also, route, *updates_of(definition), layer_of(definition)):
         _make(making, stage)
 
 

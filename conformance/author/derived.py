@@ -40,7 +40,7 @@ FIXED = ("words", "pair")
 # What the types do not tell, as `function/argument`, of a router as `router/argument`.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
-MAY_BE_ZERO |= {"router_jitter/epsilon"}
+MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon"}
 ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
@@ -48,7 +48,7 @@ LEADING = {"dselect_k_entropy/selectors", "dselect_k_reachability/selectors", "d
 INTEGERS_TOO = {"hash_table_of/tables", "hash/tables"}
 BROADCAST = {"dropout/draws"}
 NOT_READ = {"hash_routing/like", "hash/tokens"}
-FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes"}
+FREE = {"attention/query/tokens", "hash_routing/ids/tokens", "hash/tables/hashes", "spread_images/scores/tokens"}
 NAMED_OTHERWISE = {"noisy_top_k/noise_kernel", "hierarchical_top_k/noise_kernel"}
 """Arrays, whose errors name the kernel of `router_logits`."""
 OTHER_NAMED = {
@@ -59,6 +59,10 @@ OTHER_NAMED = {
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
 """Axes of arrays, of which an error names only the other array that has them."""
+
+
+LATER = {"balance_loss/choices"}
+"""Options that are newer than the error cases of their functions, which stay as they are."""
 
 
 # Valid calls.
@@ -300,7 +304,9 @@ def _sort(error: str) -> str:
 
 def _rank(case: Case) -> int:
     """Which is preferred: an option, as of any target it can be expected, and axes that do not agree."""
-    return 0 if case.expected_error.error == "ConfigError" or case.id.endswith("_fewer") else 1
+    expect = case.expected_error
+    is_option = expect.error == "ConfigError" and f"{case.stages[-1].call}/{expect.argument}" not in LATER
+    return 0 if is_option or case.id.endswith("_fewer") else 1
 
 
 def _definition(case: Case, definition: Definition, name: str) -> Definition:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "Choice", "Function", "Output", "axes"]
+__all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "UPDATE", "Choice", "Function", "Output", "axes"]
 
 GROUPS = ("groups", "images", "rows")
 """Names of a leading axis that arrays of a target have and those of the specification, one group, have not."""
@@ -34,6 +34,7 @@ class Output:
     rounded: whether the result has the dtype of the run. In bfloat16 every other one is promised in float32 or better,
         and its tolerance has the roundoff of float32.
     follows: the arguments whose numbers the result is made of, the first that is given; all of them if empty.
+    summed: whether a result without a groups axis is the sum over the groups, not the mean.
     """
 
     axes: str = ""
@@ -43,6 +44,7 @@ class Output:
     constant: str = "direct"
     rounded: bool = False
     follows: tuple[str, ...] = ()
+    summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Function:
 
     def output(self, name: str) -> Output:
         """The description of a result; one of `prefix/*` stands for all that begin so."""
-        for key in (name, f"{name.split('/')[0]}/*"):
+        for key in (name, f"{name.split('/')[0]}/*", "*"):
             if key in self.outputs:
                 return self.outputs[key]
         raise KeyError(f"{self.name}: the result {name!r} is not described")
@@ -124,6 +126,10 @@ ROUTE = Function(
         "losses/*": Output(),
         **{f"metrics/{name}": output for name, output in METRICS.items()},
         "metrics/*": Output(),
+        "statistics/*": Output("experts", scale="unit", summed=True),
     },
 )
 """The `route` of a router."""
+
+UPDATE = Function("ROUTERS.update", {"*": Output("experts")})
+"""The `update` of a router, which gives its state after a step by name."""

@@ -16,14 +16,16 @@ from moespec.conformance.author.trace import Recorder
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec import ContractError
 
-__all__ = ["drawn", "layer_of", "recorded", "route_of"]
+__all__ = ["drawn", "layer_of", "recorded", "route_of", "updates_of"]
 
 
 def route_of(definition: Definition) -> Stage:
     """The stage that is the router as a whole."""
     routed = _routed(definition)
     names = {name: f"router/{name}" for name in _below("router", definition.inputs)}
-    taken = {name: name for name in ("noise", "ids") if name in definition.inputs}
+    taken: dict[str, Any] = {name: name for name in ("noise", "ids") if name in definition.inputs}
+    if state := _state(definition.inputs):
+        taken["state"] = state
     options: dict[str, Any] = {"options": dict(routed.options), "train": routed.train}
     return Stage("route", f"ROUTERS.{routed.router}.route", {"params": names, "tokens": "tokens", **taken}, options)
 
@@ -33,6 +35,25 @@ def layer_of(definition: Definition) -> Stage:
     params = {name: f"experts/{name}" for name in _below("experts", definition.inputs)}
     experts = {"call": "expert_mlp", "arguments": {"params": params}, "options": {"gelu": _routed(definition).gelu}}
     return Stage("moe_layer", "moe_layer", {"tokens": "tokens", "routing": "route/routing", "experts": experts}, {})
+
+
+def updates_of(definition: Definition) -> tuple[Stage, ...]:
+    """The stage that is the update of the router's state by the tokens of a case of training, if it keeps one."""
+    routed, state = _routed(definition), _state(definition.inputs)
+    if not state or not routed.train:
+        return ()
+    router = spec.ROUTERS[routed.router]
+    arrays = {name: definition.inputs[path].array for name, path in state.items()}
+    tokens = definition.inputs["tokens"].array[0]
+    params = {name: definition.inputs[f"router/{name}"].array for name in _below("router", definition.inputs)}
+    found = router.route(params, tokens, router.options(**routed.options), state=arrays, train=True).statistics
+    taken: dict[str, Any] = {"state": state, "statistics": {name: f"route/statistics/{name}" for name in found}}
+    return (Stage("update", f"ROUTERS.{routed.router}.update", taken, {"options": dict(routed.options)}),)
+
+
+def _state(inputs: Mapping[str, Tensor]) -> dict[str, str]:
+    """What a router keeps, by name, as references to inputs."""
+    return {name: f"state/{name}" for name in _below("state", inputs)}
 
 
 def _below(prefix: str, inputs: Mapping[str, Tensor]) -> list[str]:
@@ -61,7 +82,9 @@ def recorded(
     router = spec.ROUTERS[routed.router]
     recorder = Recorder(spec, values, change)
     params = {name: values[f"router/{name}"] for name in _below("router", values)}  # type: ignore[arg-type]
-    taken = {name: values[name] for name in ("noise", "ids") if name in values}
+    taken: dict[str, Any] = {name: values[name] for name in ("noise", "ids") if name in values}
+    if state := _state(definition.inputs):
+        taken["state"] = {name: values[path] for name, path in state.items()}
     options = router.options(**routed.options)
     output = router.bind(recorder).route(params, values["tokens"], options, train=routed.train, **taken)
     return recorder, recorder.name_of(output.routing)

@@ -116,15 +116,18 @@ class Making:
         return function(stage.call).output(name)
 
     def join(self, stage: Stage, groups: list[Arrays]) -> Arrays:
-        """Results of the groups together: stacked, or averaged where a result has no axis for them.
+        """Results of the groups together: stacked, or averaged (or summed) where a result has no axis for them.
 
         A result without the axes of groups and tokens, where its description has them, is the same for all.
         """
         joined = {}
         for name, first in groups[0].items():
-            missing = len(self.output(stage, name).axes.split()) - first.ndim
+            output = self.output(stage, name)
+            missing = len(output.axes.split()) - first.ndim
             stacked = np.stack([group[name] for group in groups])
-            if missing == 1 and not function(stage.call).batched:
+            if output.summed:
+                joined[name] = stacked.sum(axis=0)
+            elif missing == 1 and not function(stage.call).batched:
                 joined[name] = stacked
             elif missing > 1 or len(groups) == 1:  # it does not depend on the tokens
                 joined[name] = first

@@ -19,8 +19,10 @@ __all__ = [
     "evaluation",
     "kernel_case",
     "kernel_of",
+    "logit_options",
     "output_gradient",
     "router_case",
+    "several_choices",
 ]
 
 T, E, D = 6, 3, 4
@@ -47,6 +49,7 @@ def router_case(
     purpose: str,
     *flags: str,
     params: Mapping[str, Tensor] | None = None,
+    state: Mapping[str, Tensor] | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     sizes: tuple[int, int, int] = (T, E, D),
     zero: bool = False,
@@ -64,7 +67,8 @@ def router_case(
 ) -> Definition:
     """A case of a router: its calls, the router as a whole, and the layer around it.
 
-    params: of the router, by default a kernel, which is 0 with `zero`. inputs: others than those drawn; with `tokens`
+    params: of the router, by default a kernel, which is 0 with `zero`. state: of one that keeps a state. inputs:
+    others than those drawn; with `tokens`
     among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. losses:
     whether a gradient of the layer is that of its losses, too, by default where there is noise; without it is of the
     output alone, as an adapter computes it. options: of the router, besides its sizes.
@@ -81,6 +85,7 @@ def router_case(
         {
             **(inputs or {}),
             **{f"router/{part}": value for part, value in params.items()},
+            **{f"state/{part}": value for part, value in (state or {}).items()},
             **{f"experts/{part}": value for part, value in experts(key, e, d, 3, d).items()},
         },
         flags=flags,
@@ -127,6 +132,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     gradient = partial(router_case, router, "gradient_losses", "gradient", purpose)
     yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **LOSSES)
     yield evaluation(router)
+    yield logit_options(router)
 
 
 def evaluation(router: str, **options: Any) -> Definition:
@@ -143,3 +149,31 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
     """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
+
+
+JITTER = Noise("tokens width", reach=1.0, step=0.125)
+"""Draws of the jitter."""
+
+
+def logit_options(router: str, **options: Any) -> Definition:
+    """A case in which logits have a bias, a cap and the jitter of tokens, which takes the place of other noise."""
+    purpose = "Logits with a bias and a cap, of tokens with jitter, which takes the place of other noise."
+    key = f"routers/{router}/logit_options"
+    params = {**kernel_of(f"{key}/kernel", D, E), "bias": tensor(grid(f"{key}/bias", (E,), reach=1.0), "experts")}
+    settings: dict[str, Any] = {"bias": True, "jitter": 0.25, "logit_cap": 1.5, "z_weight": 0.0625, **options}
+    if router not in ("gshard", "switch"):  # which have no gating noise
+        settings["noise_multiplier"] = 0.0
+    by = ("router/kernel", "router/bias")
+    return router_case(
+        router, "logit_options", "gradient", purpose, "jitter_factor", params=params, noise=JITTER, by=by, **settings
+    )
+
+
+def several_choices(router: str, **options: Any) -> Definition:
+    """A case of two choices whose slots, weights and balance loss are those of other code bases."""
+    purpose = "A token gets all its slots before the next one, and what it keeps is divided by the root of the sum of squares."
+    settings: dict[str, Any] = {"normalize_selected": True, "normalize_when": "after", "normalize_norm": "euclidean"}
+    settings |= {"slot_order": "token", "capacity_factor": 0.75, **options}
+    if router != "gshard":
+        settings |= {"choices": 2, "balance_counts": "all", "balance_weight": 0.5}
+    return router_case(router, "several_choices", "overflow", purpose, "renormalised", "overflow_drop", **settings)

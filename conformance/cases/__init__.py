@@ -16,7 +16,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.describe import ROUTE, Function
+from moespec.conformance.author.describe import ROUTE, UPDATE, Function
 from moespec.conformance.author.draw import salted
 from moespec.conformance.author.variant import Variant
 
@@ -42,6 +42,8 @@ def functions() -> Mapping[str, Function]:
 def function(path: str) -> Function:
     """What is known of the function at a path, by the first part of it."""
     name = path.partition(".")[0]
+    if name == ROUTE.name and path.endswith(".update"):
+        return UPDATE
     if name not in functions():
         raise KeyError(f"{path}: no algorithm describes {name!r}")
     return functions()[name]

@@ -11,7 +11,7 @@ from moespec.conformance.author.reroute import chosen_mask, configured, noiseles
 from moespec.conformance.author.variant import Variant, every, variant
 from moespec.spec import CAPACITY_RULES, ConfigError
 from moespec.spec.options import NoiseOptions, TokenChoiceOptions
-from moespec.spec.routers.composition import token_choice
+from moespec.spec.routers.composition import logits, noisy_logits, token_choice
 
 __all__ = ["VARIANTS"]
 
@@ -174,8 +174,7 @@ CAPACITIES = (
 
 def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> tuple[Any, Any]:
     """Clean and noisy logits."""
-    clean = B.router_logits(tokens, params["kernel"])
-    return clean, B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+    return noisy_logits(B, params, tokens, options, noise)
 
 
 def _weighted(weights: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
@@ -191,7 +190,9 @@ def _weighted(weights: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
 def noise_after_the_softmax(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     """Noise is added to the softmax, not to the logits."""
     output = route(params, tokens, options, **more)
-    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    if options.jitter:
+        return output
+    scores = B.softmax_affinity(logits(B, params, tokens, options))
     noisy = B.add_gating_noise(scores, more.get("noise"), multiplier=options.noise_multiplier)
     train = more.get("train", False)
     if isinstance(options, TokenChoiceOptions):
@@ -203,8 +204,7 @@ def _logits_combine(B: Any, route: Any, params: Any, tokens: Any, options: Any, 
     output, noise = route(params, tokens, options, **more), more.get("noise")
     if isinstance(options, NoiseOptions):
         return reweighted(B, output, _logits(B, params, tokens, options, noise)[1])
-    jittered = B.router_jitter(tokens, noise, epsilon=options.jitter)
-    return reweighted(B, output, B.router_logits(jittered, params["kernel"]))
+    return reweighted(B, output, logits(B, params, tokens, options, noise))
 
 
 def nobody_dropped(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
@@ -219,8 +219,8 @@ def _with_loss(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
         output = route(params, tokens, options, **more)
         if name not in output.losses:
             return output
-        logits = _logits(B, params, tokens, options, more.get("noise"))
-        loss = value(B, options, *logits, output.routing)
+        both = _logits(B, params, tokens, options, more.get("noise"))
+        loss = value(B, options, *both, output.routing)
         losses = {**output.losses, name: getattr(options, f"{name}_weight") * loss}
         return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": loss})
 
@@ -373,6 +373,13 @@ VARIANTS = (
     ),
     variant(nobody_dropped, *TOKEN_CHOICE, "switch", who="huggingface/transformers (Switch; issue 48293)"),
     variant(dropped_choices, *TOKEN_CHOICE, ledger="ME-1b"),
+    Variant(
+        "logits_capped",
+        "The logits are kept below 8 by a hyperbolic tangent, always.",
+        every(SELECTING, configured(logit_cap=8.0)),
+        "LC-1b",
+        "google/praxis",
+    ),
     Variant(
         "chosen_not_normalised",
         "The combine weights of a token are not divided by their sum, also where they should be.",

@@ -58,11 +58,19 @@ FACTORS = (
 )
 
 NONE = "An option that it does not have."
-CHOOSERS = ("noisy_top_k", "sinkhorn_token_choice", "softmax_token_choice", "sparsity_constrained_token_choice")
+CHOOSERS = (
+    "noisy_top_k",
+    "sigmoid_token_choice",
+    "sinkhorn_token_choice",
+    "softmax_token_choice",
+    "sparsity_constrained_token_choice",
+)
 
 WRONG: dict[str, tuple[Wrong, ...]] = {
     **{f"ROUTERS.{name}.route": (CHOICES,) for name in CHOOSERS},
-    **dict.fromkeys(("batch_priority", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)),
+    **dict.fromkeys(
+        ("batch_priority", "expert_load", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)
+    ),
     **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
     **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
     **dict.fromkeys(
@@ -75,12 +83,17 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
             options={"tokens": 7}
         ),
     ),
-    "ROUTERS.gshard.route": (_option("choices", 1, NONE),),
+    "ROUTERS.gshard.route": (_option("choices", 1, NONE), _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.hash.route": (
         _option("hashes", 2, "The router has one hash."),
         _array("tokens", lambda a: a[:, 1:], "Fewer tokens than the options say."),
     ),
+    "ROUTERS.image_choice.route": (CHOICES, _option("images", 5, "They do not divide the tokens.")),
     "ROUTERS.importance_score.route": (CHOICES, _option("drop", 1.0, "No token is left.")),
+    "ROUTERS.mixture_of_depths.route": (
+        _option("capacity_factor", 9.0, "More slots than tokens."),
+        _option("weights", "softmax", "There are two kinds of weights."),
+    ),
     "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
     "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
     "ROUTERS.softmax_expert_choice.route": (
@@ -89,6 +102,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("multiple_of", 8, "A multiple above the number of tokens.", slots_per_expert=None),
         _option("slots_per_expert", Size("tokens"), "More slots than tokens."),
     ),
+    "ROUTERS.softmax_token_choice.route": (CHOICES, _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
     "ROUTERS.switch.route": (_option("choices", 2, NONE),),
     "attention": (
@@ -114,7 +128,13 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         ("global_entropy_loss", "local_entropy_loss"),
         (_number("scores", -0.5, "A score is negative, which no softmax is."),),
     ),
+    "gshard_sample": (_number("noise", 1.0, "A draw of 1."), _number("noise", 0.0, "A draw of 0.")),
     "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
+    "group_limited_scores": (
+        _option("groups", 3, "They do not divide the experts."),
+        _option("limit", Size("groups"), "More groups than there are."),
+        _option("best", Size("experts"), "More experts than a group has."),
+    ),
     "hash_table_balanced": (_number("frequencies", -1.0, "A frequency below 0."),),
     "hash_table_of": (
         _option("hash", Size("hashes", 0), "There is no such table."),
@@ -140,6 +160,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _array("combine_scores", np.zeros_like, "The chosen have the sum 0.", "ContractError"),
     ),
     "patch_embed": (_array("images", lambda a: a[:, 1:], "Patches that do not fill the image."),),
+    "pool_images": (_option("images", 5, "They do not divide the tokens."),),
     "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
     "soft_routing": (
         Wrong(
@@ -151,11 +172,17 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("capacity", Size("tokens"), "More slots than tokens.", sparsity="expert"),
         _option("capacity", Size("experts"), "More choices than experts.", sparsity="token"),
     ),
+    "spread_images": (_option("tokens", 5, "They are not as many for each image."),),
     "token_choice": (
         CHOICES,
         _option("tries", Size("choices", -1), "Fewer tries than choices."),
         _option("tries", Size("experts"), "More tries than experts."),
         _array("order", lambda a: np.where(a == 1, 0, a), "The order holds a token twice.", "ContractError"),
+        Wrong(
+            "slot_order",
+            {"slot_order": "token", "choices": 1, "tries": 2},
+            purpose="By token none tries others in turn.",
+        ),
     ),
 }
 """By the path of the function; of each the valid call of `author/derived.py` is changed."""

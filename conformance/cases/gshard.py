@@ -9,12 +9,19 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import to_bfloat16
-from moespec.conformance.author.inputs import groups_tokens
+from moespec.conformance.author.draw import grid, to_bfloat16
+from moespec.conformance.author.inputs import groups_tokens, logits
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_router, near_ties
 from moespec.conformance.author.reroute import configured, rerouted, reweighted
-from moespec.conformance.author.routers import LAYER, evaluation, kernel_case, output_gradient
+from moespec.conformance.author.routers import (
+    LAYER,
+    evaluation,
+    kernel_case,
+    logit_options,
+    output_gradient,
+    several_choices,
+)
 from moespec.conformance.author.variant import of_router, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -31,9 +38,14 @@ FUNCTIONS = (
         {"keep": Output("groups tokens choices", "bool")},
         Choice(_second, lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
     ),
+    Function(
+        "gshard_sample",
+        {"scores": Output("groups tokens experts", scale="unit")},
+        Choice("logits", lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
+    ),
 )
 
-NAME, KEEP = "gshard", "gshard_keep"
+NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"
 T, E, D = 5, 3, 3
 UNIFORM = Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
 
@@ -63,6 +75,9 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, noise=None, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME, eval_capacity_factor=0.625)
+    yield from _sampled()
+    yield logit_options(NAME, second_expert="all")
+    yield several_choices(NAME, second_expert="all")
 
     gates = groups_tokens([[0.75, 0.25, 0.0], [0.5, 0.125, 0.375], [0.375, 0.5, 0.125], [0.5, 0.5, 0.0]])
     draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")
@@ -72,6 +87,23 @@ def cases() -> Iterator[Definition]:
     draws = tensor(np.tile([2.0, 2.0, 2.015625], (2, 2)), "groups tokens")
     purpose = near.purpose.replace("Scores that differ", "Twice a second gate and a draw that differ")
     yield replace(near, name=f"keep_{near.name}", purpose=purpose, inputs={**near.inputs, "noise": draws})
+
+
+def _sampled() -> Iterator[Definition]:
+    """Where the second expert is sampled."""
+    single_ = partial(single, NAME, SAMPLE)
+    drawn = groups_tokens(grid(f"{NAME}/{SAMPLE}/noise", (2, 6, 4), reach=0.375, step=0.0625, centre=0.5))
+    purpose = "The first expert is that of the largest logit; the others have their logit and a Gumbel draw."
+    yield single_("sampled", "value", purpose, logits=logits(f"{NAME}/{SAMPLE}", (2, 6, 4)), noise=drawn)
+    level = groups_tokens(np.zeros((2, 6, 4)))
+    yield single_("sampled_equal", "tie", "Equal logits: expert 0 is first.", "tie_order", logits=level, noise=drawn)
+    noise = Noise("tokens experts", reach=0.375, step=0.0625, centre=0.5)
+    sampled = partial(case, second_expert="sampled", noise=noise, sizes=(6, 4, D))
+    purpose = "A second expert that is sampled; weights and priority are those of the gates."
+    yield sampled("second_sampled", "overflow", purpose, "priority_order", batch_priority="max", capacity_factor=0.75)
+    purpose = "Division of what is left after drops, as fairseq has it; draws at evaluation, too."
+    after: dict[str, Any] = {"normalize_when": "after", "capacity_factor": 0.75, "train": False}
+    yield sampled("second_sampled_after", "overflow", purpose, "renormalised", "overflow_drop", **after)
 
 
 # Variants.
@@ -98,6 +130,16 @@ def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
     return B.gshard_keep(gates, np.nextafter(noise, -1.0))
 
 
+def both_experts_sampled(B: Any, logits: Any, noise: Any) -> Any:
+    """Both experts are sampled, the first one, too."""
+    return B.add_gating_noise(logits, -np.log(-np.log(noise)), multiplier=float(logits.shape[2]))
+
+
+def sampled_from_gates(B: Any, logits: Any, noise: Any) -> Any:
+    """The draws that sample the second expert are added to the gates, not to the logits."""
+    return B.gshard_sample(B.softmax_affinity(logits), noise)
+
+
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
@@ -106,6 +148,8 @@ def gshard_chance_of_raw_gates(
 ) -> Any:
     """The second expert is kept by twice its gate before that is divided."""
     output = route(params, tokens, options, noise=noise, train=train)
+    if options.second_expert != "random":
+        return output
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
     combine = B.normalize_selected(scores, choices=2) if options.normalize_selected else scores
     held: dict[str, Any] = {}
@@ -128,7 +172,7 @@ def gshard_normalised_after_drops(B: Any, route: Any, params: Any, tokens: Any, 
 def gshard_random_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     """Second experts are kept at random where no noise is given, too."""
     output = route(params, tokens, options, **more)
-    if more.get("noise") is not None:
+    if more.get("noise") is not None or options.second_expert != "random":
         return output
     return route(params, tokens, options, **{**more, "noise": np.full(tokens.shape[:2], 0.999)})
 
@@ -156,4 +200,13 @@ VARIANTS = (
         "tensorflow/mesh",
     ),
     variant(gshard_random_at_evaluation, NAME, ledger="GS-4b"),
+    variant(both_experts_sampled, SAMPLE),
+    variant(sampled_from_gates, SAMPLE),
+    _one(
+        "gshard_second_always_kept",
+        "The second-best expert is always kept.",
+        configured(second_expert="all"),
+        "GS-6c",
+        "microsoft/Tutel",
+    ),
 )

@@ -15,11 +15,20 @@ from moespec.conformance.author.inputs import CROWD, both, distinct, groups_toke
 from moespec.conformance.author.margins import order_margin, token_choice_margin
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import heap_order, rerouted
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, output_gradient, router_case
+from moespec.conformance.author.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    evaluation,
+    logit_options,
+    output_gradient,
+    router_case,
+)
 from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.importance_score import surviving_tokens
+from moespec.spec.routers.composition import noisy_logits
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -141,6 +150,7 @@ def _router() -> Iterator[Definition]:
     yield output_gradient(case, **quarter)
     yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
+    yield logit_options(NAME)
 
 
 # Variants. Scores are (groups, tokens, experts).
@@ -200,8 +210,7 @@ def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
         B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
     ) -> Any:
         output = route(params, tokens, options, noise=noise, train=train)
-        clean = B.router_logits(tokens, params["kernel"])
-        scores = B.softmax_affinity(B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier))
+        scores = B.softmax_affinity(noisy_logits(B, params, tokens, options, noise)[1])
         capacity = replace(options, **changed).capacity(train=train)
         chosen = B.importance_score_choice(scores, choices=options.choices, capacity=capacity, drop=options.drop)
         return rerouted(B, output, chosen)
@@ -232,9 +241,8 @@ def importance_loss_of_those_left(
     output = route(params, tokens, options, noise=noise, train=train)
     if "importance" not in output.losses:
         return output
-    clean = B.router_logits(tokens, params["kernel"])
-    noisy = B.softmax_affinity(B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier))
-    left = B.importance_score_order(noisy, drop=options.drop)
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    left = B.importance_score_order(B.softmax_affinity(noisy), drop=options.drop)
     scores = np.take_along_axis(B.softmax_affinity(clean), left[..., None], axis=1)
     value = np.mean([B.importance_loss(scores[g : g + 1]) for g in range(len(scores))])
     return output._replace(losses={**output.losses, "importance": options.importance_weight * value})

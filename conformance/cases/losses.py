@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from moespec.conformance.author.definition import Definition, call, of_array, single
 from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.inputs import both, groups_tokens, logits, rows, utilities
+from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_ties
 from moespec.conformance.author.reroute import chosen_mask
@@ -47,8 +47,8 @@ def _z_scale(logits: Any) -> Any:
 
 
 def _preferred(scores: Any, scale: Any, options: Any) -> float:
-    """How clearly each token prefers an expert, which the balance loss counts."""
-    return token_choice_margin(scores, scale, 1)
+    """How clearly each token prefers the experts that the balance loss counts."""
+    return token_choice_margin(scores, scale, options.get("choices", 1))
 
 
 FUNCTIONS = (
@@ -67,6 +67,13 @@ def cases() -> Iterator[Definition]:
     yield from _of_scores("importance_loss", "population_variance")
     yield from _of_scores("balance_loss", "first_maximum")
     yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))
+    counted = of_array("balance_loss", "scores", choices=2)
+    purpose = "Both choices of a token count; of equal scores the lower expert."
+    yield counted("two_choices", "value", purpose, utilities("balance_loss/e", (G, 8, 4)))
+    level = groups_tokens(np.full((G, 8, 4), 0.25))
+    yield counted("two_choices_uniform", "tie", purpose, level, "first_maximum")
+    purpose = "By the scores, where both choices count."
+    yield counted("gradient_two_choices", "gradient", purpose, distinct("balance_loss/f", (G, 8, 4)), "stop_gradient")
     yield from _load()
     yield from _z()
 
@@ -153,19 +160,24 @@ def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: 
     return np.mean(losses)
 
 
-def last_maximum(B: Any, scores: Any) -> Any:
+def load_of_probabilities(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
+    """The load loss compares the softmax of the logits with the threshold, which is a logit."""
+    return B.load_loss(B.softmax_affinity(logits), noisy_logits, **options)
+
+
+def last_maximum(B: Any, scores: Any, **more: Any) -> Any:
     """Of equal scores the last counts as the preferred expert of the balance loss."""
-    return B.balance_loss(scores[..., ::-1])
+    return B.balance_loss(scores[..., ::-1], **more)
 
 
-def balance_over_experts(B: Any, scores: Any) -> Any:
+def balance_over_experts(B: Any, scores: Any, **more: Any) -> Any:
     """The balance loss is the sum divided by E, not multiplied by it."""
-    return B.balance_loss(scores) / scores.shape[2] ** 2
+    return B.balance_loss(scores, **more) / scores.shape[2] ** 2
 
 
-def balance_of_all_groups(B: Any, scores: Any) -> Any:
+def balance_of_all_groups(B: Any, scores: Any, **more: Any) -> Any:
     """Shares and mean scores of the balance loss are those of all groups together."""
-    return B.balance_loss(scores.reshape(1, -1, scores.shape[2]))
+    return B.balance_loss(scores.reshape(1, -1, scores.shape[2]), **more)
 
 
 def square_of_the_mean(B: Any, logits: Any) -> Any:
@@ -183,15 +195,14 @@ def z_of_the_mean_exponential(B: Any, logits: Any) -> Any:
     return np.mean((logsumexp(logits, axis=2) - np.log(logits.shape[2])) ** 2)
 
 
-def balance_of_a_second_softmax(B: Any, scores: Any) -> Any:
+def balance_of_a_second_softmax(B: Any, scores: Any, **more: Any) -> Any:
     """The scores of the balance loss go through the softmax a second time."""
-    return B.balance_loss(B.softmax_affinity(scores))
+    return B.balance_loss(B.softmax_affinity(scores), **more)
 
 
-def balance_counts_two(B: Any, scores: Any) -> Any:
+def balance_counts_two(B: Any, scores: Any, *, choices: int = 2) -> Any:
     """The balance loss counts the two best experts of each token, not the best alone."""
-    shares = chosen_mask(scores, min(2, scores.shape[2])).mean(axis=1)
-    return scores.shape[2] * np.mean(np.sum(shares * scores.mean(axis=1), axis=1))
+    return B.balance_loss(scores, choices=min(choices, scores.shape[2]))
 
 
 def z_of_probabilities(B: Any, logits: Any) -> Any:
@@ -199,7 +210,12 @@ def z_of_probabilities(B: Any, logits: Any) -> Any:
     return B.z_loss(B.softmax_affinity(logits))
 
 
-def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
+def balance_counts_the_first(B: Any, scores: Any, *, choices: int = 1) -> Any:
+    """The balance loss counts the first choice of a token alone, where it should count all."""
+    return B.balance_loss(scores)
+
+
+def balance_of_what_is_kept(B: Any, scores: Any, *, choices: int = 1) -> Any:
     """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
@@ -208,14 +224,14 @@ def balance_of_what_is_kept(B: Any, scores: Any) -> Any:
     return experts * np.mean(np.sum(np.stack(counts) / tokens * np.mean(scores, axis=1), axis=1))
 
 
-def balance_of_chosen_scores(B: Any, scores: Any) -> Any:
+def balance_of_chosen_scores(B: Any, scores: Any, *, choices: int = 1) -> Any:
     """The mean scores of the balance loss count 0 for all but the two best experts of each token."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
 
 
-def balance_of_padded_experts(B: Any, scores: Any) -> Any:
+def balance_of_padded_experts(B: Any, scores: Any, *, choices: int = 1) -> Any:
     """The balance loss counts the empty slots of an expert as tokens, so that all have as many."""
     return np.mean(np.sum(np.mean(scores, axis=1), axis=1))
 
@@ -225,9 +241,9 @@ def _padded(array: Any, value: float) -> Any:
     return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
 
 
-def padding_in_the_balance_loss(B: Any, scores: Any) -> Any:
+def padding_in_the_balance_loss(B: Any, scores: Any, **more: Any) -> Any:
     """The balance loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
-    return B.balance_loss(_padded(scores, 1 / scores.shape[2]))
+    return B.balance_loss(_padded(scores, 1 / scores.shape[2]), **more)
 
 
 def padding_in_the_z_loss(B: Any, logits: Any) -> Any:
@@ -240,11 +256,11 @@ def _summed(name: str) -> Replacement:
     return lambda B, first, *more, **given: getattr(B, name)(first, *more, **given) * len(first)
 
 
-def shares_in_float32(B: Any, scores: Any) -> Any:
+def shares_in_float32(B: Any, scores: Any, *, choices: int = 1) -> Any:
     """The shares of the balance loss are rounded to float32."""
     _, tokens, experts = scores.shape
-    preferred = stable_order(scores)[..., 0]
-    shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in preferred]).astype(np.float32)
+    chosen = stable_order(scores)[..., :choices].reshape(len(scores), -1)
+    shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in chosen]).astype(np.float32)
     return experts * np.mean(np.sum(shares.astype(np.float64) * np.mean(scores, axis=1), axis=1))
 
 
@@ -269,6 +285,7 @@ VARIANTS = (
         "microsoft/Tutel",
     ),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
+    variant(load_of_probabilities, "load_loss", ledger="AL-2c", who="microsoft/Tutel"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
     variant(balance_of_all_groups, "balance_loss"),
@@ -278,7 +295,8 @@ VARIANTS = (
     variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
     variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
     variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
-    variant(balance_counts_two, "balance_loss", who="huggingface/transformers (Mixtral)"),
+    variant(balance_counts_two, "balance_loss", ledger="AL-8b", who="huggingface/transformers (Mixtral)"),
+    variant(balance_counts_the_first, "balance_loss", ledger="AL-8"),
     variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)"),
     variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)"),
     variant(padding_in_the_balance_loss, "balance_loss", who="huggingface/transformers (Mixtral; issue 28505)"),

@@ -8,7 +8,7 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import configured
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, kernel_case
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, kernel_case, logit_options
 from moespec.conformance.author.variant import of_router
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -52,6 +52,7 @@ def cases() -> Iterator[Definition]:
     yield case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
+    yield logit_options(NAME)
 
 
 # Variants. Logits are (groups, tokens, experts).

@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
-from moespec.conformance.author.routers import NORMAL, common, router_case
+from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
 
 __all__ = ["cases"]
 
@@ -19,6 +19,7 @@ def cases() -> Iterator[Definition]:
     inside, plan, drop = "noise_inside", "combine_with_plan", "overflow_drop"
     yield from common(NAME, choices=2, sinkhorn_iterations=7)
     yield near_router(NAME)
+    yield several_choices(NAME)
     purpose = "By tokens, kernel and expert weights; the selection carries none."
     yield case("gradient", "gradient", purpose, "stop_gradient")
     two: dict[str, Any] = {"choices": 2, "capacity_factor": 0.5, "batch_priority": "sum"}

@@ -7,8 +7,9 @@ from typing import Any
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
-from moespec.conformance.author.routers import NORMAL, common, router_case
+from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
 from moespec.conformance.author.variant import variant
+from moespec.spec.routers.composition import noisy_logits
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -71,6 +72,10 @@ def _capacities() -> Iterator[Definition]:
     )
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
+    yield several_choices(NAME)
+    after: dict[str, Any] = {**shared, "normalize_when": "after", "balance_counts": "all", "balance_weight": 0.5}
+    purpose = "Through the sum of the choices that got a slot, and of a balance loss that counts both choices."
+    yield case("gradient_after_drops", "gradient", purpose, "renormalised", DROP, losses=True, **after)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -79,8 +84,7 @@ def _capacities() -> Iterator[Definition]:
 def four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     """Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum."""
     output = route(params, tokens, options, **more)
-    logits = B.router_logits(tokens, params["kernel"])
-    scores = B.softmax_affinity(B.add_gating_noise(logits, more.get("noise"), multiplier=options.noise_multiplier))
+    scores = B.softmax_affinity(noisy_logits(B, params, tokens, options, more.get("noise"))[1])
     choices = options.choices
     slots = int(choices * options.capacity_factor * options.tokens / options.experts)
     routing = B.token_choice(scores, choices=choices, capacity=max(4, min(options.tokens, slots)))
@@ -94,7 +98,7 @@ def normalised_by_clean_scores(
     output = route(params, tokens, options, noise=noise, **more)
     if not options.normalize_selected or noise is None:
         return output
-    clean = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    clean = B.softmax_affinity(noisy_logits(B, params, tokens, options, noise)[0])
     return reweighted(B, output, B.normalize_selected(clean, choices=options.choices))
 
 

@@ -9,11 +9,20 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.reroute import noiseless, rerouted
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, kernel_of, output_gradient, router_case
+from moespec.conformance.author.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    kernel_of,
+    logit_options,
+    output_gradient,
+    router_case,
+    several_choices,
+)
 from moespec.conformance.author.variant import Variant, every, variant
 from moespec.spec.numerics import stable_order
 from moespec.spec.options import TokenChoiceOptions
-from moespec.spec.routers.composition import token_choice
+from moespec.spec.routers.composition import noisy_logits, token_choice
 from moespec.spec.routers.plan import combine_scores, sparse_plan
 
 __all__ = ["VARIANTS", "cases"]
@@ -55,6 +64,8 @@ def cases() -> Iterator[Definition]:
     yield case("evaluation_factor", "value", purpose, *flags, train=False, **arguments)
     purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
+    yield logit_options(NAME)
+    yield several_choices(NAME)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -74,8 +85,7 @@ def _plans(
     B: Any, params: Any, tokens: Any, options: Any, noise: Any, train: bool, *, raw: bool = False
 ) -> tuple[Any, Any]:
     """The plan of either router, of the softmax or of the raw logits, and the scores that weight the outputs."""
-    clean = B.router_logits(tokens, params["kernel"])
-    noisy = B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
     constraint: dict[str, Any] = {"capacity": options.capacity(train=train)}
     if isinstance(options, TokenChoiceOptions):
         constraint = {"capacity": options.choices, "sparsity": "token"}

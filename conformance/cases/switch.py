@@ -10,8 +10,9 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import rerouted, reweighted
-from moespec.conformance.author.routers import evaluation, kernel_case, output_gradient
+from moespec.conformance.author.routers import evaluation, kernel_case, logit_options, output_gradient
 from moespec.conformance.author.variant import variant
+from moespec.spec.routers.composition import logits
 
 __all__ = ["VARIANTS", "cases"]
 
@@ -47,13 +48,14 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)
+    yield logit_options(NAME)
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
 def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> Any:
-    return B.router_logits(B.router_jitter(tokens, noise, epsilon=options.jitter), params["kernel"])
+    return logits(B, params, tokens, options, noise)
 
 
 def switch_gate_of_clean_tokens(
@@ -71,10 +73,10 @@ def jitter_of_logits(
     output = route(params, tokens, options, noise=noise, train=train)
     if noise is None:
         return output
-    logits = _logits(B, params, tokens, options, None) + options.jitter * noise.sum(axis=2, keepdims=True) * (
+    seen = _logits(B, params, tokens, options, None) + options.jitter * noise.sum(axis=2, keepdims=True) * (
         1.0 + np.arange(options.experts)
     )
-    scores = B.softmax_affinity(logits)
+    scores = B.softmax_affinity(seen)
     return rerouted(B, output, B.token_choice(scores, choices=1, capacity=options.capacity(train=train)))
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from moespec.conformance.author.inputs import (
 )
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_ties
-from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised
+from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised, weighted_by
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
@@ -52,6 +52,8 @@ def cases() -> Iterator[Definition]:
     yield from _gradients()
     yield from _kept_choices()
     yield from _rerouted()
+    yield from _by_token()
+    yield from _divided_after_drops()
     yield from _normalize_selected()
 
 
@@ -168,17 +170,55 @@ def _rerouted() -> Iterator[Definition]:
     )
 
 
+def _by_token() -> Iterator[Definition]:
+    """Where a token gets all of its slots before the next one."""
+    by_token = partial(case, slot_order="token")
+    eight = (G, 8, 4)
+    purpose = "All choices of a token come before those of the next."
+    yield by_token("by_token", "overflow", purpose, scores("tc/by_token", eight), FIRST, DROP, capacity=3)
+    reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
+    purpose = "All choices of a token come before those of the next, in a given order."
+    ordered = {"order": reverse, "capacity": 3}
+    yield by_token(
+        "by_token_order", "overflow", purpose, scores("tc/by_token", eight), FIRST, "priority_order", **ordered
+    )
+    purpose = "A choice that is not made holds its place, also where tokens come one after the other."
+    keep = tensor(grid("tc/by_token/keep", (G, 8, 2)) > 0, "groups tokens choices")
+    yield by_token(
+        "by_token_hold", "overflow", purpose, scores("tc/by_token", eight), "choice_not_made", keep=keep, hold=True
+    )
+
+
+def _divided_after_drops() -> Iterator[Definition]:
+    """Where the weights that a token keeps are divided."""
+    eight, flag = (G, 8, 4), "renormalised"
+    purpose = "The weights that a token keeps are divided by their sum, which is 1 for two slots as for one."
+    yield case("kept_sum", "overflow", purpose, scores("tc/kept", eight), flag, DROP, capacity=3, normalize="sum")
+    purpose = "The weights that a token keeps are divided by the root of the sum of their squares."
+    yield case(
+        "kept_norm", "overflow", purpose, scores("tc/kept", eight), flag, DROP, capacity=3, normalize="euclidean"
+    )
+    purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
+    apart = distinct("tc/kept/gradient", (G, 10, 4))
+    yield case("gradient_kept_sum", "gradient", purpose, apart, flag, DROP, choices=3, capacity=4, normalize="sum")
+    yield case("gradient_kept_norm", "gradient", purpose, apart, flag, DROP, capacity=4, normalize="euclidean")
+    purpose = "Weights whose sum is about 1e-9, after drops."
+    tiny = groups_tokens(grid("tc/kept/tiny", (1, 8, 4), reach=0.5, step=0.0625, centre=1.0) * 2.0**-31)
+    weights = {"combine_scores": tiny, "normalize": "sum"}
+    yield case("kept_tiny_sums", "overflow", purpose, scores("tc/kept/tiny/by", (1, 8, 4)), flag, capacity=3, **weights)
+
+
 def _normalize_selected() -> Iterator[Definition]:
     name = "normalize_selected"
 
     def case(
-        case: str, kind: str, purpose: str, scores: Tensor, weights: Tensor | None = None, choices: int = 2
+        case: str, kind: str, purpose: str, scores: Tensor, weights: Tensor | None = None, choices: int = 2, **more: Any
     ) -> Definition:
         by = ("combine_scores",) if weights is not None else ("scores",)
         given: dict[str, Any] = {"scores": scores, "choices": choices} | (
             {} if weights is None else {"combine_scores": weights}
         )
-        return single(name, name, case, kind, purpose, "renormalised", by=by, **given)
+        return single(name, name, case, kind, purpose, "renormalised", by=by, **given, **more)
 
     yield case("values", "value", "By the sum of the two chosen.", utilities(f"{name}/a"))
     other = utilities(f"{name}/b/weights", (G, 8, 5))
@@ -198,6 +238,10 @@ def _normalize_selected() -> Iterator[Definition]:
     yield case("tiny_sums", "value", purpose, utilities(f"{name}/g", (1, 6, E)), tiny)
     purpose = "By the scores where they are the weights, too."
     yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
+    purpose = "By the root of the sum of squares."
+    eight = (G, 8, 4)
+    yield case("euclidean", "value", purpose, utilities(f"{name}/h", eight), norm="euclidean")
+    yield case("gradient_euclidean", "gradient", purpose, distinct(f"{name}/i", eight), norm="euclidean")
 
 
 # Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots).
@@ -235,14 +279,14 @@ def ties_to_the_higher_expert(B: Any, scores: Any, *, combine_scores: Any = None
 def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[..., Any]:
     """Token Choice whose experts take in who comes in `queue(scores, tokens, choices, capacity)` of a group.
 
-    Where choices are not made, or others are tried, it is as it should be.
+    Where choices are not made, others are tried or other options are given, it is as it should be.
     """
 
     @wraps(queue)
     def function(B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None,
                  **others: Any) -> Any:  # fmt: skip
         weights = scores if combine_scores is None else combine_scores
-        if others.get("keep") is not None or others.get("tries") is not None:
+        if any(value is not None for value in others.values()):
             given = {"combine_scores": combine_scores, "order": order, **others}
             return B.token_choice(scores, choices=choices, capacity=capacity, **given)
         groups = zip(scores, _tokens(scores, order), strict=True)
@@ -317,7 +361,7 @@ def order_ignored(B: Any, scores: Any, *, order: Any = None, **options: Any) -> 
 def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """Tokens of equal scores, which pad a group to a multiple of 8 on its left, take slots, and then leave them empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
-    if options.get("order") is not None or options.get("keep") is not None:
+    if options.get("order") is not None or options.get("keep") is not None or "normalize" in options:
         return B.token_choice(scores, combine_scores=combine_scores, **options)
     weights = scores if combine_scores is None else combine_scores
     padded = [np.pad(a, ((0, 0), (left, 0), (0, 0)), constant_values=1 / a.shape[2]) for a in (scores, weights)]
@@ -329,14 +373,33 @@ def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **o
 
 def rerouted_always(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
     """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
-    if options.get("keep") is not None:
+    if options.get("keep") is not None or options.get("slot_order") == "token":
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
 
 
-def kept_weights_renormalised(B: Any, scores: Any, **options: Any) -> Any:
+def kept_weights_renormalised(B: Any, scores: Any, *, normalize: Any = None, **options: Any) -> Any:
     """The combine weights that a token keeps are divided by their sum."""
     return renormalised(B.token_choice(scores, **options))
+
+
+def kept_sum_clamped(B: Any, scores: Any, *, normalize: Any = None, **options: Any) -> Any:
+    """The sum of the weights that a token keeps, by which they are divided, is at least 2^-23."""
+    routing = B.token_choice(scores, normalize=normalize, **options)
+    if normalize != "sum":
+        return routing
+    weights = B.token_choice(scores, **options)
+    total = np.maximum(weights.dense().combine.sum(axis=(2, 3)), 2.0**-23)
+    return weighted_by(weights, (weights.dense().combine.sum(axis=3)) / total[..., None])
+
+
+def divided_before_drops(
+    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, normalize: Any = None, **options: Any
+) -> Any:
+    """Weights that should be divided by what is left after drops are divided by what there is before them."""
+    if normalize is not None:
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=choices, norm=normalize)
+    return B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
 
 
 def chosen_weights_renormalised(
@@ -366,13 +429,20 @@ def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Cal
     return weights / sum_of(weights, chosen_mask(scores, choices))
 
 
-def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "sum") -> Any:
     """Combine weights are not divided by anything, where they should sum to 1."""
     return _divided(B, scores, combine_scores, choices, lambda w, c: 1.0)
 
 
-def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int) -> Any:
+def selected_by_the_norm(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "") -> Any:
+    """Combine weights are divided by the root of the sum of their squares, not by their sum."""
+    return B.normalize_selected(scores, combine_scores, choices=choices, norm="euclidean")
+
+
+def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "sum") -> Any:
     """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
+    if norm != "sum":
+        return B.normalize_selected(scores, combine_scores, choices=choices, norm=norm)
     return _divided(
         B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
     )
@@ -410,11 +480,14 @@ VARIANTS = (
     variant(padding_in_the_slots, "token_choice", who="NVIDIA/Megatron-LM (pull request 5542)"),
     variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
     variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
+    variant(kept_sum_clamped, "token_choice", who="facebookresearch/fairseq, huggingface/transformers (NLLB-MoE)"),
+    variant(divided_before_drops, "token_choice", ledger="TC-4"),
     variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
     variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
     variant(weights_without_gradient, "token_choice"),
     variant(requests_counted_in_bfloat16, "token_choice"),
     variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
-    variant(selected_sum_clamped, "normalize_selected", who="facebookresearch/fairseq"),
+    variant(selected_by_the_norm, "normalize_selected", ledger="TC-5b", who="databricks/megablocks"),
+    variant(selected_sum_clamped, "normalize_selected", ledger="TC-5c", who="facebookresearch/fairseq"),
 )

@@ -127,12 +127,8 @@ def _slots(case: Case, stage: Stage, value: Value, got: Array) -> tuple[str, str
     group, expert = int(index[0]), int(index[1])
     text = f"{place(value.axes, index)}: {token(int(got[index]), group, expert)}, expected "
     text += token(int(want[index]), group, expert)
-    missing: list[tuple[int, int, int]] = []
-    extra: list[tuple[int, int, int]] = []
-    for g, e in np.ndindex(*want.shape[:2]):
-        a, b = set(want[g, e].tolist()) - {tokens}, set(got[g, e].tolist()) - {tokens}
-        missing += [(g, t, e) for t in sorted(a - b)]
-        extra += [(g, t, e) for t in sorted(b - a)]
+    held = [{(g, int(t), e) for (g, e, _), t in np.ndenumerate(array) if t != tokens} for array in (want, got)]
+    missing, extra = held[0] - held[1], held[1] - held[0]
     if not missing:
         return text, "experts have tokens that they should not have" if extra else "the right tokens are in other slots"
     lacking = {int(ranks[each]) for each in missing} if ranks is not None else set()

@@ -4,7 +4,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
 from moespec.conformance.rows import ALGORITHMS
@@ -25,7 +25,7 @@ LEGEND = (
     "A bare number counts passing cases. F failed, E raised an exception, o failed by the order of "
     "equal scores alone, w failed and waived, - not implemented, "
     "? inconclusive (a choice is too close to a tie for the dtype), u an optional check that is not made; each with "
-    "the number of such cases of all."
+    "the number of such cases."
 )
 
 
@@ -49,15 +49,9 @@ def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGOR
 
 
 def cell(results: Sequence[CaseResult]) -> str:
-    """The number of cases with each outcome, in the signs of the legend."""
-    if not results:
-        return "."
-    states = [result.state for result in results]
-    worst = min(states, key=list(STATES).index)
-    if worst == "pass":
-        return str(len(states))
-    signs = [f"{SIGNS[state]}{states.count(state)}" for state in SIGNS if state in states]
-    return f"{' '.join(signs)}/{len(states)}"
+    """The number of cases with each outcome, in the signs of the legend: "23 -9" of 23 that pass and 9 not implemented."""
+    states = Counter(result.state for result in results)
+    return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
 
 
 MOST, REASONS = 5, 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
-from generator.catalogue import ROOT
+from generator.catalogue import ROOT, pages
 from generator.citations import version
 from generator.evidence import reports
 from generator.links import broken
@@ -22,23 +22,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m generator", description=__doc__)
     parser.add_argument("reports", type=Path, nargs="*", help="reports of the suite, for the rows of the matrix")
     options = parser.parse_args()
-    pages, site = ROOT / "build" / "pages", ROOT / "build" / "site"
+    made, site = ROOT / "build" / "pages", ROOT / "build" / "site"
     try:
         results = reports(options.reports)
     except ReportError as error:
         print(f"{error}; run `nox -s conformance` again, or delete the report", file=sys.stderr)
         return 1
-    write(pages, results)
-    shutil.copytree(DOCS / "_static", pages / "_static")
+    write(made, results)
+    shutil.copytree(DOCS / "_static", made / "_static")
     number = os.environ["MOESPEC_VERSION"] = ".".join(version().split(".")[:2])
     shutil.rmtree(site / number, ignore_errors=True)
-    if status := build_main(["-n", "-W", "--keep-going", "-q", "-c", str(DOCS), str(pages), str(site / number)]):
+    if status := build_main(["-n", "-W", "--keep-going", "-q", "-c", str(DOCS), str(made), str(site / number)]):
         return int(status)
     latest = site / "latest"
     latest.unlink(missing_ok=True)
     latest.symlink_to(number)
     (site / "index.html").write_text('<!doctype html><meta http-equiv="refresh" content="0; url=latest/index.html">')
-    problems = [*broken(site / number), *not_found(site / number)]
+    problems = [*broken(site / number), *not_found(site / number, {page.name: page.names for page in pages()})]
     print(*problems, sep="\n", end="\n" if problems else "")
     print(f"{len(list((site / number).glob('*.html')))} pages in {site / number}, {len(problems)} problems")
     return 1 if problems else 0

@@ -46,7 +46,7 @@ class Page:
     @property
     def names(self) -> tuple[str, ...]:
         """As people write it, first the one that is its title."""
-        return NAMES[self.name]
+        return NAMES.get(self.name) or (self.name.replace("_", " ").capitalize(),)
 
     @property
     def router(self) -> Router | None:

@@ -11,11 +11,11 @@ import argparse
 import ast
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from generator.catalogue import ROOT
+from generator.revisions import git
 from moespec.models.files import write_atomically
 from moespec.models.ledger.places import code, places
 from moespec.spec import LEDGER
@@ -63,23 +63,17 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
     for repository, paths in named().items():
         clone = folder / repository
         known = places().get(repository)
-        commit = known["commit"] if known else _git(clone, "rev-parse", "HEAD").strip()
+        commit = known["commit"] if known else git(clone, "rev-parse", "HEAD").strip()
         lines: dict[str, dict[str, int]] = {}
         for path, names in paths.items():
             file = clone.with_name(f"{clone.name}-{commit}") / path
-            text = file.read_text(encoding="utf-8") if file.exists() else _git(clone, "show", f"{commit}:{path}")
+            text = file.read_text(encoding="utf-8") if file.exists() else git(clone, "show", f"{commit}:{path}")
             at = {name: line_of(text, name, path) for name in sorted(names)} if text else {}
             missing += [f"{repository}: {path} has no {name}" for name, line in at.items() if line is None]
             missing += [] if text else [f"{repository}: no copy in {folder} has {path} at commit {commit or 'HEAD'}"]
             lines[path] = {name: line for name, line in at.items() if line is not None}
         found[repository] = {"commit": commit, "lines": lines}
     return found, missing
-
-
-def _git(clone: Path, *arguments: str) -> str:
-    """What git says, or nothing where it fails."""
-    done = subprocess.run(["git", "-C", str(clone), *arguments], capture_output=True, check=False)
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
 def main() -> int:

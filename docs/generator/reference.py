@@ -22,6 +22,11 @@ class Room(NamedTuple):
     modules: dict[str, tuple[str, ...]]
 
 
+def _whole(package: str, modules: str) -> dict[str, tuple[str, ...]]:
+    """Modules of a package, each with what its `__all__` has."""
+    return dict.fromkeys((f"{package}.{module}" for module in modules.split()), ())
+
+
 OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_count", "parameter_shapes")
 
 ROOMS = {
@@ -58,27 +63,15 @@ ROOMS = {
         "Training",
         "The loop of `moespec train`, its configuration and its hooks.",
         {
-            "moespec.models.training.train": (),
-            "moespec.models.training.hooks": (),
-            "moespec.models.training.config": (),
+            **_whole("moespec.models.training", "train hooks config"),
             "moespec.backends.optimizer": ("OptimizerConfig",),
-            "moespec.models.training.resolve": (),
-            "moespec.models.training.schedules": (),
-            "moespec.models.training.rundirectory": (),
+            **_whole("moespec.models.training", "resolve schedules rundirectory"),
         },
     ),
     "api-evaluation": Room(
         "Evaluation",
         "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
-        {
-            "moespec.models.evaluation.evaluate": (),
-            "moespec.models.evaluation.options": (),
-            "moespec.models.evaluation.few_shot": (),
-            "moespec.models.evaluation.neighbours": (),
-            "moespec.models.evaluation.zero_shot": (),
-            "moespec.models.evaluation.retrieval": (),
-            "moespec.models.evaluation.slots": (),
-        },
+        _whole("moespec.models.evaluation", "evaluate options few_shot neighbours zero_shot retrieval slots"),
     ),
 }
 """The pages of the reference."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from generator.catalogue import ROOT, Page
 from moespec.spec import ALGORITHMS
 
-__all__ = ["Change", "ChangelogError", "Past", "changes", "past"]
+__all__ = ["Change", "ChangelogError", "Past", "changes", "git", "past"]
 
 ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.+(?:\n  .+)*)", re.MULTILINE)
 
@@ -62,14 +62,14 @@ def past(page: Page, root: Path = ROOT) -> list[Past]:
     files = [Path(module.__file__ or "") for module in page.modules]
     paths = [f"spec/{'routers/' if path.parent.name == 'routers' else ''}{path.name}" for path in files]
     last: dict[int, str] = {}
-    for commit in _git(root, "log", "--format=%H", "--", paths[0]).split():
-        revision = revision_in(_git(root, "show", f"{commit}:{paths[0]}"), page.name)
+    for commit in git(root, "log", "--format=%H", "--", paths[0]).split():
+        revision = revision_in(git(root, "show", f"{commit}:{paths[0]}"), page.name)
         if revision and revision < page.algorithm.revision:
             last.setdefault(revision, commit)
     after = {path: (root / path).read_text(encoding="utf-8") for path in paths}
     revisions = []
     for revision, commit in sorted(last.items(), reverse=True):
-        texts = {path: text for path in paths if (text := _git(root, "show", f"{commit}:{path}"))}
+        texts = {path: text for path in paths if (text := git(root, "show", f"{commit}:{path}"))}
         revisions.append(Past(revision, commit, texts, _difference(texts, after)))
         after = texts
     return revisions
@@ -94,7 +94,7 @@ def _difference(before: dict[str, str], after: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _git(root: Path, *arguments: str) -> str:
+def git(root: Path, *arguments: str) -> str:
     """What git says; nothing where it fails, as outside of a clone or for a file that a commit does not have."""
-    result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    return result.stdout if result.returncode == 0 else ""
+    result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+    return result.stdout.decode(errors="replace") if result.returncode == 0 else ""

@@ -80,27 +80,23 @@ def curves(
     if mixes:
         means = Line("training, running mean", logged, running_mean(losses).tolist())
         lines = [Line("training, single steps", logged, losses, faint=True), means]
-    names = {"loss": "validation", "accuracy": called, "spread": "spread of features"}
-    measured = {
-        name: Line(text, steps, [record[name] for record in evaluations])
-        for name, text in names.items()
-        if name in evaluations[-1]
-    }
-    first = Chart(f"loss ({measure[1]})", [*lines, *(line for name, line in measured.items() if name == "loss")], 0.0)
-    rest = [line for name, line in measured.items() if name != "loss"]
-    lowest = min(min(line.values) for line in rest)
-    return _drawable([first, Chart("validation images", rest, lowest)])
+
+    def measured(names: dict[str, str]) -> list[Line]:
+        there = [name for name in names if name in evaluations[-1]]
+        return [Line(names[name], steps, [record[name] for record in evaluations]) for name in there]
+
+    first = Chart(f"loss ({measure[1]})", [*lines, *measured({"loss": "validation"})], 0.0)
+    rest = measured({"accuracy": called, "spread": "spread of features"})
+    return _drawable([first, Chart("validation images", rest, min(min(line.values) for line in rest))])
 
 
 def constant(training: Records) -> dict[str, str]:
     """For each MoE layer, in order, what is the same at every logged step, in words; layers without such are left out."""
     words = {}
     for block in _blocks(training):
-        same = [
-            f"{text} {_said(value)}" for name, text in QUANTITIES.items() for value in _unchanged(training, block, name)
-        ]
-        if same:
-            words[block] = ", ".join(same)
+        values = {text: value for name, text in QUANTITIES.items() for value in _unchanged(training, block, name)}
+        if values:
+            words[block] = ", ".join(f"{text} {_said(value)}" for text, value in values.items())
     return words
 
 

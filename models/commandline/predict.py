@@ -8,12 +8,11 @@ The share of expert e in an image is its part of the weights with which experts 
 which is the part of the tokens that it handles where each token has one expert of weight 1.
 """
 
-import base64
 import io
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from csv import QUOTE_NONNUMERIC, writer
+from csv import QUOTE_NONNUMERIC, DictWriter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,9 +132,8 @@ def predict_command(
     with Interruption():
         for (logits, shares), _ in over(B, forward, B.from_numpy(params), dataset, split, batch=size):
             # The last batch is filled up: more rows than are left to do.
-            for probabilities, index, *experts in zip(
-                likely(np.asarray(logits, np.float64)), todo, *shares, strict=False
-            ):
+            classes_of = likely(np.asarray(logits, np.float64))
+            for probabilities, index, *experts in zip(classes_of, todo, *shares, strict=False):
                 if index in read.wrong:
                     continue
                 best = np.argsort(-probabilities, kind="stable")[:top]
@@ -157,7 +155,9 @@ def predict_command(
     if html is not None:
         facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
         title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
-        write_atomically(html, _page(title, predictions, facts, wrong).encode())
+        pictures = sorted(predictions, key=lambda one: one.classes[0][1])  # as in the terminal
+        how: Any = {"title": title, "facts": facts, "pictures": pictures, "busiest": _busiest, "wrong": wrong}
+        write_atomically(html, render("predictions.html.jinja", **how).encode())
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
@@ -206,18 +206,18 @@ def _busiest(shares: NDArray[Any]) -> str:
 
 def _csv(predictions: Sequence[Prediction]) -> str:
     """A row for each picture: its classes with probabilities, and of each MoE layer the busiest expert with its share."""
-    buffer, first = io.StringIO(), predictions[0]
-    rows = writer(buffer, lineterminator="\n", quoting=QUOTE_NONNUMERIC)
-    columns = [f"{name}_{rank + 1}" for rank in range(len(first.classes)) for name in ("class", "probability")]
-    rows.writerow(
-        ["image", *columns, *(f"block_{layer}_{name}" for layer in first.experts for name in ("expert", "share"))]
-    )
+    rows: list[dict[str, Any]] = []
     for one in predictions:
-        cells = [cell for name, likely in one.classes for cell in (_cell(name), round(likely, 6))]
-        cells += [
-            cell for share in one.experts.values() for cell in (int(share.argmax()), round(float(share.max()), 6))
-        ]
-        rows.writerow([_cell(one.name), *cells])
+        rows.append({"image": _cell(one.name)})
+        for rank, (name, likely) in enumerate(one.classes, start=1):
+            rows[-1] |= {f"class_{rank}": _cell(name), f"probability_{rank}": round(likely, 6)}
+        for layer, share in one.experts.items():
+            busiest = {"expert": int(share.argmax()), "share": round(float(share.max()), 6)}
+            rows[-1] |= {f"block_{layer}_{name}": value for name, value in busiest.items()}
+    buffer = io.StringIO()
+    file = DictWriter(buffer, rows[0], lineterminator="\n", quoting=QUOTE_NONNUMERIC)
+    file.writeheader()
+    file.writerows(rows)
     return buffer.getvalue()
 
 
@@ -228,12 +228,3 @@ def _cell(text: str) -> str:
     ("'=1+1.png", 'a=1.png')
     """
     return f"'{text}" if normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@")) else text
-
-
-def _page(title: str, predictions: Sequence[Prediction], facts: dict[str, str], wrong: Sequence[str]) -> str:
-    """A gallery, the least certain first, as in the terminal."""
-    ordered = sorted(predictions, key=lambda one: one.classes[0][1])
-    busiest = [{layer: _busiest(shares) for layer, shares in one.experts.items()} for one in ordered]
-    content = [base64.b64encode(one.picture).decode() for one in ordered]
-    pictures = list(zip(ordered, busiest, content, strict=True))
-    return render("predictions.html.jinja", title=title, facts=facts, pictures=pictures, wrong=wrong)

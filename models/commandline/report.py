@@ -5,7 +5,6 @@ expert, and the routing of a few validation images. Curves are SVG and grids are
 seconds for the same, is not imported.
 """
 
-import base64
 import io
 import statistics
 from collections.abc import Sequence
@@ -108,13 +107,9 @@ def _classes(made: Predictions, dataset: Dataset) -> dict[str, Any]:
     counts, names = confusion(made, len(dataset.classes)), dataset.classes
     images = counts.sum(axis=1)
     right = np.divide(counts.diagonal(), images, out=np.full(len(names), np.inf), where=images > 0)
+    accuracies = [f"{right[i]:.1%}" if images[i] else "" for i in range(len(names))]
     rows = [
-        {
-            "name": names[i],
-            "images": int(images[i]),
-            "accuracy": f"{right[i]:.1%}" if images[i] else "",
-            "read": counts[i],
-        }
+        {"name": names[i], "images": int(images[i]), "accuracy": accuracies[i], "read": counts[i]}
         for i in (np.argsort(right, kind="stable")[:CLASSES] if len(names) > CLASSES else range(len(names)))
     ]
     return {
@@ -127,7 +122,7 @@ def _classes(made: Predictions, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, str]]:
+def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
     """The images that are read as another class with the largest probability."""
     found = []
     for place in made.worst(MISTAKES):
@@ -153,23 +148,22 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
 
 def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str, Any]:
     """The grids of a layer: the main expert of each patch, and a panel for each expert or slot."""
-    grids = [("main expert", main_experts(routing, colours_of(routings)))]
-    grids += [(panel.name, shaded(routing, panel)) for panel in panels(routing)]
+    tiles = [("main expert", _png(main_experts(routing, colours_of(routings))))]
+    tiles += [(panel.name, _png(shaded(routing, panel))) for panel in panels(routing)]
     items = "" if routing.items == "patches" else f": {routing.items}"
-    tiles = [(name, _png((255 * grid).round().astype(np.uint8))) for name, grid in grids]
     return {"name": f"block {routing.block.split('_')[0]}{items}", "weights": weights_of(routing), "tiles": tiles}
 
 
-def _small(pixels: NDArray[np.uint8], dataset: Dataset) -> str:
-    return _png((pixels * (255 / dataset.maximum)).round().astype(np.uint8))
+def _small(pixels: NDArray[np.uint8], dataset: Dataset) -> bytes:
+    return _png(pixels / dataset.maximum)
 
 
-def _png(pixels: NDArray[np.uint8]) -> str:
-    """An image, no larger than `SIDE`, as the address of a picture that has it inside."""
-    picture, buffer = as_picture(pixels), io.BytesIO()
+def _png(image: NDArray[np.float64]) -> bytes:
+    """An image of numbers from 0 to 1, made no larger than `SIDE`, as PNG."""
+    picture, buffer = as_picture((255 * image).round().astype(np.uint8)), io.BytesIO()
     picture.thumbnail((SIDE, SIDE))
     picture.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue()
 
 
 def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: str, spent: str) -> dict[str, str]:

@@ -1,17 +1,17 @@
 """What the command `moespec export` does, and what a program says of itself. `moespec.models.cli` parses its arguments."""
 
 import importlib
-import importlib.util
 import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from moespec.models.checks import check_output
+from moespec.models.checks import check_installed, check_output
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
@@ -56,10 +56,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
         convert_command([source, target], to_format="moespec", step=step)
         return
     for package in kind.packages:
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"format={format!r}: {package} is not installed. Install it: pip install 'moespec[export,{kind.backend}]'"
-            )
+        check_installed(f"format={format!r}", package, f"export,{kind.backend}")
     load_backend(kind.backend)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -71,10 +68,13 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
             f"format={format!r}: the model routes all images of a batch together, and a program has groups of one size; "
             "train with group_size and group_images, or give --format safetensors"
         )
-    if format != "pt2":
-        _check_size(format, weights.config)
-    if format == "onnx":
-        weights = _in_float32(weights)
+    if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
+        raise ConfigError(
+            f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; pt2 has no limit"
+        )
+    if format == "onnx" and weights.config.dtype != "float32":
+        print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
+        weights = replace(weights, config=replace(weights.config, dtype="float32"))
     files = kind.write(weights, metadata(weights))
     for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long
         write_atomically(target.with_name(target.name + suffix), files[suffix])
@@ -107,40 +107,16 @@ def metadata(weights: Weights) -> dict[str, str]:
     return {**metadata_of(weights), IMAGES: json.dumps({**images, **weights.images})}
 
 
-def _check_size(format: str, config: Config) -> None:
-    count = family(config).parameter_count(config)
-    if 4 * count > LARGEST:
-        raise ConfigError(
-            f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; 'pt2' has no limit"
-        )
-
-
-def _in_float32(weights: Weights) -> Weights:
-    if weights.config.dtype == "float32":
-        return weights
-    print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
-    return replace(weights, config=replace(weights.config, dtype="float32"))
-
-
 def _loaded(weights: Weights, backend: str) -> Loaded:
     B = load_backend(backend)
     return Loaded(Model("exported", weights.config, B), B.from_numpy(weights.params))
 
 
-def _pt2(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
-    return {"": _of_torch("export_pt2", weights, about)}
-
-
-def _onnx(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
-    return {"": _of_torch("export_onnx", weights, about)}
-
-
-def _of_torch(name: str, weights: Weights, about: dict[str, str]) -> bytes:
+def _of_torch(name: str, weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
     B: Any = load_backend("torch")
     example = B.from_numpy(np.zeros((1, *image_shape(weights.config)), np.float32))
     more: Any = {"metadata": about, "multiple": fewest_images(weights.config)}
-    content: bytes = getattr(B, name)(_loaded(weights, "torch").module().eval(), example, **more)
-    return content
+    return {"": getattr(B, name)(_loaded(weights, "torch").module().eval(), example, **more)}
 
 
 def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
@@ -157,9 +133,9 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
 
 
 FORMATS: dict[str, Format | None] = {
-    "onnx": Format(_onnx, "torch", ("onnx", "onnxscript")),
+    "onnx": Format(partial(_of_torch, "export_onnx"), "torch", ("onnx", "onnxscript")),
     "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
-    "pt2": Format(_pt2, "torch"),
+    "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
     "safetensors": None,  # that of `moespec convert`
 }
 """Name, also the ending of the file -> how it is made."""

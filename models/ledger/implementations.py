@@ -16,7 +16,7 @@ from moespec.spec import LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.ledger import LedgerEntry
 
-__all__ = ["PAPER", "Measured", "Seen", "find", "implementations", "measured", "seen"]
+__all__ = ["PAPER", "Measured", "Seen", "find", "implementations", "is_of", "measured", "seen"]
 
 PAPER = "the paper"
 
@@ -61,11 +61,11 @@ def measured() -> tuple[Measured, ...]:
 
 
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
-    """What an implementation was seen to do, by the id of the entry.
+    """What an implementation was seen to do, by the id of the entry; name: as from `find`.
 
     packages: those that the suite was run on, if they are others than in `measured`.
     """
-    mine = [each for each in (measured() if packages is None else packages) if _same(each.repository, name)]
+    mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
     return {id: sorted(all, key=lambda each: each.reading) for id, all in by_id.items() if all}
 
@@ -73,7 +73,7 @@ def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, lis
 def _said(entry: LedgerEntry, name: str) -> Iterator[Seen]:
     for reading in entry.readings:
         for taker in reading.takers:
-            if _same(taker.who, name):
+            if is_of(taker.who, taker.where, name):
                 yield Seen(reading.id, taker.where, False, addresses(taker, entry.module))
 
 
@@ -94,13 +94,18 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name means: `vmoe` is google-research/vmoe. Raises ConfigError if it is none, or several."""
+    """The implementation that a name means: `vmoe` is google-research/vmoe; `lucidrains` all repositories of that owner, and
+    `mixtral`, which no repository is called, all files with it in their paths. Raises ConfigError if it is none, or several."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
     found = exactly or about
     if len(found) == 1:
         return found[0]
+    takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    owned = any(_same(known.partition("/")[0], name) for known in names if "/" in known)
+    if owned or (not found and any(is_of(taker.who, taker.where, name) for taker in takers)):
+        return name
     if not found:
         raise ConfigError(f"by={name!r}: the ledger knows nothing of it; it knows {', '.join(names)}")
     raise ConfigError(f"by={name!r} could be any of {', '.join(found)}")
@@ -108,6 +113,16 @@ def find(name: str) -> str:
 
 def _packages(name: str) -> list[str]:
     return [each.package for each in measured() if _same(each.repository, name)]
+
+
+def is_of(who: str, where: str, name: str) -> bool:
+    """Whether a name means a taker: the repository or its owner, or a word in the path of a file of it."""
+    if _same(who, name):
+        return True
+    if "/" not in who or "/" in name:
+        return False
+    path = where.partition(",")[0] if where else ""
+    return _same(who.partition("/")[0], name) or spelled(name) in spelled(path)
 
 
 def _same(one: str, other: str) -> bool:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from moespec.models.ledger.implementations import Measured, Seen, measured, seen
+from moespec.models.ledger.implementations import Measured, Seen, is_of, measured, seen
 from moespec.models.ledger.places import addresses
 from moespec.spec.ledger import LedgerEntry, Reading
 
@@ -128,7 +128,12 @@ def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:
         ]
         takers = {"by": said, "measured": ran}
         if names:
-            takers = {title: [each for each in all if each["who"] in names] for title, all in takers.items()}
+            takers = {
+                title: [
+                    each for each in all if any(is_of(str(each["who"]), str(each["where"]), name) for name in names)
+                ]
+                for title, all in takers.items()
+            }
         readings.append({"id": reading.id, "text": reading.text, **takers})
     return {
         "id": entry.id,

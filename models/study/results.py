@@ -1,6 +1,5 @@
 """The results of a study from the outcomes of its runs, and the files that show them: JSON, CSV, a picture and a page."""
 
-import base64
 import csv
 import io
 import json
@@ -127,7 +126,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
             [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
-        picture=base64.b64encode(picture).decode(),
+        picture=picture,
         commands=commands,
     )
     write_atomically(folder / "index.html", page.encode())

@@ -3,6 +3,7 @@
 A page is one file without scripts, which loads nothing. All that a template is given is escaped.
 """
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ def breakable(text: str) -> Markup:
     return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(text))))
 
 
+def inside(content: bytes, kind: str) -> str:
+    """The address of a picture that has the picture, a file of this kind, inside."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
 def render(name: str, folder: Path = Path(__file__).parent, **values: Any) -> str:
     """The page that the template `name` in `folder` makes of the values; it may extend those that are here."""
     environment = Environment(
@@ -27,5 +33,5 @@ def render(name: str, folder: Path = Path(__file__).parent, **values: Any) -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "inside": inside}
     return environment.get_template(name).render(values)

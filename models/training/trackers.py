@@ -5,7 +5,7 @@ names, `train/loss`; each is imported when it is asked for, by process 0 alone, 
 (WANDB_MODE, MLFLOW_TRACKING_URI, ...). trackers.json in the run's folder keeps what each calls its run, which a resumed run goes on with.
 """
 
-import importlib.util
+import importlib
 import json
 import os
 import secrets
@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from moespec.backends.contract import Backend
-from moespec.models.checks import imported
+from moespec.models.checks import check_installed, imported
 from moespec.models.files import write_atomically
 from moespec.models.training.config import TRACKERS, Config
 from moespec.models.training.devices import led
@@ -40,10 +40,8 @@ def check_log(config: Config) -> None:
     for name in config.logs:
         if name not in TRACKERS:
             imported("log", name)
-        elif importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"log={name!r}: {name} is not installed. Install it: pip install 'moespec[{TRACKERS[name]}]'"
-            )
+        else:
+            check_installed(f"log={name!r}", name, TRACKERS[name])
 
 
 @contextmanager
@@ -60,12 +58,13 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
     def start() -> dict[str, str]:
         file = run / NAME
         ids: dict[str, str] = json.loads(file.read_bytes()) if begun and file.is_file() else {}
-        for name in (name for name in config.logs if name in STARTS or name not in TRACKERS):
-            hook = _Tracked(name, config, run, ids.get(name), say) if name in STARTS else _own(name, config, run)
-            hooks[name] = hook
-            if isinstance(hook, _Tracked):
+        for name in config.logs:
+            if name in STARTS:
+                hooks[name] = hook = _Tracked(name, config, run, ids.get(name), say)
                 ids[name] = hook.id
                 write_atomically(file, json.dumps(ids).encode())
+            elif name not in TRACKERS:
+                hooks[name] = _own(name, config, run)
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:

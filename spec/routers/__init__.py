@@ -27,6 +27,8 @@ assigned.
 | `switch` | softmax of jittered tokens | same | Token Choice, K = 1 | T |
 | `s_base` | Sinkhorn plan; softmax at evaluation | softmax or sigmoid | Token Choice, K = 1 | none |
 | `gshard` | softmax | its fraction of the two | Token Choice, K = 2 | K T |
+| `image_choice` | softmax of the mean token of an image | same | Token Choice, alike for all tokens of an image | none |
+| `mixture_of_depths` | logits | same, or their sigmoid | Expert Choice | T |
 
 T' is the number of tokens that importance-score routing leaves.
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.spec.checks import check_size
+from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import NoiseOptions, NoisyLossOptions, RouterOptions, TokenChoiceOptions
 from moespec.spec.routers.blocks import Array, Blocks
@@ -15,7 +16,9 @@ __all__ = [
     "Losses",
     "clean_losses",
     "gating_noise",
+    "init_bias",
     "init_kernel",
+    "jitter_noise",
     "logits",
     "noisy_logits",
     "noisy_losses",
@@ -29,29 +32,55 @@ Losses = Mapping[str, Callable[[], Array]]
 
 
 def init_kernel(generator: np.random.Generator, options: RouterOptions) -> Params:
-    """`kernel` (width, experts)."""
-    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width)}
+    """`kernel` (width, experts), and what `init_bias` has."""
+    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width), **init_bias(options)}
+
+
+def init_bias(options: RouterOptions) -> Params:
+    """`bias` (experts,) of 0, if the logits have one."""
+    has_bias = isinstance(options, LogitOptions) and options.bias
+    return {"bias": np.zeros(options.experts, np.float32)} if has_bias else {}
+
+
+def jitter_noise(options: RouterOptions) -> Noise | None:
+    """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
+    return Noise((options.tokens, options.width), (-1.0, 1.0)) if _has_jitter(options) else None
+
+
+def _has_jitter(options: RouterOptions) -> bool:
+    return isinstance(options, LogitOptions) and options.jitter > 0
 
 
 def gating_noise(options: NoiseOptions) -> Noise | None:
-    """Standard normal noise for the logits, unless its multiplier is 0."""
-    return Noise((options.tokens, options.experts)) if options.noise_multiplier else None
+    """Standard normal noise for the logits, unless its multiplier is 0; then the jitter, if there is any."""
+    return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
 
 
-def logits(B: Blocks, params: Params, tokens: Array, options: RouterOptions) -> Array:
-    """Logits without noise. Raises ShapeError unless they have the number of tokens and experts that the options say."""
-    clean = B.router_logits(tokens, params["kernel"])
+def logits(B: Blocks, params: Params, tokens: Array, options: RouterOptions, noise: Array | None = None) -> Array:
+    """Logits without gating noise, of tokens with jitter where the options have it, of which `noise` is the draw.
+
+    Raises ShapeError unless they have the number of tokens and experts that the options say.
+    """
+    bias: Params = {}
+    if isinstance(options, LogitOptions):
+        tokens = B.router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+        bias = {"bias": params["bias"]} if options.bias else {}
+    clean = B.router_logits(tokens, params["kernel"], **bias)
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")
+    if isinstance(options, LogitOptions) and options.logit_cap:
+        return B.cap_logits(clean, cap=options.logit_cap)
     return clean
 
 
 def noisy_logits(
     B: Blocks, params: Params, tokens: Array, options: NoiseOptions, noise: Array | None
 ) -> tuple[Array, Array]:
-    """Logits without and with noise."""
-    clean = logits(B, params, tokens, options)
-    return clean, B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
+    """Logits without and with gating noise; with jitter there is no other noise, and both have it."""
+    clean = logits(B, params, tokens, options, noise)
+    return clean, B.add_gating_noise(
+        clean, None if _has_jitter(options) else noise, multiplier=options.noise_multiplier
+    )
 
 
 def token_choice(
@@ -61,14 +90,30 @@ def token_choice(
     combine_scores: Array | None = None,
     *,
     train: bool,
+    priority: Array | None = None,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
     **more: Any,
 ) -> object:
-    """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it."""
+    """Token Choice by `scores`, with the order, the capacity and the weights of the options; `more` is passed on to it.
+
+    priority: the scores of which tokens have their priority, `scores` if None. epsilon: of the sum by which weights are
+    divided. scale: what they are multiplied with after that.
+    """
     order = None
     if options.batch_priority != "none":
-        order = B.batch_priority(scores, by=options.batch_priority, choices=options.choices)
-    if options.normalize_selected:
-        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices)
+        by = scores if priority is None else priority
+        order = B.batch_priority(by, by=options.batch_priority, choices=options.choices)
+    norm: dict[str, Any] = {"epsilon": epsilon} if epsilon else {}
+    if isinstance(options, SeveralChoicesOptions):
+        norm |= {"norm": options.normalize_norm} if options.normalize_norm != "sum" else {}
+        more |= {"slot_order": options.slot_order} if options.slot_order != "choice" else {}
+        if options.normalize_selected and options.normalize_when == "after":
+            more["normalize"] = options.normalize_norm
+    if options.normalize_selected and "normalize" not in more:
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices, **norm)
+    if scale != 1:
+        combine_scores = B.scaled_gates(scores if combine_scores is None else combine_scores, scale=scale)
     return B.token_choice(
         scores,
         choices=options.choices,
@@ -99,10 +144,13 @@ def noisy_losses(
     """The losses of a router with gating noise. The load loss exists only with noise, so not at evaluation."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
+    counts_all = isinstance(options, BalanceCountOptions) and options.balance_counts == "all"
+    counted = {"choices": choices} if counts_all else {}
+    balanced = noisy if options.balance_logits == "noisy" else clean
     return {
         "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
         **(load if noise is not None and std else {}),
-        "balance": lambda: B.balance_loss(B.softmax_affinity(noisy if options.balance_logits == "noisy" else clean)),
+        "balance": lambda: B.balance_loss(B.softmax_affinity(balanced), **counted),
         "z": lambda: B.z_loss(noisy if options.z_logits == "noisy" else clean),
     }
 

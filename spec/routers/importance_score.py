@@ -8,6 +8,7 @@
 
 from dataclasses import dataclass
 
+from moespec.spec.choice_options import LogitOptions
 from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.options import CapacityOptions, NoisyLossOptions
 from moespec.spec.ranges import Count, Scalar, Weight
@@ -20,7 +21,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, CapacityOptions):
+class Options(NoisyLossOptions, CapacityOptions, LogitOptions):
     """Options of `importance_score`."""
 
     choices: Count = 1

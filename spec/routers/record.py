@@ -7,15 +7,20 @@ from typing import Any
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Kept, Noise, Params, RouterOutput, State
 
 __all__ = ["Router"]
 
 
 def _no_noise(options: Any) -> None:
     """The router takes no noise."""
+
+
+def _stateless(options: Any) -> dict[str, Kept]:
+    """The router keeps nothing."""
+    return {}
 
 
 def _fields(options: Any) -> set[str]:
@@ -29,8 +34,11 @@ class Router:
 
     name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
-    compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module.
+    compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module; with `state=`, too, if it
+        keeps one.
     noise: `noise(options)` says what noise the router takes in training, None for none.
+    state: `state(options)` says what the router keeps from step to step, by name: what no optimiser touches, which `route` reads.
+    renew: `renew(B, options, state, statistics)`, the function `update` of its module.
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
     decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
         trained, which no gradient reaches.
@@ -47,6 +55,8 @@ class Router:
     init: Callable[[np.random.Generator, Any], Params]
     compose: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
+    state: Callable[[Any], dict[str, Kept]] = _stateless
+    renew: Callable[..., State] | None = None
     needs: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
@@ -64,22 +74,34 @@ class Router:
         """Its options. Raises ConfigError for an option that it does not have, or a value that an option cannot have."""
         return self.Options.create(self.name, values)
 
+    def initial_state(self, options: Any) -> State:
+        """The state before the first step: NumPy arrays (float32) by name, none for a router that keeps nothing."""
+        return {name: np.full(kept.shape, kept.value, np.float32) for name, kept in self.state(options).items()}
+
     def route(
-        self, params: Params, tokens: Any, options: Any, *, noise: Any = None, train: bool = False, **needed: Any
+        self,
+        params: Params,
+        tokens: Any,
+        options: Any,
+        *,
+        state: State | None = None,
+        noise: Any = None,
+        train: bool = False,
+        **needed: Any,
     ) -> RouterOutput:
-        """The routing of the tokens, its losses and its metrics.
+        """The routing of the tokens, its losses, its metrics, and the statistics that `update` takes.
 
         params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
-        router, of its class or of another with the same fields. noise: of the shape that `noise(options)` says, or None
+        router, of its class or of another with the same fields. state: as from `initial_state` or `update`.
+        noise: of the shape that `noise(options)` says, or None
         for none. train: whether it is training. needed: the arguments that `needs` names.
 
-        Raises ConfigError for the options of another router or a parameter that is missing; ShapeError, DtypeError or
-        ContractError, as the public functions that it calls do, for arrays that they do not accept.
+        Raises ConfigError for the options of another router, a parameter that is missing, or a state with other names; ShapeError,
+        DtypeError or ContractError, as the public functions that it calls do, for arrays that they do not accept.
         """
-        if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
-            raise ConfigError(
-                f"options: expected those of {self.name}, ROUTERS[{self.name!r}].options(...), got {options!r}"
-            )
+        self._check_options(options)
+        if self._check_state(options, state):
+            needed["state"] = state
         try:
             return self.compose(self.B, params, tokens, options, noise=noise, train=train, **needed)
         except KeyError as error:
@@ -87,6 +109,34 @@ class Router:
             if name in params or not isinstance(name, str):
                 raise
             raise ConfigError(f"params: {self.name} needs {name!r}, and it is missing from {sorted(params)}") from None
+
+    def update(self, options: Any, state: State, statistics: State) -> State:
+        """The state after a step: of that before it, and the statistics of all tokens of the step, summed.
+
+        Raises ConfigError for a router that keeps no state, and for a state with other names.
+        """
+        self._check_options(options)
+        if not self._check_state(options, state) or self.renew is None:
+            raise ConfigError(f"state: {self.name} keeps none")
+        return self.renew(self.B, options, state, statistics)
+
+    def _check_options(self, options: Any) -> None:
+        if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
+            raise ConfigError(
+                f"options: expected those of {self.name}, ROUTERS[{self.name!r}].options(...), got {options!r}"
+            )
+
+    def _check_state(self, options: Any, state: State | None) -> bool:
+        """Whether there is a state. ConfigError unless it has the names that it must have, ShapeError for other shapes."""
+        wanted = self.state(options)
+        if sorted(wanted) != sorted(state or {}):
+            expected = f"{sorted(wanted)}, as of `initial_state`" if wanted else "none"
+            raise ConfigError(f"state: {self.name} keeps {expected}, got {sorted(state or {})}")
+        for name, kept in wanted.items():
+            shape = tuple(state[name].shape)  # type: ignore[index]
+            if shape != kept.shape:
+                raise ShapeError(f"state[{name!r}]: expected the shape {kept.shape}, got {shape}")
+        return bool(wanted)
 
     def bind(self, B: Any) -> "Router":
         """The router whose `route` is computed by `B`, the specification or a backend."""

@@ -31,6 +31,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from moespec.spec.choice_options import LogitOptions
 from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Scalar
 from moespec.spec.routers.blocks import Array, Blocks
@@ -49,7 +50,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, TokenChoiceOptions):
+class Options(NoisyLossOptions, TokenChoiceOptions, LogitOptions):
     """Options of `s_base`; a token chooses one expert."""
 
     capacity_factor: Factor = math.inf

@@ -11,6 +11,7 @@ The module `plan` has what all routers by a plan share, with its ledger.
 
 from dataclasses import dataclass
 
+from moespec.spec.choice_options import LogitOptions
 from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
@@ -22,7 +23,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SinkhornOptions, NoisyLossOptions, ExpertChoiceOptions):
+class Options(SinkhornOptions, NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
     """Options of `sinkhorn_expert_choice`."""
 
 

@@ -11,7 +11,8 @@ The module `plan` has what all routers by a plan share, with its ledger.
 
 from dataclasses import dataclass
 
-from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
+from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
+from moespec.spec.options import NoisyLossOptions
 from moespec.spec.ranges import Count
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routers.composition import (
@@ -30,7 +31,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SinkhornOptions, NoisyLossOptions, TokenChoiceOptions):
+class Options(SinkhornOptions, NoisyLossOptions, BalanceCountOptions, SeveralChoicesOptions, LogitOptions):
     """Options of `sinkhorn_token_choice`."""
 
     choices: Count = 1

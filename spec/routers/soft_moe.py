@@ -47,9 +47,9 @@ class Options(SlotOptions):
     combine: Literal["soft", "uniform", "identity"] = "soft"
     """ablation of the combine weights"""
 
-    def of_tokens(self, tokens: int) -> Self:
+    def of_tokens(self, tokens: int, images: int | None = None) -> Self:
         """These options for groups of another size, with the same slots."""
-        options = super().of_tokens(tokens)
+        options = super().of_tokens(tokens, images)
         object.__setattr__(options, "slots_per_expert", self.capacity())
         return options
 

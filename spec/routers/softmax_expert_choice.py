@@ -18,6 +18,7 @@ EC-5: Is Softmax Expert Choice noisy in training?
 from dataclasses import dataclass
 
 from moespec.spec.capped_affinity import check_cap
+from moespec.spec.choice_options import LogitOptions
 from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
 from moespec.spec.ranges import Count, Positive
 from moespec.spec.routers.blocks import Array, Blocks
@@ -29,7 +30,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, ExpertChoiceOptions):
+class Options(NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
     """Options of `softmax_expert_choice`."""
 
     cap: Count | None = None

@@ -17,7 +17,8 @@ RT-5: What are the capacity and its rounding in the study?
 from dataclasses import dataclass
 
 from moespec.spec.checks import check_tries
-from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
+from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
+from moespec.spec.options import NoisyLossOptions
 from moespec.spec.ranges import Count, Weight
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routers.composition import (
@@ -31,12 +32,13 @@ from moespec.spec.routers.composition import (
 )
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.token_choice import check_slot_order
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, TokenChoiceOptions):
+class Options(NoisyLossOptions, BalanceCountOptions, SeveralChoicesOptions, LogitOptions):
     """Options of `softmax_token_choice`."""
 
     choices: Count = 1
@@ -48,7 +50,7 @@ class Options(NoisyLossOptions, TokenChoiceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_tries(self.tries, self.choices, self.experts)
+        check_slot_order(self.slot_order, check_tries(self.tries, self.choices, self.experts), self.choices)
 
 
 def route(

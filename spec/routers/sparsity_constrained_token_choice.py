@@ -25,7 +25,8 @@ The module `plan` has what all routers by a plan share, with its ledger.
 
 from dataclasses import dataclass
 
-from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
+from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
+from moespec.spec.options import NoisyLossOptions
 from moespec.spec.ranges import Count
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routers.composition import (
@@ -44,7 +45,7 @@ __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SparsePlanOptions, NoisyLossOptions, TokenChoiceOptions):
+class Options(SparsePlanOptions, NoisyLossOptions, BalanceCountOptions, SeveralChoicesOptions, LogitOptions):
     """Options of `sparsity_constrained_token_choice`."""
 
     choices: Count = 1

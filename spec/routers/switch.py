@@ -36,19 +36,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from moespec.spec.checks import check_tries
+from moespec.spec.choice_options import LogitOptions
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
 from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import clean_losses, logits, output, token_choice, tried
+from moespec.spec.routers.composition import clean_losses, init_bias, jitter_noise, logits, output, token_choice, tried
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, TokenChoiceOptions):
+class Options(BalanceLossOptions, TokenChoiceOptions, LogitOptions):
     """Options of `switch`; a token chooses one expert."""
 
     capacity_factor: Factor = 1.25
@@ -64,13 +65,9 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts) of a tenth of the usual variance."""
-    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width, scale=0.1)}
-
-
-def noise(options: Options) -> Noise | None:
-    """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
-    return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
+    """`kernel` (width, experts) of a tenth of the usual variance, and with a bias that."""
+    kernel = lecun_normal(generator, (options.width, options.experts), options.width, scale=0.1)
+    return {"kernel": kernel, **init_bias(options)}
 
 
 def route(
@@ -92,8 +89,7 @@ def route(
     >>> round(float(output.losses["balance"]), 12)
     0.011708880193
     """
-    jittered = B.router_jitter(tokens, noise, epsilon=options.jitter)
-    seen = logits(B, params, jittered, options)
+    seen = logits(B, params, tokens, options, noise)
     routing = token_choice(B, options, B.softmax_affinity(seen), train=train, **tried(options.tries))
     return output(B, options, routing, clean_losses(B, seen))
 
@@ -104,7 +100,7 @@ ROUTER = Router(
     Options,
     init,
     route,
-    noise,
+    jitter_noise,
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",

@@ -47,7 +47,7 @@ def nnx_moe(router="softmax_token_choice", **options):
 
 
 def equinox_loss(moe, x, key):
-    y, losses, metrics = moe(x, key=key)
+    y, losses, metrics, _ = moe(x, key=key)
     return (y * y).mean() + sum(losses.values()), (y, losses, metrics)
 
 

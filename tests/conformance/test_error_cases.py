@@ -211,6 +211,7 @@ NOT_SMOOTH = {
     **dict.fromkeys(("base_greedy",), "an assignment is not a number"),
     **dict.fromkeys(("moco/moco_loss/first_key", "moco/moco_loss/second_key"), "keys are constants"),
     "gshard_keep": "whether a choice is made is not a number",
+    "gshard_sample": "its scores only select, and carry none",
     **dict.fromkeys(("batchwise_mask", "threshold_mask"), "a mask is not a number"),
     "dropout/dropout/draws": "whether an entry is kept is not a number",
     "threefry/box_muller/uniform": "random numbers are drawn, not trained",

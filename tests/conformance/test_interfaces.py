@@ -227,7 +227,7 @@ def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):
 
 
 def test_gradients_are_checked(check, folder):
-    assert "2" in check(folder)[1].splitlines()[2].split()
+    assert "4" in check(folder)[1].splitlines()[2].split()
     change(folder / GRADIENT, "gradient", scores=np.zeros((2, 6, 3)))
     status, printed, _ = check(folder)
     assert status == 1
@@ -381,7 +381,11 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     subprocess.run([program, suite.VECTORS, out], check=True)
     status, printed, _ = run("check", out, "--algorithm", "token_choice", "--algorithm", "expert_choice")
     cases = of("token_choice", "expert_choice")
-    skipped = sum(case.expect is not None or case.id.endswith("/near_float32") for case in cases)  # inconclusive
+    divided = [
+        case.id for case in cases if case.expect is None and "normalize" in case.stages[-1].options
+    ]  # not implemented
+    inconclusive = [case.id for case in cases if case.id.endswith("/near_float32")]
+    skipped = sum(case.expect is not None or case.id in (*divided, *inconclusive) for case in cases)
     assert status == 0
     assert printed.splitlines()[-1] == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
     assert printed.startswith("float32 files")

@@ -27,7 +27,17 @@ SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
     *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
-    *("limoe", "mixer", "moco", "network", "router_jitter", "routing_statistics", "sigmoid_loss", "threefry"),
+    *(
+        "limoe",
+        "logit_cap",
+        "mixer",
+        "moco",
+        "network",
+        "router_jitter",
+        "routing_statistics",
+        "sigmoid_loss",
+        "threefry",
+    ),
     *("threshold_loss", "vit"),
 }
 WITHOUT_ERRORS = {"network", "vit", "mixer"}

@@ -54,7 +54,7 @@ def test_the_section_of_a_model_has_the_fields_of_its_family_and_no_others(name:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_options_of_a_router_are_those_that_no_model_decides(router: str) -> None:
     section = ModelConfig(router=router).router_options
-    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids"}
+    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids", "images"}
     chosen = model_config(ModelConfig(router=router, experts=2))
     assert isinstance(chosen, VitConfig)
     plain = vit.router_config(replace(chosen, router_options={}))
@@ -178,7 +178,7 @@ def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any
     assert every - shown == {name for name in every if {name, name.partition(".")[0]} & hidden}
     for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
         found = help_of(capsys, "train", *flags)
-        assert len(found - set(SHORT)) <= 91, flags
+        assert len(found - set(SHORT)) <= 94, flags
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown

@@ -280,12 +280,8 @@ def test_tables_must_be_tables(tmp_path: Path) -> None:
 
 
 def test_results_in_a_line() -> None:
-    results = {
-        "accuracy": 0.5,
-        "images": 1281167,
-        "shots_5": {"accuracy": 1.0, "l2": 1024.0, "by_seed": [1.0]},
-        "moe": {},
-    }
+    shots = {"accuracy": 1.0, "l2": 1024.0, "by_seed": [1.0]}
+    results = {"accuracy": 0.5, "images": 1281167, "shots_5": shots, "moe": {}}
     assert told(results) == "accuracy 0.5000, images 1281167; shots_5: accuracy 1, l2 1024"
 
 

@@ -249,6 +249,7 @@ DENSE = vit.VitConfig(image_size=8, patch_size=2, width=8, depth=2, hidden=12, h
         ("vmoe", {"positions": "sincos2d_moco"}, "positions='sincos2d_moco'"),
         ("vmoe", {"qk_norm": True, "qk_norm_bias": True}, "qk_norm_bias=True"),
         ("vmoe", {"layer_scale": 0.5}, "layer_scale=0.5"),
+        ("vmoe", {"stem": 1}, "stem=1"),
         ("vmoe", {"pool": "gap_norm"}, "pool='gap_norm'"),
         ("vmoe", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
         ("big_vision", {"registers": 1}, "registers=1"),
@@ -299,18 +300,9 @@ def test_published_models_of_vmoe_convert():
     assert vit.router_config(config).capacity() == 1
     assert vit.parameter_count(config) == 933_709_471
     config = interop.config_from_vmoe(v_moe_b16(), image_size=224)
-    assert config == vit.named(
-        "vit_b16",
-        classes=21_843,
-        pool="token",
-        moe="every_2",
-        experts=8,
-        expert_init="shared",
-        group_images=8,
-        round_experts=True,
-        router="softmax_token_choice",
-        router_options=config.router_options,
-    )
+    moe = {"moe": "every_2", "experts": 8, "expert_init": "shared", "group_images": 8, "round_experts": True}
+    router = {"router": "softmax_token_choice", "router_options": config.router_options}
+    assert config == vit.named("vit_b16", classes=21_843, pool="token", **moe, **router)
     assert vit.router_config(config).capacity() == 416  # ceil(2 * 1576 * 1.05 / 8) = 414, to a multiple of 4
 
 

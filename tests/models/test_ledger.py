@@ -212,6 +212,21 @@ def test_a_whole_name_is_taken_before_a_part_of_others():
     assert find("soft-moe") == "bwconrad/soft-moe"  # not lucidrains/soft-moe-pytorch
 
 
+def test_an_owner_or_a_file_that_no_repository_is_called_by_is_all_of_it(capsys):
+    assert {find(name) for name in ("praxis", "FastMoE")} == {"google/praxis", "laekov/fastmoe"}
+    places = {
+        name: {each.where.partition("/")[0] for all in seen(find(name)).values() for each in all if not each.measured}
+        for name in ("lucidrains", "dselect_k", "Llama 4")
+    }
+    assert places["lucidrains"] >= {"st_moe_pytorch", "mixture_of_experts"}
+    assert (places["dselect_k"], places["Llama 4"]) == ({"dselect_k_moe"}, {"src"})
+    (entry,) = json.loads(printed(capsys, "AL-8", "--by", "mixtral", "--json"))
+    assert [each["who"] for each in entry["readings"][1]["by"]] == [
+        "huggingface/transformers",
+        "stanford-crfm/levanter",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

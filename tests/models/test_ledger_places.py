@@ -36,10 +36,7 @@ def test_the_paper_is_that_of_the_table_or_of_the_algorithm(id, number):
     assert addresses(Taker("the paper"), LEDGER[id].module) == [f"https://arxiv.org/abs/{number}"]
 
 
-def test_a_place_is_a_file_with_names_and_a_remark():
-    assert code("a/moe.py, MoE.gate and top_k (the default)") == ("a/moe.py", ("MoE.gate", "top_k"), " (the default)")
-    assert code("moe.py, Gate, which is that one") == ("moe.py", ("Gate",), ", which is that one")
-    assert code("CONFIG.md, of transformers") == ("CONFIG.md", (), ", of transformers")
+def test_a_place_begins_with_a_file():
     with pytest.raises(ValueError, match="'section 2': expected the path of a file"):
         code("section 2")
 

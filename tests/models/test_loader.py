@@ -268,14 +268,6 @@ def test_a_folder_of_photographs_trains_to_the_same_bits_with_workers(
     assert ends[0].read_bytes() != (ends[0].parents[1] / "00000002" / ends[0].name).read_bytes()
 
 
-def test_photographs_are_not_made_as_small_as_digits(photos: Path, tmp_path: Path, capsys: Any) -> None:
-    """The size is asked for, before there is a folder of the run; a larger model has its own."""
-    run = tmp_path / "run"
-    assert cli.main(["train", "--run", str(run), "--data", "folder", "--data.path", str(photos)]) == 2
-    assert "model.image_size is not set: model.name='vit_tiny'" in capsys.readouterr().err
-    assert not run.exists()
-
-
 @pytest.mark.parametrize(("name", "value"), [("resize", 16), ("mean", "0.5,0.5")])
 def test_fields_that_do_not_suit_the_pictures(photos: Path, name: str, value: Any) -> None:
     with pytest.raises(SpecError, match=rf"data\.{name}='?{value}"):

@@ -14,11 +14,9 @@ from of_models import params_of, saved
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models import cli, parameters, vit
-from moespec.models.data.datasets import load
 from moespec.models.training import checkpoint
-from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.config import Config
 from moespec.models.training.configfile import dump, read
-from moespec.models.training.resolve import resolve
 from moespec.models.training.runlog import read_log
 from moespec.models.training.unchanged import changes
 from moespec.models.trees import flatten
@@ -170,12 +168,6 @@ def test_a_record_that_is_older_is_no_change(tmp_path: Path) -> None:
     assert changes(record, config) == {}
     now = replace(config, optimizer=replace(config.optimizer, decay=""))
     assert list(changes(record, now)) == ["optimizer.decay"]
-
-
-def test_a_pattern_without_a_parameter_is_an_error() -> None:
-    config = Config(model=ModelConfig(router="soft_moe"), optimizer=OptimizerConfig(decay="haed/kernel=3.0"))
-    with pytest.raises(ConfigError, match=r"^optimizer\.decay='haed/kernel=3.0': no parameter .* 'haed/kernel'"):
-        resolve(config, load("digits", "", image_size=None, validation_share=0.2), "numpy")
 
 
 def test_a_decay_that_cannot_be_read_names_the_file_and_the_key(tmp_path: Path) -> None:

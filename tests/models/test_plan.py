@@ -280,7 +280,6 @@ WRONG = [
     ("--chip v9", "chip='v9': expected one of v5e, v5p, v6e, h100, h200"),
     ("--devices 0", "devices=0: expected an integer >= 1"),
     ("--devices 7", "training.batch=512 does not divide among 7 devices"),
-    ("--experts 0", "experts=0"),
     ("--utilisation 1.5", "utilisation=1.5: expected a scalar above 0, at most 1"),
     ("--utilisation 0", "utilisation=0.0: expected a scalar above 0, at most 1"),
     ("--utilisation 0.4 --sharding", "utilisation=0.4 concerns nothing here"),

@@ -11,7 +11,7 @@ import pytest
 from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
-from moespec.models import interop, vit
+from moespec.models import vit
 from moespec.models.layers import layer_norm
 from moespec.models.training.resolve import load_backend
 from moespec.models.trees import flatten
@@ -322,10 +322,3 @@ def test_the_stem_is_convolutions_of_torch_with_a_norm_and_a_gelu(gelu, depth):
 def test_a_stem_that_does_not_fit_is_an_error(fields, message):
     with pytest.raises(ConfigError, match=message):
         replace(STEM, **fields)
-
-
-def test_timm_and_vmoe_have_no_such_stem():
-    config = replace(STEM, positions="learned", qk_norm=False)
-    for convert in (interop.to_timm, interop.to_vmoe):
-        with pytest.raises(ConfigError, match="stem"):
-            convert(vit.init(config), config)

@@ -6,11 +6,12 @@
 
 `MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
 Hugging Face transformers, which `from_pretrained` reads once it is saved. `parameter_groups` has the weight decay for an optimiser;
-`ExpertParallel` splits experts over processes, and `clip_grad_norm_` is torch's for such a model.
+`ExpertParallel` splits experts over processes, and `clip_grad_norm_` is torch's for such a model. `update_states(model)` once a step,
+after the optimiser's, moves what routers keep besides parameters, such as the bias of `sigmoid_token_choice`.
 
 What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
-with gradient) and `metrics` (for logs). Copies and pickles leave them out. For a checkpoint inside a compiled function, torch
-wants to be told that this is fine: `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`.
+with gradient) and `metrics` (for logs). Copies and pickles leave them out. Activation checkpointing inside a compiled
+function needs `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, as the modules keep these in `forward`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from moespec.backends.torch.nn.model import Model
 from moespec.backends.torch.nn.pretrained import from_pretrained
 from moespec.backends.torch.nn.replace import replace_mlps
 from moespec.backends.torch.nn.reporting import auxiliary_loss
+from moespec.backends.torch.nn.state import update_states
 from moespec.backends.torch.nn.tree import ParameterTree
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ __all__ = [
     "from_pretrained",
     "parameter_groups",
     "replace_mlps",
+    "update_states",
 ]
 
 

@@ -1,6 +1,8 @@
 """The layer in place of an MLP."""
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -8,12 +10,14 @@ from torch import Tensor, nn
 
 import moespec.backends.torch as B
 from moespec.backends.layer import Layer, documented, drawn, layer_of
+from moespec.backends.optimizer import STATE
 from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
 from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers.names import RouterName
@@ -64,6 +68,8 @@ class MoE(Reporting, HubMixin):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
+        if STATE in router_arrays:
+            self._state.update = partial(B.ROUTERS[router].update, layer.options)
         self.experts = Experts(width, hidden, experts, gelu, device=device, dtype=dtype)
         self.forget()
         if not self.experts.fc1.weight.is_meta:
@@ -104,8 +110,7 @@ class MoE(Reporting, HubMixin):
         if weight.is_meta:
             return layer
         layer.to_empty(device=weight.device)
-        for _, name, values in drawn(layer._layer, ["router"]):
-            assign(getattr(layer.router, name), values)
+        layer._assign(["router"])
         with torch.no_grad():
             for source, target in ((copied.fc1, layer.experts.fc1), (copied.fc2, layer.experts.fc2)):
                 target.weight.copy_(source.weight.T)
@@ -114,9 +119,21 @@ class MoE(Reporting, HubMixin):
 
     def reset_parameters(self) -> None:
         """Gives all parameters and tables their initial values: on the meta device at first, `to_empty` and then this."""
+        self._assign(["router", "experts"])
+
+    def _assign(self, parts: Sequence[str]) -> None:
         experts = self.experts.params()
-        for part, name, values in drawn(self._layer):
-            assign(getattr(self.router, name) if part == "router" else experts[name], values)
+        for part, name, values in drawn(self._layer, parts):
+            if name == STATE:
+                for each, array in values.items():
+                    assign(getattr(self._state, each), array)
+            else:
+                assign(getattr(self.router, name) if part == "router" else experts[name], values)
+
+    @property
+    def _state(self) -> RouterState:
+        state: RouterState = self.router.get_submodule(STATE)  # type: ignore[assignment]
+        return state
 
     @property
     def _layer(self) -> Layer:
@@ -183,7 +200,11 @@ class MoE(Reporting, HubMixin):
         draws = router.noise(options) if self.training else None
         noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)
         needed = {} if ids is None else {"ids": ids}
-        output = router.route(self.router.params(), tokens, options, noise=noise, train=self.training, **needed)
+        params = self.router.params()
+        state = params.get(STATE)
+        output = router.route(params, tokens, options, state=state, noise=noise, train=self.training, **needed)
+        if self.training and output.statistics:
+            self._state.add(output.statistics)
         y: Tensor = self.experts(tokens, output.routing)
         return y, output
 

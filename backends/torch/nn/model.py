@@ -1,6 +1,7 @@
 """A whole model as a module."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -8,7 +9,9 @@ from torch import Tensor
 import moespec.backends.torch as B
 from moespec.backends.torch.nn.draws import draw, integers
 from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree
+from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Noise
 
 
@@ -24,6 +27,7 @@ class Model(ParameterTree, Reporting):
     params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
         `params()` gives the nested dict back.
     noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
+    layers: `layers(config, batch size)`, the MoE layers in order, as `vit.moe_layers`; for routers that keep a state alone.
     """
 
     def __init__(
@@ -33,8 +37,12 @@ class Model(ParameterTree, Reporting):
         params: dict[str, Any],
         *,
         noise: Callable[[Any, int], Sequence[Noise]] | None = None,
+        layers: Callable[[Any, int], Sequence[Any]] | None = None,
     ) -> None:
         super().__init__(params)
+        for layer in layers(config, getattr(config, "fewest_images", 1)) if layers is not None else ():
+            if (state := self._state(layer.path)) is not None:
+                state.update = partial(B.ROUTERS[layer.router].update, layer.settings)
         self.config = config
         self._forward, self._noise = forward, noise
         self.forget()
@@ -48,5 +56,15 @@ class Model(ParameterTree, Reporting):
         random = {"random": integers(inputs)} if self.training and drops else {}
         output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, **random, train=self.training)
         self.losses, self.metrics = output.losses, output.metrics
+        for path, statistics in output.statistics.items() if self.training else ():
+            state = self._state(path)
+            if state is None or state.update is None:
+                raise ConfigError("layers: the routers of this model keep a state, so Model needs them, got None")
+            state.add(statistics)
         result: Tensor = output.features if output.logits is None else output.logits
         return result
+
+    def _state(self, path: str) -> RouterState | None:
+        """What the router of the layer at a path keeps."""
+        router = self.get_submodule(f"{path}/router".replace("/", "."))
+        return next((child for child in router.children() if isinstance(child, RouterState)), None)

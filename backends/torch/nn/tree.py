@@ -8,12 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moespec.backends.optimizer import CONSTANTS
+from moespec.backends.optimizer import CONSTANTS, STATE
+from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.split_experts import is_split
 
 
 class ParameterTree(nn.Module):
-    """A nested dict of arrays as parameters, constants as buffers.
+    """A nested dict of arrays as parameters, constants and states of routers as buffers.
 
     `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number is a parameter of shape (1,), since
     `fully_shard` takes none without axes.
@@ -35,7 +36,9 @@ class ParameterTree(nn.Module):
         )
         device = torch.get_default_device() if device is None else device
         for name, value in arrays.items():
-            if isinstance(value, Mapping):
+            if name == STATE and isinstance(value, Mapping):
+                self.add_module(name, RouterState(value, device))
+            elif isinstance(value, Mapping):
                 self.add_module(name, ParameterTree(value, device=device, dtype=dtype))
             elif name in CONSTANTS:
                 self.register_buffer(name, torch.from_numpy(_constant(name, value)).to(device))
@@ -50,7 +53,7 @@ class ParameterTree(nn.Module):
 
     def _leaf(self, name: str) -> Any:
         child = getattr(self, name)
-        if isinstance(child, ParameterTree):
+        if isinstance(child, ParameterTree | RouterState):
             return child.params()
         return child.reshape(()) if name in self._numbers else child
 

@@ -13,7 +13,7 @@ from moespec.models.evaluation.metrics import make_forward, moe_metrics
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, trained
+from moespec.models.training.objectives.record import Loss, Objective, returned, trained
 
 __all__ = ["CLASSIFICATION", "make_loss"]
 
@@ -27,11 +27,12 @@ def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
 
-    def loss(params: Any, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def loss(params: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
         output = trained(B, model, params, batch["images"], batch.get("random"), recompute=recompute)
         main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
         layers = family(model).moe_layers(model, batch["images"].shape[0])
-        return sum(output.losses.values(), main), {"cross_entropy": main, **moe_metrics(layers, output)}
+        metrics = {"cross_entropy": main, **moe_metrics(layers, output)}
+        return returned(sum(output.losses.values(), main), metrics, output.statistics)
 
     return loss
 

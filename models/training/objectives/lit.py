@@ -40,7 +40,7 @@ from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, trained
+from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, returned, trained
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -99,7 +99,7 @@ def _layout(config: Config, model: Model) -> Params:
 def _loss(B: Backend, config: Config, model: Model) -> Loss:
     section, recompute, tower = config.lit, config.training.recompute, tower_of(config)
 
-    def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Array, dict[str, Array]]:
+    def loss(params: Params, batch: dict[str, dict[str, Array]]) -> tuple[Any, ...]:
         image, texts = batch["image"], batch["text"]
         read = trained(B, tower, params["text"], texts["ids"], texts.get("random"), recompute=recompute)
         outputs: list[Any] = [(tower, "_text", read)]
@@ -118,11 +118,14 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
         else:
             main = B.sigmoid_loss(*pair, numbers["scale"], numbers["bias"])
         total, metrics = main, {"contrastive": main}
+        sums: dict[str, Any] = {}
         for of, ending, output in outputs:
             layers = family(of).moe_layers(of, seen.shape[0])
             metrics |= moe_metrics([layer._replace(name=f"{layer.name}{ending}") for layer in layers], output)
             total = sum(output.losses.values(), total)
-        return total, metrics
+            where = "text/" if ending else ""
+            sums |= {f"{where}{path}": each for path, each in output.statistics.items()}
+        return returned(total, metrics, sums)
 
     return loss
 
@@ -274,6 +277,10 @@ def _towers(config: Config, model: Model) -> list[Passes]:
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
 
+def _routed(config: Config, model: Model) -> dict[str, Any]:
+    return {**({} if config.lit.locked else {"": model}), "text/": tower_of(config)}
+
+
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
     """Of the features of both towers, and of the similarity of each image with all texts."""
     width, batch = tower_of(config).projection, config.training.batch
@@ -291,6 +298,7 @@ LIT = Objective(
     prepared=_prepared,
     head=False,
     views=2,
+    routed=_routed,
     towers=_towers,
     of_batch=_of_batch,
 )

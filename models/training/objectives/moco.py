@@ -34,7 +34,16 @@ from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, is_plain, trained
+from moespec.models.training.objectives.record import (
+    Loss,
+    Objective,
+    Passes,
+    as_it_is,
+    contrasted,
+    is_plain,
+    returned,
+    trained,
+)
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
@@ -79,7 +88,7 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
     def projected(params: Params, features: Array) -> Array:
         return _projected(B, params["projector"], B.over_devices(features, {})[0])
 
-    def loss(params: Params, batch: dict[str, dict[str, Array]], average: Params) -> tuple[Array, dict[str, Array]]:
+    def loss(params: Params, batch: dict[str, dict[str, Array]], average: Params) -> tuple[Any, ...]:
         views = [batch["first"], batch["second"]]
         outputs = [trained(B, model, params, one["images"], one.get("random"), recompute=recompute) for one in views]
         queries = [_projected(B, params["predictor"], projected(params, output.features)) for output in outputs]
@@ -88,7 +97,12 @@ def _loss(B: Backend, config: Config, model: Model) -> Loss:
         total = sum((value / 2 for output in outputs for value in output.losses.values()), main)
         layers = module.moe_layers(model, views[0]["images"].shape[0])
         first, second = (moe_metrics(layers, output) for output in outputs)
-        return total, {"contrastive": main, **{name: (value + second[name]) / 2 for name, value in first.items()}}
+        metrics = {"contrastive": main, **{name: (value + second[name]) / 2 for name, value in first.items()}}
+        sums = {
+            path: {name: value + outputs[1].statistics[path][name] for name, value in each.items()}
+            for path, each in outputs[0].statistics.items()
+        }
+        return returned(total, metrics, sums)
 
     return loss
 

@@ -16,12 +16,13 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", "trained"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", "returned", "trained"]
 
 AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
-Loss = Callable[..., tuple[Any, dict[str, Any]]]
-"""`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`."""
+Loss = Callable[..., tuple[Any, ...]]
+"""`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`. Where
+routers keep a state, with their statistics by path as a third."""
 
 
 class Passes(NamedTuple):
@@ -46,6 +47,11 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
     output: Output = module.forward(B, tower, params, inputs, **how)
     return output
+
+
+def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
+    """What a loss returns."""
+    return (total, metrics, statistics) if statistics else (total, metrics)
 
 
 def is_plain(data: DataConfig) -> bool:
@@ -89,6 +95,8 @@ class Objective(NamedTuple):
     prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes of it once.
     averaged: whether the loss is also one of the average of the parameters.
     views: how many views of its images a step sees.
+    routed: of a configuration that is settled and its model, the towers whose routers are trained, by where their parameters are: "" for
+        the root.
     towers: of a configuration that is settled and its model, what a step computes. of_batch: of the same, what each device computes
         besides for each image of the whole batch: the numbers that the layers make, and the operations of a forward pass.
     """
@@ -106,5 +114,6 @@ class Objective(NamedTuple):
     head: bool = True
     averaged: bool = False
     views: int = 1
+    routed: Callable[[Config, Model], dict[str, Tower]] = lambda config, model: {"": model}
     towers: Callable[[Config, Model], list[Passes]] = lambda config, model: [Passes(model, 1)]
     of_batch: Callable[[Config, Model], tuple[int, int]] = lambda config, model: (0, 0)

@@ -175,10 +175,11 @@ static Array product(Array tokens, Array kernel) {
 /* The two allocations, on one group: slot[e * capacity + c] is the token in slot c of expert e, `tokens` if there is none. */
 
 static void token_choice(const double *scores, const double *order, const double *keep, int hold, int tokens, int experts,
-                         int choices, int tries, int capacity, int32_t *slot) {
+                         int choices, int tries, int capacity, int by_token, int32_t *slot) {
     int *filled = calloc((size_t)experts, sizeof(int)), *found = calloc((size_t)tokens, sizeof(int));
-    for (int stage = 0; stage < tries; stage++)
-        for (int place = 0; place < tokens; place++) {
+    for (int outer = 0; outer < (by_token ? tokens : tries); outer++)
+        for (int inner = 0; inner < (by_token ? tries : tokens); inner++) {
+            int stage = by_token ? inner : outer, place = by_token ? outer : inner;
             int token = order ? (int)order[place] : place;
             const double *row = scores + token * experts;
             int made = !keep || keep[token * tries + stage]; /* a choice that is not made takes a place only if held */
@@ -261,7 +262,8 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
     Array order = argument(manifest, stage, "order", beside), keep = argument(manifest, stage, "keep", beside);
     Array weights = combine.data ? combine : scores;
     int groups = scores.shape[0], tokens = scores.shape[1], experts = scores.shape[2], capacity = number(options, "capacity");
-    Json *drop = get(options, "drop_zero"), *hold = get(options, "hold"), *tries = get(options, "tries");
+    Json *drop = get(options, "drop_zero"), *hold = get(options, "hold"), *tries = get(options, "tries"), *order_of_slots = get(options, "slot_order");
+    if (get(options, "normalize")) return; /* it divides no weights */
     size_t slots = (size_t)(groups * experts * capacity);
     int32_t *slot = calloc(slots, sizeof *slot);
     float *weight = calloc(slots, sizeof *weight), *slope = calloc((size_t)(groups * tokens * experts), sizeof *slope);
@@ -276,7 +278,8 @@ static void run_case(const char *algorithm, const char *manifest_path, const cha
         if (!strcmp(algorithm, "token_choice"))
             token_choice(own, order.data ? order.data + g * tokens : NULL,
                          keep.data ? keep.data + g * tokens * keep.shape[2] : NULL, hold && hold->number != 0, tokens,
-                         experts, number(options, "choices"), number(options, tries && tries->type == '0' ? "tries" : "choices"), capacity, taken);
+                         experts, number(options, "choices"), number(options, tries && tries->type == '0' ? "tries" : "choices"), capacity,
+                         order_of_slots && strcmp(order_of_slots->text, "token") == 0, taken);
         else
             expert_choice(own, tokens, experts, capacity, drop && drop->number != 0, taken);
         for (int e = 0; e < experts; e++)

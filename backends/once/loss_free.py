@@ -1,0 +1,35 @@
+"""Balance without a loss: biased scores, which carry no gradient, the load that they lead to, and the update of the bias."""
+
+from moespec.backends.once.namespace import Array, Namespace
+from moespec.spec.checks import check_choices, check_non_negative, check_same_shape, check_scores, check_size
+
+__all__ = ["balance_bias", "biased_scores", "expert_load"]
+
+AXES = "groups tokens experts"
+
+
+def biased_scores(xp: Namespace, scores: Array, bias: Array) -> Array:
+    """scores (G, T, E), bias (E,) -> (G, T, E)."""
+    check_scores("scores", scores, AXES)
+    check_scores("bias", bias, "experts")
+    check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
+    scores, bias = xp.widest(scores, bias)
+    return xp.stop_gradient(scores + bias)
+
+
+def expert_load(xp: Namespace, scores: Array, *, choices: int) -> Array:
+    """The sum over the groups: scores (G, T, E) -> (E,)."""
+    check_scores("scores", scores, AXES)
+    scores = xp.wide(xp.stop_gradient(scores))
+    chosen = xp.is_chosen(xp.top_indices(scores, check_choices(choices, scores.shape[2])), scores)
+    return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))
+
+
+def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
+    """bias (E,), load (E,) -> (E,)."""
+    check_scores("bias", bias, "experts")
+    check_scores("load", load, "experts")
+    check_same_shape("load", load, "bias", bias)
+    bias, load = xp.widest(bias, load)
+    change = -check_non_negative("rate", rate) * xp.sign(load.shape[0] * load - xp.sum(load))
+    return bias + (change - xp.mean(change) if recentre else change)

@@ -1,0 +1,68 @@
+"""What routers keep from step to step, in modules."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["RouterState", "update_states"]
+
+Arrays = dict[str, Tensor]
+
+
+class RouterState(nn.Module):
+    """The state of a router as buffers, and the sums of its statistics since the last update.
+
+    Buffers keep their dtype where a module is cast: a bias that moves by 0.001 would stand still in bfloat16. update: `update(state,
+    statistics)` gives the state after a step.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:
+        super().__init__()
+        for name, value in arrays.items():
+            self.register_buffer(name, torch.from_numpy(value.copy()).to(device))
+        self.update: Callable[[Arrays, Arrays], Arrays] | None = None
+        self._sums: Arrays = {}
+
+    def params(self) -> Arrays:
+        """The buffers by name."""
+        return {name: buffer for name, buffer in self.named_buffers() if buffer is not None}
+
+    def add(self, statistics: Arrays) -> None:
+        """Adds the statistics of a forward pass, but not of one that a backward pass computes anew, as `torch.utils.checkpoint` does."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            for name, value in statistics.items():
+                self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+
+    def renew(self) -> None:
+        """Updates the state by the sums, over all processes, and begins new ones. Nothing happens without a forward pass."""
+        if self.update is None or not self._sums:
+            return
+        if dist.is_available() and dist.is_initialized():
+            for value in self._sums.values():
+                dist.all_reduce(value)
+        with torch.no_grad():
+            for name, value in self.update(self.params(), self._sums).items():
+                getattr(self, name).copy_(value)
+        self._sums = {}
+
+    def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> "RouterState":
+        def of_same_dtype(tensor: Tensor) -> Tensor:
+            applied = function(tensor)
+            return applied if applied.dtype == tensor.dtype else tensor.to(applied.device)
+
+        super()._apply(of_same_dtype, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def update_states(module: nn.Module) -> None:
+    """Updates what the routers of all `MoE` and `Model` modules in `module` keep; to be called once a step, after the optimiser's.
+
+    It takes the statistics of all forward passes in training since the last call, of all parts of an accumulated batch and of all
+    processes.
+    """
+    for child in module.modules():
+        if isinstance(child, RouterState):
+            child.renew()

@@ -1,0 +1,127 @@
+"""Group-limited choice."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, of_array
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.variant import variant
+from moespec.spec.group_limited import group_scores
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME = "group_limited_scores"
+
+
+def _of_groups(scores: Any, group_by: Any = None, *, groups: int, best: int = 2, **options: Any) -> Any:
+    return group_scores(scores if group_by is None else group_by, groups, best)
+
+
+FUNCTIONS = (
+    Function(
+        NAME,
+        {"limited": Output("groups tokens experts", follows=("scores",))},
+        Choice(_of_groups, lambda scores, scale, options: token_choice_margin(scores, scale, options["limit"])),
+    ),
+)
+E = 8
+FLAG = "expert_groups"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = of_array(NAME, "scores", groups=4, limit=2)
+    shape = (2, 6, E)
+    yield case("top_2", "value", "The sum of the two best of each group.", scores("gl/a", shape), FLAG)
+    three: dict[str, Any] = {"groups": 2, "limit": 1, "best": 3}
+    yield case("top_3", "value", "The sum of the three best of four.", scores("gl/b", shape), FLAG, **three)
+    yield case("max", "value", "The best of each group.", scores("gl/c", shape), FLAG, best=1)
+    negative = logits("gl/d", shape, reach=4.0)
+    purpose = "Scores below 0: 0 comes before some of the chosen groups, what is excluded comes after all."
+    yield case("excluded", "value", purpose, negative, FLAG, limit=3)
+    yield case("zero", "value", purpose, negative, FLAG, limit=3, outside="zero")
+    purpose = "The groups by other scores than those that choose."
+    yield case("by", "value", purpose, scores("gl/e", shape), FLAG, group_by=logits("gl/e/by", shape))
+    tied = rows("0.5 0.25 0.25 0.5 0.75 0 0.5 0.25; 0.5 0.5 0.5 0.5 0.5 0.5 0.5 0.5; -1 0 -0.5 -0.5 0 -1 0 -1")
+    yield case(
+        "tied",
+        "tie",
+        "Among equal groups the first is better.",
+        groups_tokens(tied),
+        FLAG,
+        "tie_order",
+        exact_ties=True,
+    )
+    near = call(NAME, {"scores": "router_logits"}, groups=3, limit=1, best=1)
+    yield from near_ties(NAME, near)
+    size = "degenerate_size"
+    yield case("one_group", "degenerate", "One group: nothing changes.", scores("gl/f", shape), size, groups=1, limit=1)
+    purpose = "Groups of one expert."
+    yield case("one_expert", "degenerate", purpose, scores("gl/g", shape), size, groups=E, limit=3, best=1)
+    purpose = "32 groups of eight experts."
+    yield case(
+        "real_size", "value", purpose, scores("gl/h", (1, 16, 256)), "real_size", groups=32, limit=4, exact_ties=True
+    )
+
+
+# Variants. Scores are (groups, tokens, experts).
+
+
+def group_score_is_best(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """The score of a group of experts is that of its best expert, whatever is requested."""
+    return B.group_limited_scores(scores, group_by, **{**options, "best": 1})
+
+
+def group_score_is_two_best(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """The score of a group of experts is the sum of its two best, whatever is requested."""
+    size = scores.shape[2] // options["groups"]
+    return B.group_limited_scores(scores, group_by, **{**options, "best": min(2, size)})
+
+
+def group_score_is_sum(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """The score of a group of experts is the sum over all of them."""
+    return B.group_limited_scores(scores, group_by, **{**options, "best": scores.shape[2] // options["groups"]})
+
+
+def outside_is_zero(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """Experts outside the chosen groups have the score 0, whatever is requested."""
+    return B.group_limited_scores(scores, group_by, **{**options, "outside": "zero"})
+
+
+def groups_in_stripes(B: Any, scores: Any, group_by: Any = None, *, groups: int, **options: Any) -> Any:
+    """Group g of experts has those of the numbers g, g + groups and so on."""
+    experts = scores.shape[2]
+    order = np.arange(experts).reshape(-1, groups).swapaxes(0, 1).reshape(-1)
+    limited = B.group_limited_scores(
+        scores[..., order], group_by if group_by is None else group_by[..., order], groups=groups, **options
+    )
+    return limited[..., np.argsort(order)]
+
+
+def groups_by_the_chosen_scores(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """Groups of experts are scored by the scores that choose, the bias included, whatever is requested."""
+    return B.group_limited_scores(scores, **options)
+
+
+def last_group_among_equals(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+    """Among groups of experts with equal scores the last one is better."""
+    limited = B.group_limited_scores(
+        scores[..., ::-1], group_by if group_by is None else group_by[..., ::-1], **options
+    )
+    return limited[..., ::-1]
+
+
+VARIANTS = (
+    variant(group_score_is_best, NAME, ledger="GL-1c"),
+    variant(group_score_is_two_best, NAME, ledger="GL-1"),
+    variant(group_score_is_sum, NAME, ledger="GL-1"),
+    variant(outside_is_zero, NAME, ledger="GL-2b", who="huggingface/transformers"),
+    variant(groups_by_the_chosen_scores, NAME, ledger="GL-3"),
+    variant(groups_in_stripes, NAME),
+    variant(last_group_among_equals, NAME),
+)

@@ -1,0 +1,101 @@
+"""Whole images in a router, and the router `image_choice`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.inputs import scores, tokens
+from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.routers import evaluation, output_gradient, router_case
+from moespec.conformance.author.variant import variant
+from moespec.spec.routers.composition import token_choice
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (
+    Function("pool_images", {"pooled": Output("groups images width")}),
+    Function("spread_images", {"scores": Output("groups tokens experts")}),
+)
+
+NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _functions()
+    case = partial(router_case, NAME)
+    purpose = "Three images of two tokens in a group, each with an expert for both."
+    yield case("values", "value", purpose, "generated_code", "image_of_tokens", images=3)
+    purpose = "All losses, which are of images; two experts for each, weights that sum to 1, places by priority."
+    weights: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
+    more: dict[str, Any] = {"choices": 2, "normalize_selected": True, "batch_priority": "max", **weights}
+    more |= {"capacity_factor": 0.75, "multiple_of": 2}
+    yield case("losses", "overflow", purpose, "image_of_tokens", images=3, train=True, exact_ties=True, **more)
+    purpose = "One image in a group, of which the router sees the first token, and an expert four."
+    yield case("first", "overflow", purpose, "image_of_tokens", pool="first", slots_per_expert=4)
+    yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, images=2)
+    yield evaluation(NAME, images=2)
+    yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
+    yield case("gradient_losses", "gradient", "Of all losses, too.", losses=True, images=2, sizes=(4, 3, 3), **weights)
+
+
+def _functions() -> Iterator[Definition]:
+    flag = "image_of_tokens"
+    pool, spread = (partial(single, POOLING, name) for name in (POOL, SPREAD))
+    yield pool("mean", "value", "The mean of three tokens.", flag, tokens=tokens(f"{POOLING}/a"), images=2)
+    yield pool("first", "value", "The first of three.", flag, tokens=tokens(f"{POOLING}/b"), images=2, pool="first")
+    yield pool("one_image", "degenerate", "All tokens.", flag, tokens=tokens(f"{POOLING}/c"), images=1)
+    yield pool("gradient", "gradient", "By the tokens.", flag, tokens=tokens(f"{POOLING}/d", (2, 4, 2)), images=2)
+    rows = tensor(scores(f"{POOLING}/e", (2, 2, 3)).array, "groups images experts")
+    yield spread("spread", "value", "Three tokens of each image.", flag, scores=rows, tokens=6)
+    yield spread("spread_gradient", "gradient", "By the scores.", flag, scores=rows, tokens=4)
+
+
+# Variants.
+
+
+def tokens_of_images_interleaved(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
+    """The tokens of the images alternate, where they are to come image after image."""
+    order = np.arange(tokens.shape[1]).reshape(-1, images).T.ravel()
+    return B.pool_images(tokens[:, order], images=images, pool=pool)
+
+
+def images_spread_in_turn(B: Any, scores: Any, *, tokens: int) -> Any:
+    """The rows of the images alternate over the tokens."""
+    return np.tile(scores, (1, tokens // scores.shape[1], 1))
+
+
+def pooled_by_the_maximum(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
+    """The router sees the largest entry of each channel in place of the mean."""
+    if pool == "first":
+        return B.pool_images(tokens, images=images, pool=pool)
+    of_image = tokens.reshape(len(tokens), images, -1, tokens.shape[2])
+    return np.take_along_axis(of_image, of_image.real.argmax(axis=2)[:, :, None], 2)[:, :, 0]
+
+
+def class_token_always(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
+    """The router sees the first token of an image, also where it is to see the mean."""
+    return B.pool_images(tokens, images=images, pool="first")
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def tokens_choose_alone(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """Each token chooses by its own logits, not by those of its image."""
+    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
+    routing = token_choice(B, options, scores, train=bool(more.get("train")))
+    return rerouted(B, route(params, tokens, options, **more), routing)
+
+
+VARIANTS = (
+    variant(tokens_of_images_interleaved, POOL),
+    variant(images_spread_in_turn, SPREAD),
+    variant(pooled_by_the_maximum, POOL),
+    variant(class_token_always, POOL, ledger="IM-1b"),
+    variant(tokens_choose_alone, NAME),
+)

@@ -1,0 +1,137 @@
+"""Balance without a loss: biased scores, the load, and the update of the bias."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import TIED, both, groups_tokens, logits, scores
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.reroute import chosen_mask
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+SCORES = "groups tokens experts"
+FUNCTIONS = (
+    Function("biased_scores", {"biased": Output(SCORES)}),
+    Function(
+        "expert_load",
+        {"load": Output("experts", scale="unit", summed=True)},
+        Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"])),
+    ),
+    Function("balance_bias", {"bias": Output("experts")}),
+)
+BIASED, LOAD, BIAS = "biased_scores", "expert_load", "balance_bias"
+FLAG = "selection_bias"
+
+
+def _experts(values: Any) -> Tensor:
+    return tensor(np.asarray(values, np.float32), "experts")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(single, BIASED, BIASED)
+    bias = _experts([-0.5, 0.0, 0.25])
+    yield case("values", "value", "A bias of each expert.", FLAG, scores=scores("lf/a"), bias=bias)
+    far = _experts([-256.0, 128.0, 0.125])
+    yield case("large", "value", "Biases far from the scores.", FLAG, scores=scores("lf/b"), bias=far)
+    yield case("one_token", "degenerate", "One token.", FLAG, scores=scores("lf/c", (1, 1, 3)), bias=bias)
+    yield from _load()
+    yield from _bias()
+
+
+def _load() -> Iterator[Definition]:
+    case, order = partial(single, BIAS, LOAD), "tie_order"
+    yield case("load", "value", "Two choices of three, in two groups.", FLAG, scores=scores("lf/d"), choices=2)
+    yield case(
+        "load_tied", "tie", "Among equals the lower expert is chosen.", FLAG, order, scores=both(TIED), choices=2
+    )
+    purpose = "More tokens of one expert than int8 and bfloat16 can count."
+    alike = groups_tokens(np.tile([0.75, 0.25], (301, 1)))
+    yield case("load_many", "value", purpose, FLAG, "real_size", scores=alike, choices=1)
+    yield case("load_all", "degenerate", "All are chosen.", FLAG, scores=logits("lf/e", (1, 5, 3)), choices=3)
+    yield from near_ties(BIAS, call(LOAD, {"scores": "router_logits"}, choices=2))
+
+
+def _bias() -> Iterator[Definition]:
+    case = partial(single, BIAS, BIAS)
+    bias = _experts(grid("lf/f", (4,), reach=1.0, step=0.0625))
+    load = _experts([5, 1, 2, 0])
+    purpose = "A load above the mean, two below, and one at the mean."
+    yield case("values", "value", purpose, FLAG, bias=bias, load=load, rate=0.25)
+    yield case("recentred", "value", purpose, FLAG, bias=bias, load=load, rate=0.25, recentre=True)
+    yield case("balanced", "degenerate", "Equal loads move nothing.", FLAG, bias=bias, load=_experts([3] * 4), rate=0.5)
+    purpose = "Loads at a mean that is no binary fraction, whose reciprocal is none."
+    thirds = _experts([7, 7, 7, 14, 0, 7, 7])
+    yield case("at_the_mean", "value", purpose, FLAG, bias=_experts([0.0] * 7), load=thirds, rate=0.125)
+    yield case("rate_zero", "degenerate", "A rate of 0 keeps the bias.", FLAG, bias=bias, load=load, rate=0.0)
+
+
+# Variants. Scores are (groups, tokens, experts).
+
+
+def bias_multiplied(B: Any, scores: Any, bias: Any) -> Any:
+    """The bias is a factor of the scores, 1 + b."""
+    return (scores * (1 + bias)).real
+
+
+def load_as_fraction(B: Any, scores: Any, *, choices: int) -> Any:
+    """The load is the fraction of the choices, which does not add."""
+    return B.expert_load(scores, choices=choices) / (scores.shape[0] * scores.shape[1] * choices)
+
+
+def load_of_the_mean_group(B: Any, scores: Any, *, choices: int) -> Any:
+    """The load of several groups is their mean, not their sum."""
+    return B.expert_load(scores, choices=choices) / scores.shape[0]
+
+
+def load_of_first_choices(B: Any, scores: Any, *, choices: int) -> Any:
+    """The load counts the first choice of a token alone."""
+    return chosen_mask(scores, 1).sum(axis=(0, 1))
+
+
+def bias_moves_by_the_violation(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
+    """The bias moves in proportion to the violation, mean load less load."""
+    return bias + rate * (np.mean(load) - load)
+
+
+def bias_moves_with_the_load(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
+    """The bias of an expert rises with its load."""
+    return 2 * bias - B.balance_bias(bias, load, rate=rate, recentre=recentre)
+
+
+def bias_always_recentred(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
+    """The update of the bias is recentred, whatever is requested."""
+    return B.balance_bias(bias, load, rate=rate, recentre=True)
+
+
+def bias_never_recentred(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
+    """The update of the bias is not recentred, whatever is requested."""
+    return B.balance_bias(bias, load, rate=rate)
+
+
+def bias_moves_at_the_mean(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
+    """The bias falls, too, where the load is the mean."""
+    change = rate * np.where(load < np.mean(load), 1.0, -1.0)
+    return bias + (change - np.mean(change) if recentre else change)
+
+
+VARIANTS = (
+    variant(bias_multiplied, BIASED, ledger="LF-6b"),
+    variant(load_as_fraction, LOAD),
+    variant(load_of_the_mean_group, LOAD),
+    variant(load_of_first_choices, LOAD),
+    variant(bias_moves_by_the_violation, BIAS, ledger="LF-4b"),
+    variant(bias_moves_with_the_load, BIAS),
+    variant(bias_always_recentred, BIAS, ledger="LF-1b", who="pytorch/torchtitan"),
+    variant(bias_never_recentred, BIAS, ledger="LF-1"),
+    variant(bias_moves_at_the_mean, BIAS),
+)

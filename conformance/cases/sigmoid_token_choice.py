@@ -1,0 +1,190 @@
+"""The router `sigmoid_token_choice`, the affinity by the softplus, and the scale of the gates."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import logits, scores
+from moespec.conformance.author.reroute import configured, reweighted
+from moespec.conformance.author.routers import output_gradient, router_case
+from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+SCORES = "groups tokens experts"
+SOFTPLUS, SCALED, NAME = "sqrt_softplus_affinity", "scaled_gates", "sigmoid_token_choice"
+FUNCTIONS = (Function(SOFTPLUS, {"scores": Output(SCORES)}), Function(SCALED, {"gates": Output(SCORES)}))
+BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _functions()
+    yield from _router()
+
+
+def _functions() -> Iterator[Definition]:
+    def softplus(name: str, kind: str, purpose: str, array: Tensor, *flags: str) -> Definition:
+        return single(NAME, SOFTPLUS, name, kind, purpose, *flags, logits=array)
+
+    yield softplus("softplus", "value", "Logits on both sides of 0.", logits("sg/a"), "sigmoid_gate")
+    purpose = "Logits whose exponential overflows float32, and some whose softplus is nearly 0."
+    yield softplus("softplus_large", "value", purpose, logits("sg/b", reach=80.0, step=4.0), "large_logits")
+    yield softplus("gradient_softplus", "gradient", "By the logits.", logits("sg/c"), "sigmoid_gate")
+    case = partial(single, NAME, SCALED)
+    yield case("scaled", "value", "Gates times 2.5.", DIVIDED, gates=scores("sg/d"), scale=2.5)
+    yield case("gradient_scaled", "gradient", "By the gates.", DIVIDED, gates=scores("sg/e"), scale=2.5)
+
+
+def _router() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (6, 4, 3),
+             balanced: bool = False, **more: Any) -> Definition:  # fmt: skip
+        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=0.5, step=0.03125)
+        kept = {"bias": tensor(0 * bias if balanced else bias, "experts")}
+        return router_case(NAME, name, kind, purpose, *flags, state=kept, sizes=sizes, **more)
+
+    purpose = "Two of four experts by score and bias, combined with scores that are divided by their sum."
+    yield case("values", "value", purpose, BIAS, DIVIDED, "generated_code", train=True)
+    purpose = "One choice of three, whose gate is its score times a scale; a bias that moves faster, recentred."
+    one: dict[str, Any] = {"choices": 1, "normalize_selected": False, "scale": 2.5, "bias_update_rate": 0.25}
+    yield case("one_choice", "value", purpose, BIAS, sizes=(6, 3, 4), train=True, recentre_bias=True, **one)
+    purpose = "The gate of one choice, divided by itself, is the scale."
+    yield case("one_divided", "degenerate", purpose, DIVIDED, choices=1, scale=0.5)
+    purpose = "An epsilon of a quarter, and all losses; the balance loss counts first choices."
+    losses: dict[str, Any] = {"importance_weight": 0.5, "balance_weight": 0.125, "z_weight": 0.0625}
+    few: dict[str, Any] = {"epsilon": 0.25, "scale": 1.5, "balance_counts": "first"}
+    yield case("losses", "value", purpose, BIAS, DIVIDED, groups=1, train=True, **losses, **few)
+    purpose = "The square root of the softplus, with a capacity that is a multiple of 2, best tokens first."
+    tight: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 2, "batch_priority": "max"}
+    flags = ("overflow_drop", "capacity_rounding", "priority_order")
+    yield case("sqrt_softplus", "overflow", purpose, *flags, affinity="sqrt_softplus", **tight)
+    purpose = "The softmax, by the sum of both choices, with three slots."
+    yield case("softmax", "overflow", purpose, *flags, affinity="softmax", batch_priority="sum", slots_per_expert=3)
+    yield case(
+        "evaluation_factor",
+        "overflow",
+        "The factor of evaluation, rounded to the nearest, leaves less room.",
+        "evaluation_capacity",
+        train=False,
+        eval_capacity_factor=0.75,
+        rounding="round",
+    )
+    yield from _of_groups(partial(case, sizes=(6, 8, 4)))
+    purpose = "Every score is equal: the first experts."
+    yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, balanced=True, train=True)
+    yield case("gradient", "gradient", "By tokens, kernel and experts; not through the choice.", "stop_gradient")
+    yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, groups=1, **losses)
+    yield output_gradient(case, scale=2.5)
+
+
+def _of_groups(case: Any) -> Iterator[Definition]:
+    four: dict[str, Any] = {"expert_groups": 4, "chosen_groups": 2}
+    yield case("groups", "value", "Two groups of four, by the sum of two.", GROUPS, BIAS, choices=3, train=True, **four)
+    purpose = "The best of a group, without the bias; experts outside have the score 0."
+    loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3}
+    yield case("groups_loose", "value", purpose, GROUPS, BIAS, **loose, **four)
+    purpose = "Two groups of four experts, one of which is chosen, by the sum of its K / M = 3 best."
+    share: dict[str, Any] = {"group_score": "top_k_over_m", "choices": 3, "expert_groups": 2}
+    yield case("groups_share", "value", purpose, GROUPS, BIAS, **share)
+
+
+# Variants. A change of the router is `(B, route, params, tokens, options, state=..., noise=None, train=False)`.
+
+
+def _scores(B: Any, params: Any, tokens: Any, options: Any) -> Any:
+    logits = B.router_logits(tokens, params["kernel"])
+    return getattr(B, f"{options.affinity}_affinity")(logits)
+
+
+def _weights(B: Any, options: Any, chosen_by: Any, scores: Any) -> Any:
+    if options.normalize_selected:
+        scores = B.normalize_selected(chosen_by, scores, choices=options.choices, epsilon=options.epsilon)
+    return options.scale * scores
+
+
+def _selection(B: Any, options: Any, scores: Any, state: Any) -> Any:
+    biased = B.biased_scores(scores, state["bias"])
+    if options.expert_groups == 1:
+        return biased
+    by = None if options.group_bias else scores
+    given = {"limit": options.chosen_groups, "best": options.best_of_group, "outside": options.outside}
+    return B.group_limited_scores(biased, by, groups=options.expert_groups, **given)
+
+
+def bias_in_the_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any) -> Any:
+    """The gates are the scores with the bias by which experts are chosen."""
+    output = route(params, tokens, options, state=state, **more)
+    scores = _scores(B, params, tokens, options)
+    selection = _selection(B, options, scores, state)
+    return reweighted(B, output, _weights(B, options, selection, scores + state["bias"]))
+
+
+def divided_by_all(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The gates are divided by the sum of the scores of all experts, not of the chosen."""
+    output = route(params, tokens, options, **more)
+    if not options.normalize_selected:
+        return output
+    scores = _scores(B, params, tokens, options)
+    divided = B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
+    return reweighted(B, output, options.scale * divided)
+
+
+def scaled_before_division(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The scores are scaled before they are divided by their sum, where the scale cancels but for epsilon."""
+    if options.normalize_selected:
+        options = replace(options, scale=1.0, epsilon=options.epsilon / options.scale)
+    return route(params, tokens, options, **more)
+
+
+def divided_if_several(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The gate of a single choice is not divided by itself."""
+    options = replace(options, normalize_selected=options.normalize_selected and options.choices > 1)
+    return route(params, tokens, options, **more)
+
+
+def selection_bias_ignored(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any
+) -> Any:
+    """Experts are chosen by their scores alone."""
+    return route(params, tokens, options, state={"bias": 0 * state["bias"]}, **more)
+
+
+def load_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """The load counts the choices that found a slot."""
+    output = route(params, tokens, options, **more)
+    kept = (output.routing.token < options.tokens).sum(axis=(0, 2)).astype(float)
+    return output._replace(statistics={"load": kept})
+
+
+def balance_of_biased_softmax(
+    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any
+) -> Any:
+    """The balance loss is that of the softmax of the scores with the bias."""
+    output = route(params, tokens, options, state=state, **more)
+    if not options.balance_weight:
+        return output
+    biased = _scores(B, params, tokens, options) + state["bias"]
+    choices = options.choices if options.balance_counts == "all" else 1
+    value = B.balance_loss(B.softmax_affinity(biased), choices=choices)
+    losses = {**output.losses, "balance": options.balance_weight * value}
+    return output._replace(losses=losses, metrics={**output.metrics, "balance_loss": value})
+
+
+VARIANTS = (
+    variant(bias_in_the_gate, NAME, ledger="LF-5b"),
+    variant(divided_by_all, NAME),
+    variant(scaled_before_division, NAME),
+    variant(divided_if_several, NAME, ledger="SG-2b", who="NVIDIA/Megatron-LM"),
+    variant(selection_bias_ignored, NAME),
+    variant(load_after_drops, NAME, ledger="LF-2b", who="NVIDIA/Megatron-LM"),
+    variant(balance_of_biased_softmax, NAME, ledger="SG-3b", who="AI-Hypercomputer/maxtext"),
+    of_router(
+        NAME, "gates_without_epsilon", "Nothing is added to the sum of the gates.", configured(epsilon=0.0), "SG-1b"
+    ),
+    of_router(NAME, "selected_gates_not_scaled", "The gates are not scaled.", configured(scale=1.0)),
+)

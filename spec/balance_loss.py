@@ -1,0 +1,103 @@
+"""The balance loss: the fractions of the tokens that choose the experts, times the mean scores of these.
+
+| here | Switch (arXiv 2101.03961) |
+|---|---|
+| fraction, mean score (E,) | f, P |
+
+Ambiguity ledger
+
+AL-3: How is the balance loss scaled?
+    Reading: E times the sum, which is 1 for uniform scores.
+        By: Switch (arXiv 2101.03961), eq. (4); google-research/vmoe, vmoe/nn/routing.py,
+        NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
+        _switch_gating and _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits;
+        microsoft/Tutel, tutel/impls/losses.py, gshard_loss.
+    Alternative b: 1 / E times the sum.
+        By: GShard (arXiv 2006.16668), Algorithm 1, line 13.
+    Alternative c: divided by K or by the number of layers.
+        By: databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss; deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
+        switch_load_balancing_loss_func.
+AL-5: From which scores is the balance loss computed?
+    Reading: from the noisy gates, before capacity drops any.
+        By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
+        tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating.
+    Alternative b: from the clean gates.
+    Alternative c: from what is left after drops.
+        By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+AL-8: Which choices of a token does the balance loss count?
+    Reading: the first alone, so that its smallest values are near 1.
+        By: GShard (arXiv 2006.16668), Algorithm 1, lines 11 and 13; google-research/vmoe, vmoe/nn/routing.py,
+        NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
+        top2gating; microsoft/Tutel, tutel/impls/losses.py, gshard_loss; google/praxis, praxis/gshard_utils.py,
+        top2_gating_on_logits; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; tensorflow/mesh,
+        mesh_tensorflow/transformer/moe.py, _top_2_gating (moe_use_second_place_loss=False); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
+        lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
+        st_moe_pytorch/st_moe_pytorch.py, TopNGating.
+    Alternative b: all K (`balance_counts="all"`), so that its smallest values are near K, unless it is divided by K.
+        By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
+        src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
+        megablocks/layers/moe.py, batched_load_balancing_loss (divided by K); stanford-crfm/levanter,
+        src/levanter/models/mixtral.py, MixtralSparseMoeBlock.__call__ (divided by K); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_choices
+from moespec.spec.numerics import Array, stable_order
+from moespec.spec.values import as_array
+
+__all__ = ["balance_loss"]
+
+ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 2, ("balance_loss",)),)
+
+
+def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
+    """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
+
+        f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
+
+    Only P carries a gradient. With one choice that counts, the value is 1 for uniform scores and E if one expert takes
+    everything; with K it is K for uniform scores. With one it can be as low as 3 / 4 + 1 / (4 E), which training can find:
+    the fraction (E + 1) / (2 E) of the tokens barely prefers expert 0, and the others are certain of the other experts, as
+    many of each.
+
+    Args:
+        scores: A, (tokens, experts), the softmax of the (noisy) logits.
+        choices: how many of the best experts of a token count, from 1 to experts.
+
+    Returns:
+        A scalar, at most E.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
+
+    Source: Switch, eqs. (4)-(6). `choices`: google/flaxformer, flaxformer/architectures/moe/routing.py,
+    _load_balancing_loss.
+
+    >>> from moespec.spec import softmax_affinity
+    >>> from moespec.spec.examples import LOGITS, NOISE
+    >>> round(float(balance_loss(softmax_affinity(LOGITS))), 12)
+    1.170888019345
+    >>> round(float(balance_loss(softmax_affinity(LOGITS), choices=2)), 12)
+    2.34177603869
+    >>> round(float(balance_loss(softmax_affinity(LOGITS + NOISE / 3))), 12)
+    1.37337995008
+    >>> barely = np.full((65, 64), 1 / 64) + 1e-9 * np.eye(64)[[0] * 65]
+    >>> round(float(balance_loss(np.vstack([barely, np.eye(64)[1:]]))), 6)
+    0.753906
+    """
+    scores = as_array("scores", scores, "tokens experts")
+    tokens, experts = scores.shape
+    check_choices(choices, experts)
+    fraction = np.bincount(stable_order(scores)[:, :choices].ravel(), minlength=experts) / tokens
+    return experts * np.sum(fraction * np.mean(scores, axis=0))

@@ -1,0 +1,141 @@
+"""Group-limited choice: a token chooses among the experts of its best groups alone.
+
+| here | DeepSeek-V3 (arXiv 2412.19437), section 2.1.2, Node-Limited Routing |
+|---|---|
+| `groups` of E / `groups` experts each | nodes |
+| `limit` | M |
+| K of the choice that follows | K_r |
+| `scores` (T, E) | s, or s + b |
+
+Ambiguity ledger
+
+GL-1: What is the score of a group of experts?
+    Reading: the sum of its 2 best (`best`).
+        By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
+        TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.get_topk_indices.
+    Alternative b: the sum of its K / M best.
+        By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
+    Alternative c: its best.
+        By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
+        bias).
+GL-2: Which score have the experts outside the chosen groups?
+    Reading: minus infinity, so that none is chosen.
+        By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
+        TokenChoiceTopKRouter._get_node_limited_routing_scores.
+    Alternative b: 0, so that one of them comes before an expert of a chosen group whose score and bias are below 0.
+        By: huggingface/transformers, src/transformers/models/deepseek_v3/modeling_deepseek_v3.py,
+        DeepseekV3TopkRouter.get_topk_indices.
+GL-3: Does a selection bias count in the score of a group?
+    Reading: yes.
+        By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
+        TokenChoiceTopKRouter.forward; huggingface/transformers,
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.get_topk_indices.
+    Alternative b: no, it is made of affinity scores.
+        By: the paper, section 2.1.2.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_at_least, check_option, check_same_shape, plural
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import Array, stable_order, stop_gradient
+from moespec.spec.values import as_array
+
+__all__ = ["group_limited_scores"]
+
+ALGORITHMS = (
+    Algorithm(
+        "group_limited_scores",
+        "DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2",
+        1,
+        ("group_limited_scores",),
+    ),
+)
+
+
+def group_limited_scores(
+    scores: ArrayLike,
+    group_by: ArrayLike | None = None,
+    *,
+    groups: int,
+    limit: int,
+    best: int = 2,
+    outside: str = "excluded",
+) -> Array:
+    """The scores of selection, of which those outside the best groups of experts come last or are 0:
+
+        score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
+
+    Among groups with equal scores the first is better. What is chosen by the result of `outside="excluded"` are experts of
+    the best groups, whatever their scores. It carries no gradient.
+
+    Args:
+        scores: (tokens, experts), by which tokens choose.
+        group_by: (tokens, experts), of which the scores of groups are made; `scores` if None.
+        groups: of as many experts each, a divisor of the number of experts.
+        limit: M, the groups among whose experts a token chooses, from 1 to `groups`.
+        best: how many of the largest scores in a group count, from 1 to experts / groups.
+        outside: the score outside the best groups: "excluded", `2 min(0, least) - 1` with the least score of the token,
+            which is below all of them, in place of minus infinity; "zero", 0.
+
+    Returns:
+        (tokens, experts), for `token_choice`.
+
+    Raises:
+        ConfigError: `groups`, `limit` or `best` out of range, or `outside` is unknown.
+        ShapeError: `scores` or `group_by` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `group_by` is not floating.
+        ContractError: `scores` or `group_by` holds NaN or infinity.
+
+    Source: DeepSeek-V3, section 2.1.2.
+
+    >>> scores = [[0.75, 0.0, 0.5, 0.375]]
+    >>> group_limited_scores(scores, groups=2, limit=1).tolist()
+    [[-1.0, -1.0, 0.5, 0.375]]
+    >>> group_limited_scores(scores, groups=2, limit=1, best=1, outside="zero").tolist()
+    [[0.75, 0.0, 0.0, 0.0]]
+    """
+    scores = stop_gradient(as_array("scores", scores, "tokens experts"))
+    of_groups = scores if group_by is None else stop_gradient(as_array("group_by", group_by, "tokens experts"))
+    check_same_shape("group_by", of_groups, "scores", scores)
+    size = check_groups(groups, limit, best, scores.shape[1])
+    check_option("outside", outside, ("excluded", "zero"))
+    order = stable_order(group_scores(of_groups, groups, best))
+    limited = np.zeros((len(scores), groups), bool)
+    np.put_along_axis(limited, order[:, :limit], True, axis=1)
+    least = 2 * np.minimum(scores.min(axis=1, keepdims=True), 0) - 1
+    return np.where(np.repeat(limited, size, axis=1), scores, 0.0 if outside == "zero" else least)
+
+
+def group_scores(by: Array, groups: int, best: int) -> Array:
+    """The scores of the groups, (..., groups), of scores (..., experts)."""
+    members = by.reshape(*by.shape[:-1], groups, -1)
+    return np.take_along_axis(members, stable_order(members)[..., :best], axis=-1).sum(axis=-1)
+
+
+def check_groups(
+    groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
+) -> int:
+    """The experts of each group; `ConfigError` unless the groups have as many each, of which `best` count, and `limit` are
+    chosen. names: of the three arguments, in errors."""
+    number = check_at_least(names[0], groups, 1)
+    if experts % number:
+        raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")
+    size = experts // number
+    for name, value, most, things in (
+        (names[1], limit, number, "groups"),
+        (names[2], best, size, "experts of a group"),
+    ):
+        if check_at_least(name, value, 1) > most:
+            raise ConfigError(f"{name}: {value} is more than the {most} {things}")
+    return size

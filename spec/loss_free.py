@@ -1,0 +1,162 @@
+"""Balance without a loss: a bias of each expert enters the choice, and moves against its load after each step.
+
+| here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
+|---|---|---|
+| `scores` (T, E) | s | s, eq. (15) |
+| `bias` (E,) | b | b, eq. (16) |
+| `load` (E,) | c | expert load |
+| mean load less `load` | e | |
+| `rate` | u, 0.001 | gamma |
+
+Ambiguity ledger
+
+LF-1: Is the update recentred, so that the mean of the biases stays?
+    Reading: no.
+        By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
+        get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates.
+    Alternative b: yes, its mean over the experts is subtracted (`recentre`), which changes no choice among all experts.
+        By: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
+LF-2: Are choices that a full expert drops part of its load?
+    Reading: yes, choices are counted before capacity drops any.
+        By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute; pytorch/torchtitan,
+        torchtitan/models/common/moe.py, MoE.forward (which drops none).
+    Alternative b: no, those that are kept are counted.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.routing.
+LF-3: Over which tokens is the load summed before the bias moves?
+    Reading: over all tokens of a step: accumulated parts and devices add their loads.
+        By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
+        megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
+        torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
+    Alternative b: over those of a chunk of a sequence; the updates of the chunks are averaged.
+        By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
+
+Often done differently
+
+LF-4: By how much does a bias move?
+    Reading: by the rate, up or down, whatever the violation is.
+        By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
+        get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates;
+        pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
+    Alternative b: in proportion to the violation.
+        By: the paper, section 4.3 (no better), and appendix C.2 (with softmax scores).
+LF-5: Is the bias part of the gate?
+    Reading: no, the gate is the score without it.
+        By: the paper, eq. (3); DeepSeek-V3 (arXiv 2412.19437), eq. (16); NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
+        TokenChoiceTopKRouter.forward.
+    Alternative b: yes.
+LF-6: Is the bias added to the scores or multiplied with them?
+    Reading: added.
+        By: the paper, eq. (3).
+    Alternative b: multiplied.
+        By: the paper, eq. (5) (slightly worse).
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_choices, check_non_negative, check_same_shape, check_size
+from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
+from moespec.spec.routing import Summed
+from moespec.spec.values import as_array
+
+__all__ = ["balance_bias", "biased_scores", "expert_load"]
+
+PAPER = "Wang et al. 2024 (arXiv 2408.15664)"
+ALGORITHMS = (
+    Algorithm("biased_scores", f"{PAPER}, eq. (3)", 1, ("biased_scores",)),
+    Algorithm("balance_bias", f"{PAPER}, Algorithm 1", 1, ("balance_bias", "expert_load")),
+)
+
+
+def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
+    """The scores by which tokens choose, `s[t, e] + b[e]`. They carry no gradient.
+
+    Args:
+        scores: s, (tokens, experts).
+        bias: b, (experts,).
+
+    Returns:
+        (tokens, experts), for `token_choice(..., combine_scores=scores)`.
+
+    Raises:
+        ShapeError: `scores` or `bias` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `bias` is not floating.
+        ContractError: `scores` or `bias` holds NaN or infinity.
+
+    Source: Loss-Free Balancing, eq. (3).
+
+    >>> biased_scores([[0.5, 0.25]], [-0.5, 0.25]).tolist()
+    [[0.0, 0.5]]
+    """
+    scores, bias = as_array("scores", scores, "tokens experts"), as_array("bias", bias, "experts")
+    check_size("bias", bias, 0, scores.shape[1], "the experts of scores")
+    return stop_gradient(scores + bias)
+
+
+def expert_load(scores: ArrayLike, *, choices: int) -> Summed:
+    """How many tokens choose each expert, before capacity drops any:
+
+        load[e] = #{t : e is one of the K best of scores[t, :]}
+
+    Loads of groups, of accumulated parts and of devices add.
+
+    Args:
+        scores: (tokens, experts), by which tokens choose: the argument of `token_choice`.
+        choices: K, from 1 to experts.
+
+    Returns:
+        (experts,) whole numbers as floats; of several groups their sum.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
+
+    Source: Loss-Free Balancing, Algorithm 1.
+
+    >>> expert_load([[0.5, 0.25, 0.0], [0.5, 0.0, 0.25]], choices=2).tolist()
+    [2.0, 1.0, 1.0]
+    """
+    scores = as_array("scores", scores, "tokens experts")
+    experts = scores.shape[1]
+    chosen = stable_order(scores)[:, : check_choices(choices, experts)]
+    return np.bincount(chosen.reshape(-1), minlength=experts).astype(np.float64)
+
+
+def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = False) -> Array:
+    """The bias after a step: it rises where the load is below its mean, falls where it is above, and stays at the mean:
+
+        b[e] + rate sign(mean of load - load[e])
+
+    Args:
+        bias: b, (experts,).
+        load: (experts,), at least 0: that of all tokens of the step.
+        rate: at least 0.
+        recentre: whether the mean of the changes is subtracted from them.
+
+    Returns:
+        (experts,).
+
+    Raises:
+        ConfigError: `rate` is negative.
+        ShapeError: `bias` or `load` does not have the axes above, or their sizes differ.
+        DtypeError: `bias` or `load` is not floating.
+        ContractError: `bias` or `load` holds NaN or infinity.
+
+    Source: Loss-Free Balancing, Algorithm 1. `recentre`: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py,
+    _update_expert_bias.
+
+    >>> balance_bias([0.0, 0.0, 0.5, 0.0], [5.0, 1.0, 2.0, 0.0], rate=0.25).tolist()
+    [-0.25, 0.25, 0.5, 0.25]
+    >>> balance_bias([0.0, 0.0, 0.5, 0.0], [5.0, 1.0, 2.0, 0.0], rate=0.25, recentre=True).tolist()
+    [-0.3125, 0.1875, 0.4375, 0.1875]
+    """
+    bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
+    check_same_shape("load", load, "bias", bias)
+    excess = len(load) * load.real - np.sum(load.real)  # of whole numbers exactly 0 at the mean
+    change = -check_non_negative("rate", rate) * np.sign(excess)
+    return bias + (change - np.mean(change) if recentre else change)

@@ -1,0 +1,97 @@
+"""Mixture-of-Depths: a block takes its best tokens alone, by a router's weight, and the others pass by it.
+
+| here | Mixture-of-Depths (arXiv 2404.02258), section 3.4 |
+|---|---|
+| `kernel` (D, 1) | w_theta |
+| logits (T, 1) | r, router weights |
+| capacity | C, from a fraction of the tokens |
+| expert | the block f |
+
+The paper has one expert: `experts=1` with `capacity_factor` as the fraction. The residual connection around the layer carries the
+tokens that are not chosen. Here the expert is the MLP of a block; the paper's f has the attention, too.
+
+Ambiguity ledger
+
+MD-1: What weights the output of the block?
+    Reading: the router weight itself, which may be negative.
+        By: the paper, section 3.4, eq. (1); astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward;
+        Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
+    Alternative b: its sigmoid (`weights="sigmoid"`).
+    Alternative c: its softmax over the chosen tokens.
+        By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
+MD-2: How are tokens chosen at evaluation?
+    Reading: as in training, the best of the group: all tokens of an image are there at once.
+        By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; astramind-ai/Mixture-of-depths,
+        MoD/MoD.py, MoD.forward.
+    Alternative b: a second router, trained by a binary cross-entropy to say whether a token is among the best, decides for each
+        token alone, as sampling one token after another needs it.
+        By: the paper, section 3.5; Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
+MD-3: Is the C-th best token of a group among the chosen?
+    Reading: yes, C tokens are chosen.
+        By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
+        MoDTransformerBlock.forward.
+    Alternative b: no, only those above it, unless it is the first.
+        By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward.
+
+Often done differently
+
+MD-4: What becomes of a chosen token's own value?
+    Reading: it stays, and the weighted output of the block is added.
+        By: the paper, eq. (1); kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
+    Alternative b: the weighted output of the block, which has its own residual connection, takes its place.
+        By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
+        MoDTransformerBlock.forward.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moespec.spec.options import ExpertChoiceOptions
+from moespec.spec.ranges import Factor
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import init_kernel, logits, output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["ROUTER", "Options", "route"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ExpertChoiceOptions):
+    """Options of `mixture_of_depths`."""
+
+    capacity_factor: Factor = 0.125
+    weights: Literal["raw", "sigmoid"] = "raw"
+    """what weights the output of the expert: the logit itself, or its sigmoid"""
+
+
+def route(
+    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+) -> RouterOutput:
+    """Expert Choice by the logits, which combine too, or their sigmoid does. There is no noise.
+
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> import numpy as np
+    >>> router = ROUTERS["mixture_of_depths"]
+    >>> options = router.options(width=3, experts=1, tokens=6, capacity_factor=0.5)
+    >>> routing = router.route({"kernel": np.array([[1.0], [1.0], [1.0]])}, LOGITS, options).routing
+    >>> slot_tokens(routing).tolist(), routing.combine.sum(axis=(1, 2)).tolist()
+    ([[4, 1, 3]], [0.0, 2.5, 0.0, 1.0, 4.0, 0.0])
+    """
+    scores = logits(B, params, tokens, options)
+    weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
+    routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
+    return output(B, options, routing)
+
+
+ROUTER = Router(
+    __name__,
+    "Raposo et al. 2024 (arXiv 2404.02258)",
+    Options,
+    init_kernel,
+    route,
+    balances="the load, exactly: an expert chooses C tokens",
+    cost="T D E",
+    drops="tokens that no expert chooses, on purpose: they cost nothing",
+)

@@ -1,0 +1,189 @@
+"""Token Choice by sigmoid scores and a bias that balances the load: the router of DeepSeek-V3 and those made like it.
+
+| here | DeepSeek-V3 (arXiv 2412.19437), section 2.1.2 |
+|---|---|
+| `kernel` (D, E) | e, the centroids |
+| `bias` (E,), a state | b |
+| `choices` | K_r |
+| `chosen_groups` of `expert_groups` | M of the nodes |
+| `balance_weight` | alpha |
+| `bias_update_rate` | gamma |
+
+Ambiguity ledger
+
+SG-1: What is added to the sum by which the gates of the chosen are divided?
+    Reading: 1e-20 (`epsilon`).
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function;
+        AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights; pytorch/torchtitan,
+        torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward; huggingface/transformers,
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
+    Alternative b: nothing.
+        By: the paper, eq. (13); deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
+SG-2: Is the gate of a single choice divided, too, so that it is 1 and trains nothing?
+    Reading: yes, where gates are divided (`normalize_selected`).
+        By: the paper, eq. (13); AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights;
+        pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward.
+    Alternative b: no, gates are divided only if there are several.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
+SG-3: Of which scores is the balance loss?
+    Reading: of those without the bias, divided by their sum over all experts.
+        By: the paper, eqs. (17)-(20); NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
+        compute_routing_scores_for_aux_loss.
+    Alternative b: of the softmax of sigmoid scores with the bias.
+        By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moespec.spec.checks import check_choices
+from moespec.spec.choice_options import BalanceCountOptions
+from moespec.spec.errors import ConfigError
+from moespec.spec.group_limited import check_groups
+from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
+from moespec.spec.ranges import Count, Factor, Positive, Scalar
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import Losses, init_kernel, logits, output, token_choice
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Kept, Params, RouterOutput, State
+
+__all__ = ["ROUTER", "Options", "route", "state", "update"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(BalanceLossOptions, BalanceCountOptions, TokenChoiceOptions):
+    """Options of `sigmoid_token_choice`."""
+
+    choices: Count = 2
+    """experts K that a token chooses"""
+    capacity_factor: Factor = math.inf
+    affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
+    """what scores are of logits: the sigmoid, the square root of the softplus (DeepSeek-V4), or the softmax"""
+    normalize_selected: bool = True
+    balance_counts: Literal["first", "all"] = "all"
+    epsilon: Scalar = 1e-20
+    """what is added to the sum by which the gates are divided"""
+    scale: Positive = 1.0
+    """what the gates are multiplied with in the end"""
+    expert_groups: Count = 1
+    """groups of experts, as many in each"""
+    chosen_groups: Count = 1
+    """groups of experts among which a token chooses, those of the best scores"""
+    group_score: Literal["top_2", "top_k_over_m", "max"] = "top_2"
+    """the score of a group: the sum of its 2 best experts, of its K / M best with M chosen groups, or the best"""
+    group_bias: bool = True
+    """whether the bias counts in the score of a group"""
+    outside: Literal["excluded", "zero"] = "excluded"
+    """the score of experts outside the chosen groups: minus infinity or 0"""
+    bias_update_rate: Scalar = 0.001
+    """how much the bias of an expert moves in a step, against its load; 0 keeps it"""
+    recentre_bias: bool = False
+    """subtract the mean of all experts from what the biases move by"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.expert_groups == 1:
+            if self.chosen_groups != 1:
+                raise ConfigError(f"chosen_groups={self.chosen_groups!r}: there is one group of experts")
+            return
+        if self.group_score == "top_k_over_m" and self.choices % self.chosen_groups:
+            raise ConfigError(f"chosen_groups={self.chosen_groups!r} does not divide choices={self.choices!r}")
+        names = ("expert_groups", "chosen_groups", "group_score")
+        size = check_groups(self.expert_groups, self.chosen_groups, self.best_of_group, self.experts, names)
+        check_choices(self.choices, size * self.chosen_groups)
+
+    @property
+    def best_of_group(self) -> int:
+        """How many of its best experts make the score of a group."""
+        return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
+
+
+def state(options: Options) -> dict[str, Kept]:
+    """`bias` (experts,), 0 at the start."""
+    return {"bias": Kept((options.experts,))}
+
+
+def route(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Token Choice by the scores and the bias, among the experts of the best groups, combined with the scores alone.
+
+    With `batch_priority` the priority is the score with the bias. `statistics["load"]`: `expert_load`.
+
+    state: `bias` (experts,). noise: takes none. train: whether the capacity is that of training.
+
+    Source: DeepSeek-V3, section 2.1.2.
+
+    >>> import numpy as np
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> router = ROUTERS["sigmoid_token_choice"]
+    >>> options = router.options(width=3, experts=3, tokens=6, choices=1, normalize_selected=False, bias_update_rate=0.5)
+    >>> state, params = router.initial_state(options), {"kernel": np.eye(3)}
+    >>> for _ in range(2):
+    ...     found = router.route(params, LOGITS, options, state=state, train=True)
+    ...     state = router.update(options, state, found.statistics)
+    ...     print(slot_tokens(found.routing).tolist(), found.statistics["load"].tolist(), state["bias"].tolist())
+    [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] [3.0, 2.0, 1.0] [-0.5, 0.0, 0.5]
+    [[6, 6, 6, 6, 6, 6], [5, 6, 6, 6, 6, 6], [0, 1, 2, 3, 4, 6]] [0.0, 1.0, 5.0] [0.0, 0.5, 0.0]
+    """
+    clean = logits(B, params, tokens, options)
+    affinity = {"sigmoid": B.sigmoid_affinity, "sqrt_softplus": B.sqrt_softplus_affinity, "softmax": B.softmax_affinity}
+    scores = affinity[options.affinity](clean)
+    selection = B.biased_scores(scores, state["bias"])
+    if options.expert_groups > 1:
+        selection = B.group_limited_scores(
+            selection,
+            None if options.group_bias else scores,
+            groups=options.expert_groups,
+            limit=options.chosen_groups,
+            best=options.best_of_group,
+            outside=options.outside,
+        )
+    routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
+    load = {"load": B.expert_load(selection, choices=options.choices)}
+    return output(B, options, routing, _losses(B, options, clean, scores))._replace(statistics=load)
+
+
+def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
+    """The losses, of scores that have the sum 1."""
+
+    def shares() -> Array:
+        if options.affinity == "softmax":
+            return scores
+        return B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
+
+    return {
+        "importance": lambda: B.importance_loss(shares()),
+        "balance": lambda: B.balance_loss(shares(), choices=options.choices if options.balance_counts == "all" else 1),
+        "z": lambda: B.z_loss(clean),
+    }
+
+
+def update(B: Blocks, options: Options, state: State, statistics: Any) -> State:
+    """The state after a step, of the `load` of all its tokens: see `balance_bias`."""
+    rate, recentre = options.bias_update_rate, options.recentre_bias
+    return {"bias": B.balance_bias(state["bias"], statistics["load"], rate=rate, recentre=recentre)}
+
+
+ROUTER = Router(
+    __name__,
+    "DeepSeek-AI 2024 (arXiv 2412.19437), section 2.1.2",
+    Options,
+    init_kernel,
+    route,
+    state=state,
+    renew=update,
+    balances="the load of the experts, by a bias that moves after each step; by a loss besides, if it has a weight",
+    cost="T D E",
+    drops="none, unless a capacity is given",
+    functions=("scaled_gates", "sqrt_softplus_affinity"),
+)
