@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.record.file import Gate
 from moespec.conformance.record.rules import Rule, choice_rules, grouped, weight_rules
-from moespec.spec import LEDGER, ROUTERS
+from moespec.spec import LEDGER
 from moespec.spec.checks import plural
 from moespec.spec.numerics import stable_order
 
@@ -69,6 +69,8 @@ class Explanation:
     choice: Choice | None = None
     weights: Weights | None = None
     others: tuple[Choice, ...] = ()
+    coarse: bool = False
+    """Whether it holds to the rounding of bfloat16 alone, though that is not the dtype of what was recorded."""
 
     @property
     def whole(self) -> bool:
@@ -81,7 +83,8 @@ class Explanation:
     @property
     def words(self) -> tuple[str, ...]:
         """By which explanations are the same."""
-        return (self.choice.rule.text if self.choice else "", self.weights.text if self.weights else "")
+        choice = f"{self.choice.rule.text}{', rounded to bfloat16' if self.coarse else ''}" if self.choice else ""
+        return (choice, self.weights.text if self.weights else "")
 
 
 def choices_of(gate: Gate) -> int:
@@ -130,18 +133,34 @@ def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weigh
 
 
 def explained(gate: Gate) -> Explanation:
-    """The rules of choice and weights that hold for most tokens, of several the plainest."""
+    """The rules of choice and weights that hold for most tokens, of several the plainest.
+
+    Where none holds for all, those that do to the rounding of bfloat16, if there are any.
+    """
     if gate.logits is None or gate.choices is None:
         return Explanation(gate)
+    found = _explained(gate)
+    if not found.whole:
+        coarse = _explained(in_bfloat16(gate))
+        if coarse.whole:
+            return replace(coarse, gate=gate, coarse=True)
+    return found
+
+
+def in_bfloat16(gate: Gate) -> Gate:
+    """A gate that is compared as if it had computed in bfloat16."""
+    return replace(gate, dtypes={**gate.dtypes, "logits": "bfloat16"})
+
+
+def _explained(gate: Gate) -> Explanation:
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
     best = _best(fits)
     if best.holds < len(best.agrees):
-        few = replace(
-            gate,
-            calls=(min(SAMPLE, gate.tokens),),
-            **{p: getattr(gate, p)[:SAMPLE] for p in ("logits", "choices")},
-            weights=None,
-        )
+        arrays = {
+            part: None if (a := getattr(gate, part)) is None else a[:SAMPLE]
+            for part in ("logits", "choices", "weights")
+        }
+        few = replace(gate, calls=(min(SAMPLE, gate.tokens),), **arrays)
         rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]
         most = max((holds for holds, _ in rules), default=0)
         fits += [choice_fit(rule, gate) for holds, rule in rules if holds == most][:8]
@@ -150,17 +169,11 @@ def explained(gate: Gate) -> Explanation:
     if gate.weights is not None:
         forms = [form for rule in weight_rules(gate) for form in weights_fit(rule, gate, best)]
         weights = max(forms, key=lambda form: (int(form.agrees.sum()), form.scale == 1))
-    if weights is not None and not best.rule.biased and best.rule.affinity != weights.rule.affinity:
-        alike = [
-            fit
-            for fit in fits
-            if fit.holds == best.holds and fit.rule.affinity == weights.rule.affinity and not fit.rule.by_expert
-        ]
-        best = alike[0] if alike else best
-    others = sorted(
-        (fit for fit in fits if fit.holds < best.holds and fit.holds / len(fit.agrees) > 0.05), key=lambda f: -f.holds
-    )
-    return Explanation(gate, best, weights, tuple(others[:2]))
+        alike = [fit for fit in fits if fit.holds == best.holds and fit.rule.affinity == weights.rule.affinity]
+        if alike and not best.rule.biased and not best.rule.by_expert:
+            best = alike[0]  # softmax and sigmoid choose the same: the weights tell them apart
+    others = sorted((fit for fit in fits if 20 * fit.holds > len(fit.agrees)), key=lambda fit: -fit.holds)
+    return Explanation(gate, best, weights, tuple(fit for fit in others if fit.holds < best.holds)[:2])
 
 
 def _even(gate: Gate) -> bool:
@@ -175,7 +188,7 @@ def _best(fits: Sequence[Choice]) -> Choice:
 def router(explanation: Explanation) -> str:
     """The router of this specification with these options, and readings of its ledger; "" if there is none or it is not sure."""
     choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
-    if choice is None or weights is None or not explanation.whole or weights.rule.biased:
+    if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
         return ""
     affinity, options = weights.rule.affinity, {"choices": choices_of(gate)}
     if weights.divided:
@@ -191,8 +204,6 @@ def router(explanation: Explanation) -> str:
         options |= {"affinity": affinity, "normalize_selected": bool(weights.divided), **choice.rule.options}
         options |= {} if weights.scale == 1 else {"scale": float(f"{weights.scale:.4g}")}
     else:
-        return ""
-    if name not in ROUTERS:
         return ""
     readings = [
         *choice.rule.readings,
@@ -225,7 +236,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
     else:
         fits = [one.choice for one in group if one.choice is not None]
         what = "experts" if first.choice.rule.by_expert else "tokens"
-        yield f"  choice   the {choices} largest of {first.choice.rule.text}: {_holds(fits, what)}"
+        yield f"  choice   the {choices} largest of {first.words[0]}: {_holds(fits, what)}"
         dropped = sum(
             choices * gate.tokens - int((gate.choices >= 0).sum()) for gate in gates if gate.choices is not None
         )

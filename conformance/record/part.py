@@ -1,13 +1,13 @@
 """Where two recordings of the same weights on the same tokens part, and whether the router, rounding or the logits are the cause."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.record.explain import Explanation, choice_fit, choices_of, explained, weights_fit
+from moespec.conformance.record.explain import Explanation, choice_fit, choices_of, explained, in_bfloat16, weights_fit
 from moespec.conformance.record.file import Gate
 from moespec.spec.checks import plural
 from moespec.spec.errors import ShapeError
@@ -22,10 +22,11 @@ MOST = 8
 class Parting:
     """Of one gate in both recordings: by how much logits differ, and the tokens whose choices do.
 
-    logits: the largest difference, None without; rounds: whether that is within rounding. differs, near, follows: by token,
-    whether the sets of experts differ, whether this is a near tie, and whether the other's logits explain it by the first's
-    rule. decisions: of the first that the other does not make. weights: the largest difference as a fraction, of tokens with
-    the same choices; same: whether that is within rounding, or the logits explain it by the first's rule.
+    logits: the largest difference, None without; rounds: whether that is within rounding. By token: differs, whether the sets
+    of experts do; near, whether this is a near tie, or coarse, one in bfloat16; follows, whether the other's logits explain
+    it by the first's rule. decisions: of the first that the other does not make. weights: the largest difference as a
+    fraction, of tokens with the same choices; same: whether that is within rounding, or the logits explain it by the first's
+    rule.
     """
 
     first: Explanation
@@ -34,6 +35,7 @@ class Parting:
     rounds: bool
     differs: NDArray[Any]
     near: NDArray[Any]
+    coarse: NDArray[Any]
     follows: NDArray[Any]
     decisions: int
     weights: float
@@ -43,6 +45,11 @@ class Parting:
     def parts(self) -> bool:
         """Whether they differ in anything by more than rounding, or in a choice."""
         return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the logits differ by more than rounding, or choices that only they explain."""
+        return (self.logits is not None and not self.rounds) or bool(self.follows.any())
 
     @property
     def guilty(self) -> bool:
@@ -66,9 +73,7 @@ def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
     pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
     partings = [_parting(a, b) for a, b in pairs]
     lines = [] if by_name else ["The gates have other names and are compared in order."]
-    return "\n".join([*lines, *_summary(partings)]), not any(
-        one.parts and (one.guilty or not one.near[one.differs].all()) for one in partings
-    )
+    return "\n".join([*lines, *_summary(partings)]), not any(one.guilty or one.elsewhere for one in partings)
 
 
 def _parting(a: Gate, b: Gate) -> Parting:
@@ -80,26 +85,19 @@ def _parting(a: Gate, b: Gate) -> Parting:
     logits = None if a.logits is None or b.logits is None else float(np.abs(a.logits - b.logits).max())
     rounding = max(a.rounding("logits"), b.rounding("logits"))
     rounds = logits is not None and a.logits is not None and logits <= rounding * float(np.abs(a.logits).max())
-    differs = near = follows = np.zeros(a.tokens, bool)
+    differs = near = coarse = follows = np.zeros(a.tokens, bool)
     decisions, away, same = 0, 0.0, True
     if a.choices is not None and b.choices is not None:
         masks = _wide(a.mask, b.experts), _wide(b.mask, a.experts)
         differs, decisions = (masks[0] != masks[1]).any(axis=1), int((masks[0] & ~masks[1]).sum())
         rule = (first.choice or second.choice).rule if first.choice or second.choice else None
         if rule is not None and not rule.by_expert and differs.any():
-            ours = a if a.logits is not None else b
-            fit = choice_fit(
-                rule,
-                Gate(
-                    a.name,
-                    (a.tokens,),
-                    {**b.dtypes, **a.dtypes},
-                    ours.logits,
-                    (b if ours is a else a).choices,
-                    bias=ours.bias,
-                ),
-            )
-            near = differs & (fit.agrees | fit.near) if choices_of(a) == choices_of(b) else near
+            ours, other = (a, b) if a.logits is not None else (b, a)
+            mixed = replace(ours, dtypes={**b.dtypes, **a.dtypes}, choices=other.choices, weights=None)
+            if choices_of(a) == choices_of(b):
+                near, coarse = (
+                    differs & (f.agrees | f.near) for f in (choice_fit(rule, g) for g in (mixed, in_bfloat16(mixed)))
+                )
             if a.logits is not None and b.logits is not None and not rounds:
                 fit = choice_fit(rule, b)
                 follows = differs & ~near & (fit.agrees | fit.near)
@@ -123,7 +121,7 @@ def _parting(a: Gate, b: Gate) -> Parting:
                 ]
                 bound = max(a.rounding("weights"), b.rounding("weights"))
                 same = any(bool(f.agrees.all()) and abs(f.scale - first.weights.scale) <= 2 * bound for f in forms)
-    return Parting(first, second, logits, rounds, differs, near, follows, decisions, away, same)
+    return Parting(first, second, logits, rounds, differs, near, coarse, follows, decisions, away, same)
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
@@ -161,11 +159,10 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
         yield f"... and {len(parted) - MOST} more gates."
     if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
         yield f"The router is the cause, as {guilty.first.gate.name} shows: what its logits say is not what one of the two does."
-    elif guilty is None and not all(one.near[one.differs].all() for one in parted):
-        yield "The router is not the cause: each choice follows from the logits, by the same rule; what comes before the gate differs."
+    elif guilty is None and any(one.elsewhere for one in parted):
+        yield "The rule of the router is not the cause: the logits differ already, and what each recording does follows from its own."
     elif guilty is None:
-        cause = "near ties, which rounding decides" if decisions else "logits that differ before the gate"
-        yield f"The router is not the cause: all that differs are {cause}."
+        yield "The router is not the cause: all that differs are near ties, which rounding decides."
 
 
 def _of_gate(one: Parting) -> Iterator[str]:
@@ -188,11 +185,12 @@ def _of_gate(one: Parting) -> Iterator[str]:
         yield f"  logits   {'; '.join([how, *halves])}"
     if one.differs.any():
         rest = one.differs & ~one.near & ~one.follows
-        counts = [
+        counts = (
             (one.near, "near ties, within rounding"),
             (one.follows, "follow from the other logits by the same rule"),
-        ]
-        counts.append((rest, "neither near ties nor explained by the logits"))
+            (rest & one.coarse, "near ties in bfloat16 and no finer: one of the two computes scores in it"),
+            (rest & ~one.coarse, "neither near ties nor explained by the logits"),
+        )
         words = "; ".join(f"{int(tokens.sum())} {text}" for tokens, text in counts if tokens.any())
         yield f"  choices  {plural(one.decisions, 'decisions')} in {plural(int(one.differs.sum()), 'tokens')} differ: {words}"
         where = np.flatnonzero(rest if rest.any() else one.differs)
@@ -204,7 +202,7 @@ def _of_gate(one: Parting) -> Iterator[str]:
         for word, side in (("first", one.first), ("second", one.second)):
             if side.choice is not None:
                 share = f"{side.choice.holds / len(side.choice.agrees):.0%} of the tokens"
-                text = f"  the {word:6} chooses by {side.choice.rule.text} ({share})"
+                text = f"  the {word:6} chooses by {side.words[0]} ({share})"
                 if side.weights is not None:
                     text += f", weights: {side.weights.text} ({side.weights.agrees.mean():.0%})"
                 yield text

@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.record.file import Gate
-from moespec.spec import sigmoid_affinity, sinkhorn_affinity, softmax_affinity
+from moespec.spec import (
+    group_limited_scores,
+    sigmoid_affinity,
+    sinkhorn_affinity,
+    softmax_affinity,
+    sqrt_softplus_affinity,
+)
 from moespec.spec.errors import SpecError
-from moespec.spec.numerics import softplus, stable_order
 
 __all__ = ["AFFINITIES", "Rule", "choice_rules", "grouped", "weight_rules"]
 
@@ -24,7 +29,7 @@ Array = NDArray[Any]
 AFFINITIES: Mapping[str, Callable[[Array], Array]] = {
     "softmax": softmax_affinity,
     "sigmoid": sigmoid_affinity,
-    "sqrt_softplus": lambda logits: np.sqrt(softplus(logits)),
+    "sqrt_softplus": sqrt_softplus_affinity,
     "logits": lambda logits: logits,
 }
 
@@ -47,9 +52,7 @@ class Rule:
 
     def scale(self, gate: Gate) -> Array:
         """(tokens, experts)."""
-        scores = np.abs(self.scores(gate))
-        scores = np.where(np.isfinite(scores), scores, 0)
-        return scores + (np.abs(gate.bias) if self.biased and gate.bias is not None else 0)
+        return np.abs(self.scores(gate)) + (np.abs(gate.bias) if self.biased and gate.bias is not None else 0)
 
 
 def _logits(gate: Gate) -> Array:
@@ -128,14 +131,8 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
 
 
 def _limited(gate: Gate, name: str, groups: int, limit: int, best: int, outside: str, group_bias: bool) -> Array:
-    """The scores, and minus infinity or 0 outside the groups whose `best` largest have the largest sums."""
-    scores = _biased(name, gate)
-    members = (scores if group_bias else AFFINITIES[name](_logits(gate))).reshape(len(scores), groups, -1)
-    of_groups = -np.sort(-members, axis=2)[..., :best].sum(axis=2)
-    chosen = np.zeros(of_groups.shape, bool)
-    np.put_along_axis(chosen, stable_order(of_groups)[:, :limit], True, axis=1)
-    inside = np.repeat(chosen, gate.experts // groups, axis=1)
-    return np.where(inside, scores, 0.0 if outside == "zero" else -np.inf)
+    by = None if group_bias else AFFINITIES[name](_logits(gate))
+    return group_limited_scores(_biased(name, gate), by, groups=groups, limit=limit, best=best, outside=outside)
 
 
 def weight_rules(gate: Gate) -> Iterator[Rule]:
