@@ -252,7 +252,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
     elif not first.whole and first.choice is not None:
         yield "  router   not explained: none of the known rules holds for all tokens"
     for other in first.others:
-        yield f"  not      {other.rule.text}: choices agree on {other.holds / len(other.agrees):.0%}"
+        yield f"  not      {other.rule.text}: choices agree on {other.holds} of {len(other.agrees)}"
     unused = {g.name: np.flatnonzero(~g.mask.any(axis=0)) for g in gates if g.choices is not None}
     for name, experts in list(unused.items())[:3]:
         if len(experts):

@@ -82,8 +82,8 @@ def choice_rules(gate: Gate) -> Iterator[Rule]:
         yield Rule(
             f"{name} scores" if name != "logits" else "logits", lambda g, n=name: AFFINITIES[n](_logits(g)), name
         )
-    yield Rule("the Sinkhorn plan", _sinkhorn, "sinkhorn")
     yield Rule("softmax scores of the tokens", lambda g: softmax_affinity(_logits(g)).T, by_expert=True)
+    yield Rule("the Sinkhorn plan", _sinkhorn, "sinkhorn")
 
 
 GROUP_SCORES = {
