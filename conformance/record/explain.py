@@ -94,8 +94,8 @@ def choices_of(gate: Gate) -> int:
 
 def choice_fit(rule: Rule, gate: Gate) -> Choice:
     """Whether the choices of a gate are the largest of a rule's scores, the lower index first."""
-    scores, scale, mask = rule.scores(gate), rule.scale(gate) if not rule.by_expert else None, gate.mask
-    mask, scale = (mask.T, np.abs(scores)) if rule.by_expert else (mask, scale)
+    scores, mask = rule.scores(gate), gate.mask
+    mask, scale = (mask.T, np.abs(scores)) if rule.by_expert else (mask, rule.scale(gate))
     most = max(1, int(mask.sum(axis=1).max()))
     want = np.zeros(mask.shape, bool)
     np.put_along_axis(want, stable_order(scores)[:, :most], True, axis=1)
@@ -106,8 +106,8 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
     with np.errstate(invalid="ignore"):
         gap = np.where(missed, scores, -np.inf).max(axis=1) - np.where(wrong, scores, np.inf).min(axis=1)
     size = np.where(wrong | missed, scale, 0).max(axis=1)
-    near = ~agrees & (gap <= size * gate.rounding("logits", "weights"))
-    return Choice(rule, agrees, near, ~agrees & (gap == 0))
+    near: Array = ~agrees & (gap <= size * gate.rounding("logits", "weights"))
+    return Choice(rule, agrees, near, np.asarray(~agrees & (gap == 0)))
 
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
@@ -153,14 +153,18 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
+    assert gate.logits is not None
+    assert gate.choices is not None
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
     best = _best(fits)
     if best.holds < len(best.agrees):
-        arrays = {
-            part: None if (a := getattr(gate, part)) is None else a[:SAMPLE]
-            for part in ("logits", "choices", "weights")
-        }
-        few = replace(gate, calls=(min(SAMPLE, gate.tokens),), **arrays)
+        few = replace(
+            gate,
+            calls=(min(SAMPLE, gate.tokens),),
+            logits=gate.logits[:SAMPLE],
+            choices=gate.choices[:SAMPLE],
+            weights=None,
+        )
         rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]
         most = max((holds for holds, _ in rules), default=0)
         fits += [choice_fit(rule, gate) for holds, rule in rules if holds == most][:8]
@@ -190,7 +194,8 @@ def router(explanation: Explanation) -> str:
     choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
     if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
         return ""
-    affinity, options = weights.rule.affinity, {"choices": choices_of(gate)}
+    affinity = weights.rule.affinity
+    options: dict[str, Any] = {"choices": choices_of(gate)}
     if weights.divided:
         options["normalize_selected"] = True
     if choice.rule.by_expert:

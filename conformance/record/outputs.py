@@ -38,17 +38,18 @@ def rows(given: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, s
     found = {part: numpy_of(array) for part, array in given.items() if array is not None}
     dtypes = {part: dtype for part, (_, dtype) in found.items()}
     arrays = {part: a.reshape(-1) if part == "bias" else a.reshape(-1, a.shape[-1]) for part, (a, _) in found.items()}
-    choices, weights = arrays.get("choices"), arrays.get("weights")
+    choices: NDArray[Any] | None = arrays.get("choices")
+    weights: NDArray[Any] | None = arrays.get("weights")
     if len({len(array) for part, array in arrays.items() if part != "bias"}) > 1:
         raise ValueError(f"numbers of tokens differ: {', '.join(f'{part} {a.shape}' for part, a in arrays.items())}")
-    if (choices is None and weights is not None) or (choices is not None and choices.dtype.kind == "b"):
-        mask = choices if choices is not None else weights != 0
+    mask: NDArray[Any] | None = np.not_equal(weights, 0) if choices is None and weights is not None else choices
+    if mask is not None and mask.dtype.kind == "b":
         most = max(1, int(mask.sum(axis=1).max()))
         order = np.argsort(~mask, axis=1, kind="stable")[:, :most]
         made = np.take_along_axis(mask, order, axis=1)
-        arrays["choices"] = choices = np.where(made, order, -1)
         if weights is not None and weights.shape == mask.shape:
             arrays["weights"] = weights = np.where(made, np.take_along_axis(weights, order, axis=1), 0)
+        arrays["choices"] = choices = np.where(made, order, -1)
     elif choices is not None and weights is not None and weights.shape[1] > choices.shape[1]:
         arrays["weights"] = weights = np.take_along_axis(weights, np.maximum(choices, 0).astype(np.int64), axis=1)
     if choices is not None:

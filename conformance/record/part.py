@@ -90,10 +90,11 @@ def _parting(a: Gate, b: Gate) -> Parting:
     if a.choices is not None and b.choices is not None:
         masks = _wide(a.mask, b.experts), _wide(b.mask, a.experts)
         differs, decisions = (masks[0] != masks[1]).any(axis=1), int((masks[0] & ~masks[1]).sum())
-        rule = (first.choice or second.choice).rule if first.choice or second.choice else None
+        known = first.choice or second.choice
+        rule = known.rule if known is not None else None
         if rule is not None and not rule.by_expert and differs.any():
-            ours, other = (a, b) if a.logits is not None else (b, a)
-            mixed = replace(ours, dtypes={**b.dtypes, **a.dtypes}, choices=other.choices, weights=None)
+            ours, theirs = (a, b) if a.logits is not None else (b, a)
+            mixed = replace(ours, dtypes={**b.dtypes, **a.dtypes}, choices=theirs.choices, weights=None)
             if choices_of(a) == choices_of(b):
                 near, coarse = (
                     differs & (f.agrees | f.near) for f in (choice_fit(rule, g) for g in (mixed, in_bfloat16(mixed)))

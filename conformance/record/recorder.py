@@ -161,7 +161,7 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
     Raises ConfigError for a name that cannot be imported or matches nothing, RunError for a model that raises.
     """
     adapter = imported("outputs", outputs) if outputs else None
-    model = imported("model", target)
+    model: Any = imported("model", target)
     with recording(path, None, module or "*", adapter) as recorder:
         if not hasattr(model, "named_modules") and not _takes_data(model):
             model = _called(target, "", model)

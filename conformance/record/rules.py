@@ -7,6 +7,7 @@ expected. Fields of the options are those of the routers in `moespec.spec.ROUTER
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,12 @@ def _logits(gate: Gate) -> Array:
     return gate.logits.astype(np.float64)
 
 
+def _plain(name: str, gate: Gate) -> Array:
+    return AFFINITIES[name](_logits(gate))
+
+
 def _biased(name: str, gate: Gate) -> Array:
-    return AFFINITIES[name](_logits(gate)) + (0 if gate.bias is None else gate.bias.astype(np.float64))
+    return _plain(name, gate) + (0 if gate.bias is None else gate.bias.astype(np.float64))
 
 
 def _sinkhorn(gate: Gate) -> Array:
@@ -78,10 +83,8 @@ def choice_rules(gate: Gate) -> Iterator[Rule]:
     for name in ("softmax", "sigmoid", "sqrt_softplus", "logits"):
         if gate.bias is not None:
             text = f"{name} scores + bias" if name != "logits" else "logits + bias"
-            yield Rule(text, lambda g, n=name: _biased(n, g), name, biased=True)
-        yield Rule(
-            f"{name} scores" if name != "logits" else "logits", lambda g, n=name: AFFINITIES[n](_logits(g)), name
-        )
+            yield Rule(text, partial(_biased, name), name, biased=True)
+        yield Rule(f"{name} scores" if name != "logits" else "logits", partial(_plain, name), name)
     yield Rule("softmax scores of the tokens", lambda g: softmax_affinity(_logits(g)).T, by_expert=True)
     yield Rule("the Sinkhorn plan", _sinkhorn, "sinkhorn")
 
@@ -122,7 +125,7 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
                             )
                             yield Rule(
                                 text,
-                                lambda g, n=name, h=how: _limited(g, n, *h),
+                                partial(_limited, name, *how),
                                 name,
                                 {**options, "outside": outside},
                                 readings if gate.bias is not None else readings[:2],
@@ -130,18 +133,18 @@ def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
                             )
 
 
-def _limited(gate: Gate, name: str, groups: int, limit: int, best: int, outside: str, group_bias: bool) -> Array:
-    by = None if group_bias else AFFINITIES[name](_logits(gate))
+def _limited(name: str, groups: int, limit: int, best: int, outside: str, group_bias: bool, gate: Gate) -> Array:
+    by = None if group_bias else _plain(name, gate)
     return group_limited_scores(_biased(name, gate), by, groups=groups, limit=limit, best=best, outside=outside)
 
 
 def weight_rules(gate: Gate) -> Iterator[Rule]:
     """By what the chosen are weighted, before any sum that it is divided by."""
     for name in ("softmax", "sigmoid", "sqrt_softplus", "logits"):
-        yield Rule(name, lambda g, n=name: AFFINITIES[n](_logits(g)), name)
+        yield Rule(name, partial(_plain, name), name)
         if gate.bias is not None:
             text = f"{name} + bias (the bias, which is for the choice, is in the weights)"
-            yield Rule(text, lambda g, n=name: _biased(n, g), name, biased=True)
+            yield Rule(text, partial(_biased, name), name, biased=True)
     if gate.bias is not None:
         yield Rule("softmax of logits + bias", lambda g: softmax_affinity(_biased("logits", g)), biased=True)
     yield Rule("1 for each", lambda g: np.ones_like(_logits(g)), "none")
