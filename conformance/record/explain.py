@@ -20,7 +20,7 @@ from moespec.spec.numerics import stable_order
 __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "weights_fit"]
 
 Array = NDArray[Any]
-SAMPLE = 256
+SAMPLE = 64
 """Tokens on which rules with groups of experts, of which there are many, are tried first."""
 
 
@@ -100,14 +100,14 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
     want = np.zeros(mask.shape, bool)
     np.put_along_axis(want, stable_order(scores)[:, :most], True, axis=1)
     wrong, missed = mask & ~want, want & ~mask
-    agrees = ~wrong.any(axis=1)
+    agrees: Array = ~wrong.any(axis=1)
     if rule.by_expert:
         agrees &= ~missed.any(axis=1)
     with np.errstate(invalid="ignore"):
         gap = np.where(missed, scores, -np.inf).max(axis=1) - np.where(wrong, scores, np.inf).min(axis=1)
     size = np.where(wrong | missed, scale, 0).max(axis=1)
     near: Array = ~agrees & (gap <= size * gate.rounding("logits", "weights"))
-    return Choice(rule, agrees, near, np.asarray(~agrees & (gap == 0)))
+    return Choice(rule, agrees, near, ~agrees & (gap == 0))
 
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
@@ -232,7 +232,7 @@ def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
 def _lines(group: Sequence[Explanation]) -> Iterable[str]:
     first, gates = group[0], [one.gate for one in group]
     names = ", ".join(gate.name for gate in gates[:3]) + (f" and {len(gates) - 3} more" if len(gates) > 3 else "")
-    dtypes = ", ".join(f"{part} {dtype}" for part, dtype in first.gate.dtypes.items())
+    dtypes = ", ".join(f"{part} {dtype}" for part, dtype in first.gate.dtypes.items()) or "dtypes unknown"
     tokens, choices = sum(gate.tokens for gate in gates), choices_of(first.gate)
     yield f"{names}: {plural(tokens, 'tokens')}, {plural(first.gate.experts, 'experts')}, {plural(choices, 'choices')} ({dtypes})"
     if first.choice is None:
