@@ -100,7 +100,7 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
     want = np.zeros(mask.shape, bool)
     np.put_along_axis(want, stable_order(scores)[:, :most], True, axis=1)
     wrong, missed = mask & ~want, want & ~mask
-    agrees: Array = ~wrong.any(axis=1)
+    agrees: Array = np.asarray(~wrong.any(axis=1))
     if rule.by_expert:
         agrees &= ~missed.any(axis=1)
     with np.errstate(invalid="ignore"):
@@ -167,7 +167,7 @@ def _explained(gate: Gate) -> Explanation:
         )
         rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]
         most = max((holds for holds, _ in rules), default=0)
-        fits += [choice_fit(rule, gate) for holds, rule in rules if holds == most][:8]
+        fits += [choice_fit(rule, gate) for rule in [rule for holds, rule in rules if holds == most > 0][:8]]
         best = _best(fits)
     weights = None
     if gate.weights is not None:
