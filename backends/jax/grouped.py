@@ -47,14 +47,19 @@ def moe_mlp(
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
-    options = {"gelu": gelu, "activation": activation}
+    options: Any = {"gelu": gelu, "activation": activation}
     if is_split(params) or not isinstance(routing, SlotRouting):
         y = moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
-        return with_shared(y, expert_mlp, tokens, shared, **options)
+        return _with_shared(y, tokens, shared, options)
     weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
     tokens, active = jnp.asarray(tokens), activate(gelu, activation)
     y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
-    return with_shared(y, expert_mlp, tokens, shared, **options)
+    return _with_shared(y, tokens, shared, options)
+
+
+def _with_shared(y: Array, tokens: Array, shared: Mapping[str, Array] | None, options: Mapping[str, str]) -> Array:
+    result: Array = with_shared(y, expert_mlp, tokens, shared, **options)
+    return result
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:

@@ -48,7 +48,8 @@ def moe_mlp(
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
     options = {"gelu": gelu, "activation": activation}
-    return with_shared(_of_experts(tokens, routing, params, options), expert_mlp, tokens, shared, **options)
+    y: Tensor = with_shared(_of_experts(tokens, routing, params, options), expert_mlp, tokens, shared, **options)
+    return y
 
 
 def _of_experts(

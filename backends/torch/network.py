@@ -34,7 +34,7 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
     groups, experts, capacity, width = inputs.shape
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
+    outputs: Tensor = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 

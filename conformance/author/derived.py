@@ -207,7 +207,7 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
         return
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
-        of_arrays = Mapping in map(get_origin, get_args(hints[name]))
+        of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]
         if name not in {*array_arguments(called), *stage.arguments} and hints[name] is not bool and not of_arrays:
             for value in _outside(hints[name], zero=f"{stage.call}/{name}" in MAY_BE_ZERO):
                 yield name, str(value), {name: stage.options.get(name, parameter.default)}, {name: value}

@@ -81,7 +81,7 @@ def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dic
 
 
 def _experts() -> Iterator[Definition]:
-    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
+    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: Any) -> Definition:
         inputs = {
             "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
             **_parameters(experts(f"layer/{name}", **sizes)),
