@@ -47,6 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "logit_cap": ("Logit cap", "Soft cap of logits"),
     "moco": ("MoCo v3", "MoCo"),
     "moe_layer": ("MoE layer", "Dispatch and combine"),
+    "gated_experts": ("Gated experts", "SwiGLU", "GEGLU", "Shared experts"),
     "multi_hash": ("MultiHash layer",),
     "network": ("Operations of the transformer", "Vision transformer"),
     "noisy_top_k_affinity": ("Noisy top-k gates",),

@@ -27,7 +27,8 @@ SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
     *("biased_scores", "cosine_logits", "cosine_token_choice", "image_pooling"),
-    *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
+    *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gated_experts", "gating_noise"),
+    "hierarchical_load_loss",
     *(
         "limoe",
         "logit_cap",
@@ -41,7 +42,7 @@ WITHOUT_TIES = {
     ),
     *("threshold_loss", "vit"),
 }
-WITHOUT_ERRORS = {"network", "vit", "mixer"}
+WITHOUT_ERRORS = {"network", "vit", "mixer", "gated_experts"}
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
 LARGE = {"real_size"}
 """The flag of the cases that may be larger than the others."""
