@@ -194,4 +194,6 @@ def moe_mlp(
     result = moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
     if shared is None:
         return result
-    return result + expert_mlp(as_array("tokens", tokens, "tokens width")[None], alone(shared), **options)[0]
+    served = expert_mlp(as_array("tokens", tokens, "tokens width")[None], alone(shared), **options)[0]
+    check_size("w2", result, 1, served.shape[1], "the output width of the shared expert")
+    return result + served

@@ -56,7 +56,9 @@ def with_shared(
     if shared is None:
         return y
     alone = {name: value[None] for name, value in shared.items()}
-    return y + expert_mlp(tokens[:, None], alone, **options)[:, 0]
+    served = expert_mlp(tokens[:, None], alone, **options)[:, 0]
+    check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")
+    return y + served
 
 
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
