@@ -209,6 +209,8 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
         for name, kind, changed in [*wrong, ("nonsense", "unknown", {**right, "nonsense": 1})]:
             yield name, kind, {"options": right}, {"options": changed}
         return
+    if stage.call.startswith("ROUTERS."):  # the update of a state, with the options of the route
+        return
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
         if name not in {*array_arguments(called), *stage.arguments} and hints[name] is not bool:

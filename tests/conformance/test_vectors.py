@@ -29,6 +29,7 @@ WITHOUT_TIES = {
     *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
     *(
         "limoe",
+        "image_pooling",
         "logit_cap",
         "mixer",
         "moco",
