@@ -44,7 +44,7 @@ from moespec.spec.routers import ROUTERS
 __all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "is_fixed"]
 
 _OF_ROUTERS = "|".join(sorted({name for router in ROUTERS.values() for name in router.decays}))
-DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2)$"
+DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2|w3)$"
 """The paths of the parameters that `weight_decay` applies to: what routers say of theirs (`Router.decays`), and of all others the
 matrices, but neither biases, norms nor positions."""
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
+from moespec.backends.once.network import with_shared
 
 __all__ = ["SplitExperts"]
 
@@ -40,11 +41,21 @@ class SplitExperts:
             return send(slots)
         return self.single.cast(send(self.single.cast(slots, self.transport)), slots.dtype)
 
-    def moe_mlp(self, tokens: Array, routing: Any, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+    def moe_mlp(
+        self,
+        tokens: Array,
+        routing: Any,
+        params: Mapping[str, Array],
+        *,
+        shared: Mapping[str, Array] | None = None,
+        **options: str,
+    ) -> Array:
         """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
+        expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
-            return self.single.moe_mlp(tokens, routing, params, gelu=gelu)
-        return self.moe_layer(tokens, routing, partial(self.single.expert_mlp, params=params, gelu=gelu))
+            return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
+        y = self.moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
+        return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
         """As of one device. Raises ConfigError where experts are split."""

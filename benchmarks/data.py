@@ -104,17 +104,15 @@ def pillow(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """The processes that decode and crop: they begin together."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(options.workers + 1)
-    processes = [
-        context.Process(target=decode, args=(folder, worker, options, barrier)) for worker in range(options.workers)
-    ]
+    of = [(folder, worker, options, barrier) for worker in range(options.workers)]
+    processes = [context.Process(target=decode, args=each) for each in of]
     for process in processes:
         process.start()
     barrier.wait()
     begun, busy = time.perf_counter(), processor_time()
     barrier.wait()
-    measured = rates(
-        options.batch * options.batches * options.workers, time.perf_counter() - begun, processor_time() - busy
-    )
+    images = options.batch * options.batches * options.workers
+    measured = rates(images, time.perf_counter() - begun, processor_time() - busy)
     barrier.wait()
     for process in processes:
         process.join()

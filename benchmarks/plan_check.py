@@ -76,12 +76,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def main() -> int:
     parser = record.parser(__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="PART", help="only cases whose names have one of these parts in them"
-    )
-    parser.add_argument(
-        "--planned", action="store_true", help="compile nothing: plan beside what the compiler said before"
-    )
+    parser.add_argument("names", nargs="*", metavar="PART", help="only cases with one of these parts in their names")
+    parser.add_argument("--planned", action="store_true", help="compile nothing: beside what the compiler said before")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args()
     chosen = [name for name in CASES if not options.names or any(part in name for part in options.names)]

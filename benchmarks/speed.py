@@ -203,9 +203,8 @@ def of_mesh(mesh: Any) -> str:
         router, _, devices = name.partition(", ")
         counts = [str(row.get(kind, {"count": 0})["count"]) for kind in kinds]
         rows.append([f"`{router}`, {devices}", *counts, f"{row['megabytes']:.1f}", f"{row['over_bound']:.2f}"])
-    return "\n\n".join(
-        [table(["step", *kinds, "MB received", "over the bound"], rows), f"{versions(mesh['versions'])}.\n"]
-    )
+    head = ["step", *kinds, "MB received", "over the bound"]
+    return "\n\n".join([table(head, rows), f"{versions(mesh['versions'])}.\n"])
 
 
 def of_gpu(paths: list[Path]) -> str:
@@ -245,9 +244,7 @@ def machine(result: dict[str, Any]) -> str:
 
 
 def versions(each: dict[str, str]) -> str:
-    return ", ".join(
-        f"{name} {version}" for name, version in each.items() if name in ("jax", "torch", "libtpu", "numpy")
-    )
+    return ", ".join(f"{name} {each[name]}" for name in each if name in ("jax", "torch", "libtpu", "numpy"))
 
 
 def picture(layers: dict[str, Any], path: Path) -> None:

@@ -9,7 +9,7 @@ from moespec.conformance.commandline.arguments import parser
 from moespec.conformance.commandline.commands import COMMANDS
 from moespec.conformance.format import VectorError
 from moespec.conformance.report.report import ReportError
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import SpecError
 
 RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype", "--jobs": "-n", "--junit": "--junit-xml"}
 """Commands and options that have another name now."""
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     except VectorError as error:
         print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
         return 2
-    except (ConfigError, FileError, GoldenError, ReportError, WaiverError) as error:
+    except (SpecError, FileError, GoldenError, ReportError, WaiverError) as error:
         print(error, file=sys.stderr)
         return 2
 

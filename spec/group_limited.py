@@ -14,28 +14,31 @@ GL-1: What is the score of a group of experts?
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
-        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.get_topk_indices.
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
     Alternative b: the sum of its K / M best.
         By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
     Alternative c: its best.
         By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
-        bias).
+        bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
+        DeepseekV2TopkRouter.forward.
 GL-2: Which score have the experts outside the chosen groups?
     Reading: minus infinity, so that none is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
-        TokenChoiceTopKRouter._get_node_limited_routing_scores.
+        TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
     Alternative b: 0, so that one of them comes before an expert of a chosen group whose score and bias are below 0.
-        By: huggingface/transformers, src/transformers/models/deepseek_v3/modeling_deepseek_v3.py,
-        DeepseekV3TopkRouter.get_topk_indices.
+        By: huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
+        DeepseekV2TopkRouter.forward; huggingface/transformers, src/transformers/models/mistral4/modeling_mistral4.py,
+        Mistral4TopkRouter.forward.
 GL-3: Does a selection bias count in the score of a group?
     Reading: yes.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward; huggingface/transformers,
-        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.get_topk_indices.
+        src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
     Alternative b: no, it is made of affinity scores.
         By: the paper, section 2.1.2.
 """
@@ -113,7 +116,8 @@ def group_limited_scores(
     order = stable_order(group_scores(of_groups, groups, best))
     limited = np.zeros((len(scores), groups), bool)
     np.put_along_axis(limited, order[:, :limit], True, axis=1)
-    least = 2 * np.minimum(scores.min(axis=1, keepdims=True), 0) - 1
+    lowest = scores.real.min(axis=1, keepdims=True)
+    least = 2 * np.where(lowest < 0, lowest, 0) - 1
     return np.where(np.repeat(limited, size, axis=1), scores, 0.0 if outside == "zero" else least)
 
 

@@ -43,8 +43,8 @@ from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_at_least, check_capacity, check_numbers, check_option, check_segments, check_size
 from moespec.spec.errors import ConfigError, ContractError
+from moespec.spec.gated_experts import expert_parameters
 from moespec.spec.gelu import activation as gelu_activation
-from moespec.spec.layer import expert_parameters
 from moespec.spec.numerics import Array, Shared, positive_part
 from moespec.spec.routing import Routing
 from moespec.spec.token_choice import token_choice
@@ -161,7 +161,7 @@ def multi_hash_mlp(
         (tokens, output).
 
     Raises:
-        ConfigError: `activation` is unknown, a parameter is missing, or N does not divide hidden or output.
+        ConfigError: `activation` is unknown, a parameter is missing or unknown, or N does not divide hidden or output.
         ShapeError: `tokens`, `ids`, `tables` or `params` does not have the axes above, or their sizes differ.
         DtypeError: `tokens` or `params` is not floating, or `ids` or `tables` does not hold integers.
         ContractError: an entry that is not finite, an id or an expert that does not exist.
@@ -175,7 +175,7 @@ def multi_hash_mlp(
     """
     check_option("activation", activation, ("relu", "tanh", "erf"))
     tokens = as_array("tokens", tokens, "tokens width")
-    weights = expert_parameters(params, width=tokens.shape[1])
+    weights = expert_parameters(params, width=tokens.shape[1], plain=True)
     experts, hidden, output = weights["w2"].shape
     tables = as_ids("tables", tables, "hashes ids", below=experts)
     ids = as_ids("ids", ids, "tokens", below=tables.shape[1])

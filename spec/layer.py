@@ -31,8 +31,8 @@ import numpy as np
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
-from moespec.spec.errors import ConfigError
-from moespec.spec.gelu import activation
+from moespec.spec.gated_experts import alone, expert_parameters, silu
+from moespec.spec.gelu import activation as _gelu
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array
@@ -47,9 +47,6 @@ ALGORITHMS = (
         ("moe_layer", "expert_mlp", "moe_mlp", "routing_metrics"),
     ),
 )
-
-AXES = {"w1": "experts width hidden", "b1": "experts hidden", "w2": "experts hidden output", "b2": "experts output"}
-"""Axes of the parameters of `expert_mlp`."""
 
 
 def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Array]) -> Array:
@@ -98,81 +95,103 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
     return np.einsum("tec,ecd->td", combine, outputs)
 
 
-def expert_mlp(inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
-    """The multi-layer perceptron of each expert on its own slots: `w2[e] gelu(w1[e] x + b1[e]) + b2[e]`.
+def expert_mlp(
+    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", activation: str = "gelu"
+) -> Array:
+    """The multi-layer perceptron of each expert on its own slots, plain or gated:
+
+        result = w2[e] f(w1[e] x + b1[e]) + b2[e]
+        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      where there is `w3`
+
+    with f(z) = gelu(z) or silu(z) = z sigmoid(z). A gated one is called GEGLU or SwiGLU. A bias that is missing is 0.
 
     Args:
         inputs: (experts, capacity, width).
-        params: `w1` (experts, width, hidden), `b1` (experts, hidden), `w2` (experts, hidden, output), `b2` (experts,
-            output), where the output is as wide as the input in the models.
-        gelu: "tanh" or "erf".
+        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where the output is as wide as the input
+            in the models; `w3` as `w1` for gated experts; biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
+            (experts, output), each if there is one.
+        gelu: "tanh" or "erf", the form of GELU.
+        activation: f, "gelu" or "silu".
 
     Returns:
         (experts, capacity, output).
 
     Raises:
-        ConfigError: a parameter is missing, `gelu` is unknown.
+        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
         ShapeError: `inputs` or a parameter does not have the axes above, or their sizes differ.
         DtypeError: `inputs` or a parameter is not floating.
         ContractError: `inputs` or a parameter holds NaN or infinity.
 
-    Source: Routers, section 1.2.
+    Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`.
 
     >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}  # one expert of width 1
     >>> expert_mlp([[[0.0], [10.0]]], params).tolist()  # the empty slot gives the bias
     [[[1.0], [21.0]]]
+    >>> gated = {"w1": [[[4.0]]], "w3": [[[0.5]]], "w2": [[[2.0]]]}
+    >>> expert_mlp([[[0.0], [10.0]]], gated, activation="silu").round(9).tolist()
+    [[[0.0], [400.0]]]
     """
     check_option("gelu", gelu, ("tanh", "erf"))
+    check_option("activation", activation, ("gelu", "silu"))
     inputs = as_array("inputs", inputs, "experts capacity width")
     weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
-    hidden = np.einsum("ecd,edh->ech", inputs, weights["w1"]) + weights["b1"][:, None, :]
-    active = activation(hidden, form=gelu)
-    return np.einsum("ech,eho->eco", active, weights["w2"]) + weights["b2"][:, None, :]
+
+    def linear(x: Array, number: int) -> Array:
+        y = np.einsum("ecd,edh->ech", x, weights[f"w{number}"])
+        return y + weights[f"b{number}"][:, None, :] if f"b{number}" in weights else y
+
+    hidden = linear(inputs, 1)
+    active = silu(hidden) if activation == "silu" else _gelu(hidden, form=gelu)
+    return linear(active * linear(inputs, 3) if "w3" in weights else active, 2)
 
 
-def moe_mlp(tokens: ArrayLike, routing: Routing, params: Mapping[str, ArrayLike], *, gelu: str = "tanh") -> Array:
+def moe_mlp(
+    tokens: ArrayLike,
+    routing: Routing,
+    params: Mapping[str, ArrayLike],
+    *,
+    shared: Mapping[str, ArrayLike] | None = None,
+    gelu: str = "tanh",
+    activation: str = "gelu",
+) -> Array:
     """The mixture-of-experts layer whose experts are perceptrons, `moe_layer` with `expert_mlp`:
 
-        result[t] = sum_e,c combine[t, e, c] (w2[e] gelu(w1[e] inputs[e, c] + b1[e]) + b2[e])
+        result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
     An empty slot changes no result, so that a backend need not compute one. Where a routing gives an expert room for every
     token (no capacity, `capacity_factor` infinite), the work is that of the tokens then and not that of the slots.
 
+    A shared expert serves every token, whatever its routing, with the weight 1; several of them are one of their joint
+    hidden width, whose second bias is the sum of theirs.
+
     Args:
         tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
-        params: `w1`, `b1`, `w2` and `b2`, as in `expert_mlp`.
+        params: as in `expert_mlp`.
+        shared: the parameters of a shared expert, as those of one of the experts: `w1` (width, hidden), ...
         gelu: "tanh" or "erf".
+        activation: "gelu" or "silu", of the shared expert too.
 
     Returns:
         (tokens, output).
 
     Raises:
-        ConfigError: a parameter is missing, `gelu` is unknown.
+        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
         ShapeError: shapes do not fit.
         DtypeError: `tokens`, `routing` or a parameter is not floating.
         ContractError: `tokens`, `routing` or a parameter holds NaN or infinity.
 
-    Source: Routers, section 1.2.
+    Source: Routers, section 1.2; shared: Dai et al. 2024 (arXiv 2401.06066), shared expert isolation.
 
     >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # one expert, two slots, and a token in the first of them
     >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}
     >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, 0.5 * dispatch), params).tolist()
     [[10.5], [0.0]]
+    >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, dispatch), params, shared={"w1": [[1.0]], "w2": [[3.0]]}).tolist()
+    [[51.0], [30.0]]
     """
-    return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
-
-
-def expert_parameters(params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None) -> dict[str, Array]:
-    """The checked parameters of the perceptrons, for inputs of a width and for `experts` experts (any number if None)."""
-    if missing := [name for name in AXES if name not in params]:
-        raise ConfigError(f"params: {missing[0]} is missing, got {sorted(params)}")
-    weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items()}
-    for name, array in weights.items():
-        reason = "the experts of w1" if experts is None else "the experts of inputs"
-        check_size(name, array, 0, experts or len(weights["w1"]), reason)
-    check_size("w1", weights["w1"], 1, width, "the width of inputs")
-    check_size("b1", weights["b1"], 1, weights["w1"].shape[2], "the hidden width of w1")
-    check_size("w2", weights["w2"], 1, weights["w1"].shape[2], "the hidden width of w1")
-    check_size("b2", weights["b2"], 1, weights["w2"].shape[2], "the output width of w2")
-    return weights
+    options = {"gelu": gelu, "activation": activation}
+    result = moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
+    if shared is None:
+        return result
+    return result + expert_mlp(as_array("tokens", tokens, "tokens width")[None], alone(shared), **options)[0]

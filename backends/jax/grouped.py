@@ -9,7 +9,7 @@ Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,37 +21,45 @@ from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
-from moespec.backends.jax.network import expert_mlp
-from moespec.backends.jax.network import gelu as activation
+from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
-from moespec.backends.once.network import expert_weights
-from moespec.spec.checks import check_option, check_scores, check_size
+from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
+from moespec.spec.checks import check_scores, check_size
 
 __all__ = ["moe_mlp"]
 
 BLOCK, STEP = 256, 32
 """Rows of a product: many enough for it to be at its best. The last product of an expert has a multiple of STEP."""
 
-Linear = Callable[[Array, Array, Array], Array]
-
 
 def moe_mlp(
-    tokens: Array, routing: SlotRouting | SoftRouting, params: Mapping[str, Array], *, gelu: str = "tanh"
+    tokens: Array,
+    routing: SlotRouting | SoftRouting,
+    params: Mapping[str, Array],
+    *,
+    shared: Mapping[str, Array] | None = None,
+    gelu: str = "tanh",
+    activation: str = "gelu",
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
     Where most slots are empty, only the filled ones are computed; where experts are split over a mesh, all slots are.
     """
     check_scores("tokens", tokens, "groups tokens width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+    check_activation(gelu, activation)
+    options: Any = {"gelu": gelu, "activation": activation}
     if is_split(params) or not isinstance(routing, SlotRouting):
-        return moe_layer(tokens, routing, partial(expert_mlp, params=params, gelu=gelu))
-    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+        y = moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
+        return _with_shared(y, tokens, shared, options)
+    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    tokens, active = jnp.asarray(tokens), activate(gelu, activation)
+    y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
+    return _with_shared(y, tokens, shared, options)
 
-    def mlp(rows: Array, linear: Linear) -> Array:
-        return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)
 
-    return layer_of_rows(jnp.asarray(tokens), routing, mlp)
+def _with_shared(y: Array, tokens: Array, shared: Mapping[str, Array] | None, options: Mapping[str, str]) -> Array:
+    result: Array = with_shared(y, expert_mlp, tokens, shared, **options)
+    return result
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
@@ -123,40 +131,42 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     return Rows(token, weight, jnp.append(row[0], size)[slots.row]), ends
 
 
-def batched_linear(rows: Array, kernel: Array, bias: Array) -> Array:
-    """rows (E N, D), kernel (E, D, H), bias (E, H) -> (E N, H): as many rows for each expert."""
+def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
+    """rows (E N, D), kernel (E, D, H), bias (E, H) or None -> (E N, H): as many rows for each expert."""
     by_expert = rows.reshape(len(kernel), -1, rows.shape[1])
-    return (jnp.einsum("end,edh->enh", by_expert, kernel) + bias[:, None]).reshape(len(rows), -1)
+    y = jnp.einsum("end,edh->enh", by_expert, kernel)
+    return (y if bias is None else y + bias[:, None]).reshape(len(rows), -1)
 
 
 @jax.custom_vjp
-def grouped_linear(rows: Array, kernel: Array, bias: Array, ends: Array) -> Array:
-    """rows (R, D), kernel (E, D, H), bias (E, H) -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
+def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
+    """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
 
     There are BLOCK rows past the last that an expert may have. What is returned for rows of no expert is of no use.
     """
     return _products(rows, kernel, ends, bias)
 
 
-def _forward(rows: Array, kernel: Array, bias: Array, ends: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    return _products(rows, kernel, ends, bias), (rows, kernel, ends)
+def _forward(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> tuple[Array, tuple[Any, ...]]:
+    biased = None if bias is None else ()  # which is kept as the structure of a tree, and is no array
+    return _products(rows, kernel, ends, bias), (rows, kernel, ends, biased)
 
 
-def _backward(kept: tuple[Array, Array, Array], gradient: Array) -> tuple[Array, Array, Array, None]:
-    rows, kernel, ends = kept
+def _backward(kept: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array | None, None]:
+    rows, kernel, ends, biased = kept
     to_kernel, to_bias = _sums_of_products(rows, gradient, ends)
-    return _products(gradient, kernel, ends), to_kernel, to_bias, None
+    return _products(gradient, kernel, ends, turned=True), to_kernel, None if biased is None else to_bias, None
 
 
 grouped_linear.defvjp(_forward, _backward)
 
 
-def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None) -> Array:
-    """`rows @ kernel[e] + bias[e]`, or without a bias `rows @ kernel[e]^T`, in the order of the experts.
+def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
+    """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`, in the order of the experts.
 
     A product may reach into the rows of the next expert, which are written over them after it.
     """
-    axis = 0 if bias is not None else 1
+    axis = 1 if turned else 0
 
     def product(size: int, x: Array, matrix: Array) -> Array:
         y = lax.dot_general(x[:size], matrix, (((1,), (axis,)), ((), ())))

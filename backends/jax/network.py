@@ -4,7 +4,7 @@ Shape comments: N rows or images, S sequence, G groups, E experts, C capacity, D
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import jax
@@ -14,7 +14,7 @@ from jax import lax
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
-from moespec.backends.once.network import check_attention, expert_weights, patch_grid
+from moespec.backends.once.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
@@ -94,20 +94,26 @@ def patch_embed(images: Array, kernel: Array, bias: Array | None = None) -> Arra
 
 
 @by_groups({"inputs": "group", "params": "experts"})
-def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh") -> Array:
+def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh", activation: str = "gelu") -> Array:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs`."""
     check_scores("inputs", inputs, "groups experts capacity width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+    check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
-    w1, b1, w2, b2 = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
+    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
-    hidden = _gelu(jnp.einsum("erd,edh->erh", rows, w1) + b1[:, None], form=gelu)
-    outputs = jnp.einsum("erh,ehd->erd", hidden, w2) + b2[:, None]
-    return jnp.swapaxes(outputs.reshape(experts, groups, capacity, w2.shape[2]), 0, 1)
+    outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
+    return jnp.swapaxes(outputs.reshape(experts, groups, capacity, outputs.shape[2]), 0, 1)
 
 
-_gelu = gelu
+def _linear_of_experts(rows: Array, kernel: Array, bias: Array | None) -> Array:
+    y = jnp.einsum("erd,edh->erh", rows, kernel)
+    return y if bias is None else y + bias[:, None]
+
+
+def activate(form: str, activation: str) -> Callable[[Array], Array]:
+    """The activation of experts, with this form of GELU."""
+    return jax.nn.silu if activation == "silu" else partial(gelu, form=form)
 
 
 def rescale(x: Array, params: Mapping[str, Array]) -> Array:

@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 AXES = {
-    **{"w1": ("expert", "embed", "mlp"), "b1": ("expert", "mlp")},
+    **dict.fromkeys(("w1", "w3"), ("expert", "embed", "mlp")),
+    **dict.fromkeys(("b1", "b3"), ("expert", "mlp")),
     **{"w2": ("expert", "mlp", "embed"), "b2": ("expert", "embed")},
 }
 """The logical axes of the parameters of experts."""

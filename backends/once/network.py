@@ -1,37 +1,62 @@
 """What the network operations of the backends have in common: what they check, and the cross-entropies."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.checks import check_same_shape, check_scores, check_size
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.checks import check_option, check_same_shape, check_scores, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.gated_experts import AXES, check_expert_widths, check_parameter_names
 
 __all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
 
-EXPERT_AXES = {
-    **{"w1": "experts width hidden", "b1": "experts hidden"},
-    **{"w2": "experts hidden width", "b2": "experts width"},
-}
-"""The parameters of `expert_mlp` and their axes."""
+
+def check_activation(gelu: str, activation: str) -> None:
+    """ConfigError for an unknown activation of experts, or form of GELU."""
+    check_option("gelu", gelu, ("tanh", "erf"))
+    check_option("activation", activation, ("gelu", "silu"))
+
+
+Linear = Callable[[Array, Array, Array | None], Array]
+"""`x @ kernel + bias` of each expert, without a bias where it is None."""
 
 
 def expert_weights(
-    xp: Namespace, params: Mapping[str, Array], dtype: Any, *, width: int, experts: int | None = None
-) -> tuple[Array, ...]:
-    """The checked parameters of `experts` perceptrons (any number if None), w1, b1, w2 and b2, in a dtype."""
-    for name, axes in EXPERT_AXES.items():
-        if name not in params:
-            raise ConfigError(f"params: {name} is missing, got {sorted(params)}")
-        check_scores(name, params[name], axes)
+    xp: Namespace,
+    params: Mapping[str, Array],
+    dtype: Any,
+    *,
+    width: int,
+    experts: int | None = None,
+    plain: bool = False,
+) -> dict[str, Array]:
+    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: as in the specification."""
+    check_parameter_names(params, plain=plain)
+    for name in filter(params.__contains__, AXES):
+        check_scores(name, params[name], AXES[name])
         count, of = (params["w1"].shape[0], "w1") if experts is None else (experts, "the inputs")
         check_size(name, params[name], 0, count, f"the experts of {of}")
-    w1, b1, w2, b2 = (xp.cast(params[name], dtype) for name in EXPERT_AXES)
-    check_size("w1", w1, 1, width, "the width of the inputs")
-    check_size("b1", b1, 1, w1.shape[2], "the hidden width of w1")
-    check_size("w2", w2, 1, w1.shape[2], "the hidden width of w1")
-    check_size("b2", b2, 1, w2.shape[2], "the output width of w2")
-    return w1, b1, w2, b2
+    weights = {name: xp.cast(params[name], dtype) for name in AXES if name in params}
+    check_expert_widths(weights, width)
+    return weights
+
+
+def perceptron(x: Array, weights: Mapping[str, Array], linear: Linear, active: Callable[[Array], Array]) -> Array:
+    """The perceptrons of `expert_mlp`, plain or gated, on rows that `linear` knows the experts of."""
+    hidden = active(linear(x, weights["w1"], weights.get("b1")))
+    if "w3" in weights:
+        hidden = hidden * linear(x, weights["w3"], weights.get("b3"))
+    return linear(hidden, weights["w2"], weights.get("b2"))
+
+
+def with_shared(
+    y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
+) -> Array:
+    """What the experts make of the tokens (G, T, D), `y`, plus what a shared expert does, if there is one."""
+    if shared is None:
+        return y
+    alone = {name: value[None] for name, value in shared.items()}
+    return y + expert_mlp(tokens[:, None], alone, **options)[:, 0]
 
 
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:

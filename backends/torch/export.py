@@ -75,9 +75,7 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"export_onnx: {package} is not installed. Install it: pip install 'moespec[export,torch]'"
-            )
+            raise ConfigError(f"export_onnx: {package} is not installed: pip install 'moespec[export,torch]'")
     _check_module(module)
     tensors = [*module.parameters(), *module.buffers()]
     if halves := [tensor.dtype for tensor in tensors if tensor.dtype in HALVES]:

@@ -19,19 +19,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.contract import filled_alone
-from moespec.backends.once.network import expert_weights
+from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.torch import namespace as xp
-from moespec.backends.torch.network import expert_mlp
-from moespec.backends.torch.network import gelu as activation
+from moespec.backends.torch.network import activate, expert_mlp
 from moespec.backends.torch.operators import operator
 from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
-from moespec.spec.checks import check_option, check_scores
+from moespec.spec.checks import check_scores
 from moespec.spec.routing import Routing
 
 __all__ = ["moe_mlp"]
-
-Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def moe_mlp(
@@ -39,7 +36,9 @@ def moe_mlp(
     routing: SlotRouting | SoftRouting | Routing,
     params: Mapping[str, Tensor],
     *,
+    shared: Mapping[str, Tensor] | None = None,
     gelu: str = "tanh",
+    activation: str = "gelu",
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
@@ -47,18 +46,27 @@ def moe_mlp(
     8; in float32 all slots are computed there, since torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+    check_activation(gelu, activation)
+    options = {"gelu": gelu, "activation": activation}
+    y: Tensor = with_shared(_of_experts(tokens, routing, params, options), expert_mlp, tokens, shared, **options)
+    return y
+
+
+def _of_experts(
+    tokens: Tensor,
+    routing: SlotRouting | SoftRouting | Routing,
+    params: Mapping[str, Tensor],
+    options: Mapping[str, str],
+) -> Tensor:
+    """`moe_mlp` without a shared expert."""
     if not (isinstance(routing, SlotRouting) and mostly_empty(routing)):
-        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
+        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
     check_slots(tokens, routing)
-    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
-    if not can_group(tokens, *w1.shape[1:], w2.shape[2]):
-        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, gelu=gelu))
-
-    def mlp(rows: Tensor, linear: Linear) -> Tensor:
-        return linear(activation(linear(rows, w1, b1), form=gelu), w2, b2)
-
-    return grouped_layer(tokens, routing, mlp)
+    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    if not can_group(tokens, *weights["w1"].shape[1:], weights["w2"].shape[2]):
+        return moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
+    active = activate(options["gelu"], options["activation"])
+    return grouped_layer(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
 
 
 def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Tensor) -> Tensor:
@@ -126,27 +134,33 @@ def _dtype(rows: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
 
-def grouped_linear(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """rows (N, D), kernel (E, D, H), bias (E, H), ends (E,) int32 -> (N, H), in the dtype of `rows` or of autocast."""
+def grouped_linear(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """rows (N, D), kernel (E, D, H), bias (E, H) or None, ends (E,) int32 -> (N, H), in the dtype of `rows` or of autocast."""
     dtype = _dtype(rows)
-    result: Tensor = affine_rows(rows.to(dtype), kernel.to(dtype), bias.to(dtype), ends)
+    bias = None if bias is None else bias.to(dtype)
+    result: Tensor = affine_rows(rows.to(dtype), kernel.to(dtype), bias, ends)
     return result
 
 
 @operator
-def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """`grouped_rows` plus the bias of the expert."""
+def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """`grouped_rows` plus the bias of the expert, if there is one."""
     if rows.is_cuda:
+        if bias is None:
+            return _product(rows, kernel, ends)
         owner = torch.searchsorted(ends, torch.arange(len(rows), device=ends.device, dtype=ends.dtype), right=True)
         return _product(rows, kernel, ends).add_(bias.index_select(0, owner.clamp_(max=len(ends) - 1)))
     result = rows.new_empty(len(rows), kernel.shape[2])
     for expert, part in _parts(ends):
-        torch.addmm(bias[expert], rows[part], kernel[expert], out=result[part])
+        if bias is None:
+            torch.mm(rows[part], kernel[expert], out=result[part])
+        else:
+            torch.addmm(bias[expert], rows[part], kernel[expert], out=result[part])
     return result
 
 
 @affine_rows.register_fake
-def _(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
+def _(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], kernel.shape[2])
 
 
@@ -211,14 +225,16 @@ def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def _affine_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, kernel, _, ends = inputs
+    rows, kernel, bias, ends = inputs
+    ctx.biased = bias is not None
     ctx.save_for_backward(rows, kernel, ends)
 
 
-def _affine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+def _affine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
     rows, kernel, ends = ctx.saved_tensors
     gradient = gradient.contiguous()
-    to_kernel, to_bias = grouped_kernels(rows, gradient, ends), grouped_sums(gradient, ends)
+    to_kernel = grouped_kernels(rows, gradient, ends)
+    to_bias = grouped_sums(gradient, ends) if ctx.biased else None
     return grouped_rows(gradient, kernel, ends), to_kernel, to_bias, None
 
 

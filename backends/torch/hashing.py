@@ -57,7 +57,8 @@ def multi_hash_mlp(
     check_integers("tables", tables, "hashes ids")
     check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
     hashes = tables.shape[0]
-    w1, b1, w2, b2 = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2])
+    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)
+    w1, b1, w2, b2 = (weights[name] for name in ("w1", "b1", "w2", "b2"))
     (experts, _, hidden), output = w1.shape, w2.shape[2]
     check_segments(hashes, hidden=hidden, output=output)
     routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]

@@ -4,13 +4,14 @@ Products run in the dtype of their input, to which parameters are cast; norms an
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.once.network import check_attention, expert_weights, patch_grid
+from moespec.backends.once.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
@@ -26,19 +27,26 @@ def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
 
 
-def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh") -> Tensor:
+def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tanh", activation: str = "gelu") -> Tensor:
     """inputs (G, E, C, D), params as in the specification -> (G, E, C, D'), in the dtype of `inputs` or of autocast."""
     check_scores("inputs", inputs, "groups experts capacity width")
-    check_option("gelu", gelu, ("tanh", "erf"))
+    check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
-    w1, b1, w2, b2 = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
+    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
     rows = inputs.transpose(0, 1).reshape(experts, groups * capacity, width)
-    hidden = _gelu(torch.baddbmm(b1[:, None], rows, w1), form=gelu)
-    outputs = torch.baddbmm(b2[:, None].to(hidden.dtype), hidden, w2.to(hidden.dtype))
+    outputs: Tensor = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
     return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
 
-_gelu = gelu
+def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return torch.bmm(rows, kernel.to(rows.dtype))
+    return torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
+
+
+def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
+    """The activation of experts, with this form of GELU."""
+    return F.silu if activation == "silu" else partial(gelu, form=form)
 
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:

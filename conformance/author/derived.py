@@ -209,11 +209,12 @@ def _wrong_options(stage: Stage) -> Iterator[tuple[str, str, dict[str, Any], dic
         for name, kind, changed in [*wrong, ("nonsense", "unknown", {**right, "nonsense": 1})]:
             yield name, kind, {"options": right}, {"options": changed}
         return
-    if stage.call.startswith("ROUTERS."):  # the update of a state, with the options of the route
-        return
+    if stage.call.endswith(".update"):
+        return  # its options are those of the router's `route`
     hints = get_type_hints(called)
     for name, parameter in inspect.signature(called).parameters.items():
-        if name not in {*array_arguments(called), *stage.arguments} and hints[name] is not bool:
+        of_arrays = Mapping in [get_origin(each) for each in get_args(hints[name])]
+        if name not in {*array_arguments(called), *stage.arguments} and hints[name] is not bool and not of_arrays:
             for value in _outside(hints[name], zero=f"{stage.call}/{name}" in MAY_BE_ZERO):
                 yield name, str(value), {name: stage.options.get(name, parameter.default)}, {name: value}
 

@@ -85,11 +85,19 @@ def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
     )
 
 
-def experts(key: str, e: int = E, d: int = D, h: int = H, out: int = D) -> dict[str, Tensor]:
+def experts(
+    key: str, e: int = E, d: int = D, h: int = H, out: int = D, *, gated: bool = False, biased: bool = True
+) -> dict[str, Tensor]:
     """The parameters of expert MLPs; biases are not 0, so that an empty slot has an output."""
-    return {
+    gate = {
+        "w3": tensor(grid(f"{key}/w3", (e, d, h), reach=1.0), "experts width hidden"),
+        "b3": tensor(grid(f"{key}/b3", (e, h), reach=0.5, centre=0.25), "experts hidden"),
+    }
+    values = {
         "w1": tensor(grid(f"{key}/w1", (e, d, h), reach=1.0), "experts width hidden"),
         "b1": tensor(grid(f"{key}/b1", (e, h), reach=0.5, centre=0.25), "experts hidden"),
         "w2": tensor(grid(f"{key}/w2", (e, h, out), reach=1.0), "experts hidden width"),
         "b2": tensor(grid(f"{key}/b2", (e, out), reach=0.5, centre=0.25), "experts width"),
+        **(gate if gated else {}),
     }
+    return {name: value for name, value in values.items() if biased or name.startswith("w")}

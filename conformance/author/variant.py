@@ -26,7 +26,8 @@ class Variant:
     name: of the variant. computes: a sentence, what it does instead. replaced: public names of a target, or names of
     routers (whose `route` is replaced), with what they become; "ROUTERS" becomes what a function of them makes. ledger:
     the alternative of the ambiguity ledger that it takes ("GS-3b"), the question that it answers in a way that the
-    ledger does not list ("GS-3"), or "". who: a public implementation that is known to do so, or "".
+    ledger does not list ("GS-3"), or "". who: a public implementation that is known to do so, or "". row: the algorithm
+    that must catch it, where that is not one of the replaced names.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Variant:
     replaced: Mapping[str, Replacement]
     ledger: str = ""
     who: str = ""
+    row: str = ""
 
     @property
     def algorithms(self) -> frozenset[str]:
@@ -41,20 +43,20 @@ class Variant:
 
         Training concerns the model that is trained.
         """
-        if self.replaced.keys() <= TRAINING:
-            return frozenset({"vit"})
+        if self.row or self.replaced.keys() <= TRAINING:
+            return frozenset({self.row or "vit"})
         rows = {name: [a.name for a in ALGORITHMS.values() if name in a.functions] for name in self.replaced}
         return frozenset(row for name in rows for row in ([name] if name in ROUTERS else rows[name] or ALGORITHMS))
 
 
-def variant(function: Replacement, *names: str, ledger: str = "", who: str = "") -> Variant:
+def variant(function: Replacement, *names: str, ledger: str = "", who: str = "", row: str = "") -> Variant:
     """The variant in which `function` is what each of `names` becomes; name and docstring are those of the function.
 
     Of a router it is a change of the route; see `changed`.
     """
     sentence = " ".join((function.__doc__ or "").split())
     replaced = {name: changed(name, function) if name in ROUTERS else function for name in names}
-    return Variant(function.__name__, sentence, replaced, ledger, who)
+    return Variant(function.__name__, sentence, replaced, ledger, who, row)
 
 
 def changed(router: str, change: Callable[..., Any]) -> Replacement:

@@ -148,6 +148,9 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _number("scores", -0.5, "A score is negative, which no softmax is."),
         _array("scores", np.zeros_like, "Scores of 0 have no coefficient of variation.", "ContractError"),
     ),
+    "cosine_logits": (
+        Wrong("temperature", {"form": "divide"}, {"temperature": lambda a: a - a}, "ContractError", "It divides."),
+    ),
     "importance_score_choice": (CHOICES, _option("drop", 1.0, "No token is left.")),
     "importance_score_order": (_option("drop", 1.5, "More than all tokens."),),
     "momentum_update": (

@@ -17,13 +17,18 @@ __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 
 def _absolute_experts(inputs: Any, params: Any) -> Any:
-    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`."""
+    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`, gated or not."""
     w = {name: np.abs(array) for name, array in params.items()}
-    hidden = np.einsum("ecd,edh->ech", inputs, w["w1"]) + w["b1"][:, None]
-    return np.einsum("ech,ehd->ecd", hidden, w["w2"]) + w["b2"][:, None]
+
+    def linear(x: Any, number: int) -> Any:
+        y = np.einsum("ecd,edh->ech", x, w[f"w{number}"])
+        return y + w[f"b{number}"][:, None] if f"b{number}" in w else y
+
+    hidden = linear(inputs, 1)
+    return linear(hidden * linear(inputs, 3) if "w3" in w else hidden, 2)
 
 
-def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", activation: str = "gelu") -> Any:
     return _absolute_experts(np.abs(inputs), params)
 
 
@@ -34,8 +39,10 @@ def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
     return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
 
 
-def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
-    return _layer_scale(tokens, routing, partial(_experts_scale, params=params))
+def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Any:
+    scale = _layer_scale(tokens, routing, partial(_experts_scale, params=params))
+    alone = {name: value[None] for name, value in (shared or {}).items()}
+    return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
 
 
 FUNCTIONS = (
@@ -74,7 +81,7 @@ def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dic
 
 
 def _experts() -> Iterator[Definition]:
-    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: int) -> Definition:
+    def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: Any) -> Definition:
         inputs = {
             "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
             **_parameters(experts(f"layer/{name}", **sizes)),
@@ -331,24 +338,24 @@ def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Expert
     return _combined(dispatch * (1 + combine - combine.real), combine, tokens, experts)
 
 
-def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
     """The experts use the exact GELU, whatever form is requested."""
-    return B.expert_mlp(inputs, params, gelu="erf")
+    return B.expert_mlp(inputs, params, **{**options, "gelu": "erf"})
 
 
-def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
     """The experts use the tanh approximation of GELU, whatever form is requested."""
-    return B.expert_mlp(inputs, params)
+    return B.expert_mlp(inputs, params, **{**options, "gelu": "tanh"})
 
 
-def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
     """The perceptrons of the layer use the exact GELU, whatever form is requested."""
-    return B.moe_mlp(tokens, routing, params, gelu="erf")
+    return B.moe_mlp(tokens, routing, params, **{**options, "gelu": "erf"})
 
 
-def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, *, gelu: str = "tanh") -> Any:
+def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
     """The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."""
-    return B.moe_mlp(tokens, routing, params)
+    return B.moe_mlp(tokens, routing, params, **{**options, "gelu": "tanh"})
 
 
 def load_of_filled_slots(B: Any, routing: Any) -> Any:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
@@ -45,8 +43,8 @@ def _functions() -> Iterator[Definition]:
 
 def _router() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (6, 4, 3),
-             balanced: bool = False, below: float = 0.0, **more: Any) -> Definition:  # fmt: skip
-        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=0.5, step=0.03125) - np.float32(below)
+             balanced: bool = False, reach: float = 0.5, **more: Any) -> Definition:  # fmt: skip
+        bias = grid(f"{NAME}/{name}/bias", (sizes[1],), reach=reach, step=reach / 16)
         kept = {"bias": tensor(0 * bias if balanced else bias, "experts")}
         return router_case(NAME, name, kind, purpose, *flags, state=kept, sizes=sizes, **more)
 
@@ -88,10 +86,8 @@ def _of_groups(case: Any) -> Iterator[Definition]:
     four: dict[str, Any] = {"expert_groups": 4, "chosen_groups": 2}
     yield case("groups", "value", "Two groups of four, by the sum of two.", GROUPS, BIAS, choices=3, train=True, **four)
     purpose = "The best of a group, without the bias; experts outside have the score 0."
-    loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3}
+    loose: dict[str, Any] = {"group_score": "max", "group_bias": False, "outside": "zero", "choices": 3, "reach": 2.0}
     yield case("groups_loose", "value", purpose, GROUPS, BIAS, **loose, **four)
-    purpose = "Biases below every score: the first experts outside, all of the score 0, are better than those of the chosen groups."
-    yield case("groups_below", "tie", purpose, GROUPS, BIAS, exact_ties=True, below=2.0, **loose, **four)
     purpose = "Two groups of four experts, one of which is chosen, by the sum of its K / M = 3 best."
     share: dict[str, Any] = {"group_score": "top_k_over_m", "choices": 3, "expert_groups": 2}
     yield case("groups_share", "value", purpose, GROUPS, BIAS, **share)

@@ -175,9 +175,8 @@ def _relations(case: Case, value: Value, got: Array, differs: Array, near: Near,
     if not got[differs].any():
         yield "it is 0 wherever it differs"
     if (want[differs] == 0).all():
-        same = (
-            n for n, t in case.inputs.items() if t.array.shape == got.shape and near(got[differs], t.array[differs])
-        )
+        inputs = {name: tensor.array for name, tensor in case.inputs.items() if tensor.array.shape == got.shape}
+        same = (name for name, array in inputs.items() if near(got[differs], array[differs]))
         yield "only what should be 0 differs" + "".join(f", and is {name} there" for name in itertools.islice(same, 1))
     for i, axis in axes:
         if want.shape[i] > 2 and len(places := set(np.nonzero(differs)[i].tolist())) == 1:
@@ -185,10 +184,10 @@ def _relations(case: Case, value: Value, got: Array, differs: Array, near: Near,
     times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
     if want.size > 1 and near(got, times * want):
         yield f"it is {times:.4g} times what is expected"
-    if slots is not None and _one_factor(
-        got, want, slots.array + _numbers(want, (1, 2)) * (slots.array.max() + 1), near
-    ):
-        yield "the weights of a token are off by one factor"
+    if slots is not None:
+        tokens = slots.array + _numbers(want, (1, 2)) * (slots.array.max() + 1)
+        if _one_factor(got, want, tokens, near):
+            yield "the weights of a token are off by one factor"
     for i, axis in axes[::-1]:
         if _one_factor(got, want, _numbers(want, (i,)), near):
             yield f"it is off by a factor that is the same for every {one_of(axis)}"

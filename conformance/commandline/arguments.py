@@ -131,6 +131,24 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     text = "Try the suite on known variants: each must fail, and two cases or more where it can."
     algorithms(command("variants", text))
 
+    text = "Run a model and keep what its gates compute: logits, choices and weights."
+    record = commands.add_parser("record", help=text, description=text)
+    record.add_argument(
+        "model", help="package:model, of torch or a function; or package:function that makes it or runs all"
+    )
+    record.add_argument(
+        "--module", metavar="PATTERN", help="of the names of torch's modules, or of taps (default: all taps)"
+    )
+    record.add_argument(
+        "--data", metavar="FILE.npz|package:function", help="arguments of the model, or batches of them"
+    )
+    record.add_argument(
+        "--outputs", metavar="package:function", help="says what a module returns where that is not clear"
+    )
+    record.add_argument("--out", type=_output, required=True, help="file to write, of safetensors")
+    text = "Say which router explains a recording, or where two of the same weights part."
+    explain = commands.add_parser("explain", help=text, description=text)
+    explain.add_argument("recordings", type=Path, nargs="+", metavar="FILE", help="one recording, or two")
     command("list", "List the cases.")
     new = commands.add_parser("new", help="Write a target to start from, and its test.")
     new.add_argument("kind", choices=list(KINDS), help="what it is written in")

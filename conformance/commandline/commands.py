@@ -31,6 +31,7 @@ from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
+from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError
 
 __all__ = ["COMMANDS"]
@@ -183,6 +184,26 @@ def _variants(options: argparse.Namespace) -> int:
     return 1 if surveyed.problems or not surveyed.cases else 0
 
 
+def _record(options: argparse.Namespace) -> int:
+    from moespec.conformance.record.recorder import record
+
+    gates = record(options.model, options.module, options.data, options.out, options.outputs)
+    tokens = sum(gate.tokens for gate in gates)
+    print(f"{options.out}: {plural(len(gates), 'gates')}, {plural(tokens, 'tokens')} in all")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from moespec.conformance.record import explain, part, read
+
+    if len(options.recordings) > 2:
+        raise ConfigError(f"{len(options.recordings)} recordings: expected one, or two to compare")
+    recordings = [read(path) for path in options.recordings]
+    text, right = explain(*recordings) if len(recordings) == 1 else part(*recordings)
+    print(text)
+    return 0 if right else 1
+
+
 def _list(options: argparse.Namespace) -> int:
     for path in suite.verify(options.vectors):
         manifest = json.loads(path.read_text())
@@ -245,6 +266,8 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "golden": _golden,
     "variants": _variants,
+    "record": _record,
+    "explain": _explain,
     "list": _list,
     "new": _new,
     "show": _show,

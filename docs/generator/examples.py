@@ -105,9 +105,8 @@ def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
         written = _written(stage, {**dict.fromkeys(given, ...), **references})
         key = (stage.call, written, *shown)
         names[stage.name] = first.setdefault(key, stage.name)
-        steps.setdefault(
-            key, Step(stage.call, written, [t for t in shown if t not in seen] + list(_results(stage, result)))
-        )
+        fresh = [text for text in shown if text not in seen]
+        steps.setdefault(key, Step(stage.call, written, [*fresh, *_results(stage, result)]))
         seen |= set(shown)
     return list(steps.values())
 
@@ -140,9 +139,8 @@ def routed(page: Page) -> Routed:
     """A router on the worked example: six tokens that are their own logits, three experts, at evaluation."""
     router = ROUTERS[page.name]
     options = router.options(width=3, experts=3, tokens=6, **OPTIONS.get(page.name, {}))
-    params = {
-        name: np.asarray(value, np.float64) for name, value in router.init(np.random.default_rng(0), options).items()
-    }
+    initial = router.init(np.random.default_rng(0), options)
+    params = {name: np.asarray(value, np.float64) for name, value in initial.items()}
     identity = {name: np.eye(3) for name, value in params.items() if name == "kernel" and value.shape == (3, 3)}
     params |= identity
     state = {name: np.asarray(value, np.float64) for name, value in router.initial_state(options).items()}

@@ -54,9 +54,8 @@ def plain(html: str) -> str:
 def add(app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None) -> None:
     """Put the tags and labels into what the page's template is given."""
     address = (context.get("pageurl") or "") if app.config.html_baseurl else ""
-    context["metatags"] = context.get("metatags", "") + "\n".join(
-        tags(plain(context.get("title") or "moespec"), description(document), address)
-    )
+    more = tags(plain(context.get("title") or "moespec"), description(document), address)
+    context["metatags"] = context.get("metatags", "") + "\n".join(more)
     context["body"] = labelled(context.get("body") or "")
 
 

@@ -8,6 +8,7 @@ __all__ = ["NAMES", "not_found"]
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
+    "cosine_token_choice": ("Cosine Token Choice", "Cosine router", "Swin-MoE", "X-MoE"),
     "dselect_k": ("DSelect-k",),
     "gshard": ("GShard top-2", "GShard"),
     "hash": ("Hash layers", "Hash"),
@@ -36,6 +37,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "capacity": ("Capacity", "Capacity factor"),
     "capped_affinity": ("Capped Expert Choice",),
     "contrastive_loss": ("Contrastive loss", "CLIP", "InfoNCE"),
+    "cosine_logits": ("Cosine logits",),
     "dropout": ("Dropout and stochastic depth", "Stochastic depth", "DropPath"),
     "dselect_k_gate": ("DSelect-k gate",),
     "expert_choice": ("Expert Choice allocation",),
@@ -46,6 +48,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "logit_cap": ("Logit cap", "Soft cap of logits"),
     "moco": ("MoCo v3", "MoCo"),
     "moe_layer": ("MoE layer", "Dispatch and combine"),
+    "gated_experts": ("Gated experts", "SwiGLU", "GEGLU", "Shared experts"),
     "multi_hash": ("MultiHash layer",),
     "network": ("Operations of the transformer", "Vision transformer"),
     "noisy_top_k_affinity": ("Noisy top-k gates",),

@@ -49,9 +49,8 @@ def write(folder: Path, found: Sequence[Report]) -> None:
     earlier = {(page.name, each.revision): each for page in everything for each in past(page)}
     for page in everything:
         examples.hold(page)
-        text = TEMPLATES.get_template("algorithm.md.jinja").render(
-            context(page, found, [revision for name, revision in earlier if name == page.name])
-        )
+        own = [revision for name, revision in earlier if name == page.name]
+        text = TEMPLATES.get_template("algorithm.md.jinja").render(context(page, found, own))
         (folder / f"{page.name}.md").write_text(link_papers(text), encoding="utf-8")
         if page.router:
             pictures.draw_routing(examples.routed(page).routing, folder / "_pictures" / f"{page.name}.svg")

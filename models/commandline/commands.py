@@ -195,9 +195,8 @@ def evaluate_command(
             print(f"{name}: {told(measure(name, params))}")
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
-    print(
-        f"cost: {described(model, batch=batch)}, {milliseconds(B, model, params, batch=batch):.3f} ms in batches of {batch}"
-    )
+    took = milliseconds(B, model, params, batch=batch)
+    print(f"cost: {described(model, batch=batch)}, {took:.3f} ms in batches of {batch}")
 
 
 def inspect_command(

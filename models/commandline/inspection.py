@@ -178,9 +178,8 @@ def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
         whole = {str(e): everything[e * capacity : (e + 1) * capacity] for e in range(experts)}
     else:
         everything, whole = [str(e) for e in range(experts)], {}
-    names = [
-        everything[i] for i in np.linspace(0, len(everything) - 1, min(len(everything), PANELS)).round().astype(int)
-    ]
+    places = np.linspace(0, len(everything) - 1, min(len(everything), PANELS)).round().astype(int)
+    names = [everything[i] for i in places]
     if chosen:
         for name in chosen:
             if name not in everything and name not in whole:
@@ -227,9 +226,8 @@ def draw(
         palette = LinearSegmentedColormap.from_list("", SOFT if routing.soft else HARD).with_extremes(bad=NOTHING)
         for axis, panel in zip(row[2:], shown, strict=False):
             drawing = axis.imshow(panel.weights, norm=scale, cmap=palette)
-            axis.set_title(
-                f"{panel.name}: {_range(panel, routing.soft)}", fontsize=6, color=colours[panel.expert] * 0.8
-            )
+            title_of = f"{panel.name}: {_range(panel, routing.soft)}"
+            axis.set_title(title_of, fontsize=6, color=colours[panel.expert] * 0.8)
         bar = figure.colorbar(drawing, ax=list(row), pad=0.01, aspect=12)
         bar.set_label(weights_of(routing).replace(", ", "\n"), fontsize=7)
         if routing.soft:
@@ -271,9 +269,8 @@ def tinted(
 
     opacity: `(rows, columns)`, 0 to 1; of a patch with 0 a trace is left, on white. Returns `(H, W, 3)`, 0 to 1.
     """
-    place = np.ix_(
-        *(np.arange(pixels) * patches // pixels for pixels, patches in zip(image.shape, colour.shape[:2], strict=False))
-    )
+    sides = zip(image.shape, colour.shape[:2], strict=False)
+    place = np.ix_(*(np.arange(pixels) * patches // pixels for pixels, patches in sides))
     cover = np.broadcast_to(opacity, colour.shape[:2])[place][..., None]
     grey = image.mean(axis=2, keepdims=True)
     blend: NDArray[np.float64] = cover * ((1 - TINT) * grey + TINT * colour[place]) + (1 - cover) * (0.85 + 0.15 * grey)

@@ -155,8 +155,8 @@ def predict_command(
     if html is not None:
         facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
         title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
-        pictures = sorted(predictions, key=lambda one: one.classes[0][1])  # as in the terminal
-        how: Any = {"title": title, "facts": facts, "pictures": pictures, "busiest": _busiest, "wrong": wrong}
+        gallery = sorted(predictions, key=lambda one: one.classes[0][1])  # as in the terminal
+        how: Any = {"title": title, "facts": facts, "pictures": gallery, "busiest": _busiest, "wrong": wrong}
         write_atomically(html, render("predictions.html.jinja", **how).encode())
     for path in filter(None, (csv, html)):
         print(f"written: {path}")

@@ -69,9 +69,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
             "train with group_size and group_images, or give --format safetensors"
         )
     if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
-        raise ConfigError(
-            f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; pt2 has no limit"
-        )
+        raise ConfigError(f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; use pt2")
     if format == "onnx" and weights.config.dtype != "float32":
         print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
         weights = replace(weights, config=replace(weights.config, dtype="float32"))

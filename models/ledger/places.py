@@ -16,9 +16,7 @@ from moespec.spec.ledger import Taker
 __all__ = ["Code", "addresses", "code", "link", "link_papers", "of_package", "places"]
 
 _ARXIV = re.compile(r"arXiv[ :](\d{4}\.\d{4,5})")
-_LINKABLE = re.compile(
-    r"^<[^\n]*|```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|" + _ARXIV.pattern, re.DOTALL | re.MULTILINE
-)
+_LINKABLE = re.compile(rf"(?ms)^<[^\n]*|```.*?^ *```|`[^`\n]*`|\[[^\]]*\]\([^)]*\)|{_ARXIV.pattern}")
 _CODE = re.compile(r"(?P<path>[\w./-]+\.\w+)(?:, (?P<names>[\w.]+(?: and [\w.]+)*)(?=$| \(|, ))?(?P<rest>.*)")
 
 

@@ -71,9 +71,7 @@ def positions(entries: Sequence[LedgerEntry], name: str) -> str:
 def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
     """Where implementations differ from each other, then where they do the same, and what is known of one alone."""
     readings = {name: seen(name) for name in names}
-    known = {
-        entry.id: {name: readings[name][entry.id] for name in names if entry.id in readings[name]} for entry in entries
-    }
+    known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
     shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
     differing = [entry for entry in shared if len({_letters(all) for all in known[entry.id].values()}) > 1]
     lines = _wrapped(

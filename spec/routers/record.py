@@ -135,7 +135,7 @@ class Router:
         for name, kept in wanted.items():
             shape = tuple(state[name].shape)  # type: ignore[index]
             if shape != kept.shape:
-                raise ShapeError(f"state[{name!r}]: expected the shape {kept.shape}, got {shape}")
+                raise ShapeError(f"state.{name}: expected the shape {kept.shape}, got {shape}")
         return bool(wanted)
 
     def bind(self, B: Any) -> "Router":

@@ -160,5 +160,5 @@ def test_tokens_that_were_not_routed(name: str) -> None:
         B[name].moe_mlp(inputs["tokens"][:, :-1], routing, params)
     with pytest.raises(ShapeError, match="w2"):
         B[name].moe_mlp(inputs["tokens"], routing, {**params, "w2": params["w2"][:-1]})
-    with pytest.raises(ConfigError, match="params: b1 is missing"):
+    with pytest.raises(ConfigError, match="params: w2 is missing"):
         B[name].moe_mlp(inputs["tokens"], routing, {"w1": params["w1"]})

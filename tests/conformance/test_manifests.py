@@ -77,7 +77,8 @@ class Manifest:
         )
 
     def run(self, name):
-        """The results of a stage: of the groups one after the other, or their mean, of booleans whether any is true."""
+        """The results of a stage: of the groups one after the other, or their mean, of statistics the sum, of booleans whether any
+        is true."""
         stage = self.stages[name]
         rows = [len(self.values[read]) for read in self.read(stage["arguments"]) & self.grouped]
         groups = [results(self.bound(stage, g)(), stage["outputs"]) for g in range(rows[0] if rows else 1)]
@@ -85,7 +86,9 @@ class Manifest:
         for result, entry in stage["outputs"].items():
             each = np.stack([group[result] for group in groups])
             same = all(np.array_equal(each[0], one) for one in each)
-            mean = each[0] if same else each.any(axis=0) if each.dtype == bool else each.mean(axis=0)
+            sums = result.startswith("statistics/") or stage["call"] == "expert_load"  # what adds
+            mean = each.sum(axis=0) if sums else each.mean(axis=0)
+            mean = each[0] if same and not sums else each.any(axis=0) if each.dtype == bool else mean
             joined[result] = each if each.ndim == len(entry["axes"]) else mean
         return joined
 
@@ -93,7 +96,9 @@ class Manifest:
 def results(found, wanted):
     """What a call returned, by name; a sparse routing is the token and the weight of each slot."""
     if hasattr(found, "losses"):
-        parts = {f"{kind}/{n}": v for kind in ("losses", "metrics") for n, v in getattr(found, kind).items()}
+        parts = {
+            f"{kind}/{n}": v for kind in ("losses", "metrics", "statistics") for n, v in getattr(found, kind).items()
+        }
         return results(found.routing, wanted) | parts
     if "slots" in wanted:
         tokens = np.concatenate([found.dispatch, np.ones((1, *found.dispatch.shape[1:]))])

@@ -18,6 +18,7 @@ UNSEEN = {
     ("hash", "hashes"): "several hashes are no routing, but the function multi_hash_mlp",
     ("hash", "ids"): "the table, a parameter, has that many",
     ("relu", "initial_penalty"): "the state, an input, has it at the start",
+    ("cosine_token_choice", "initial_temperature"): "a parameter has it, at the start",
     ("noisy_top_k", "normalize_selected"): "the gates of the chosen have the sum 1 as they are",
 }  # fmt: skip
 """Options that change no routing, whatever a router makes of them."""

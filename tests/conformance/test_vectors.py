@@ -26,7 +26,9 @@ from moespec.spec import LEDGER, ROUTERS
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())
 # Nothing selects in these, or what selects is a part of them.
 WITHOUT_TIES = {
-    *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gating_noise", "hierarchical_load_loss"),
+    *("biased_scores", "cosine_logits", "cosine_token_choice", "image_pooling"),
+    *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gated_experts", "gating_noise"),
+    "hierarchical_load_loss",
     *(
         "limoe",
         "image_pooling",
@@ -41,7 +43,7 @@ WITHOUT_TIES = {
     ),
     *("threshold_loss", "vit"),
 }
-WITHOUT_ERRORS = {"network", "vit", "mixer"}
+WITHOUT_ERRORS = {"network", "vit", "mixer", "gated_experts"}
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
 LARGE = {"real_size"}
 """The flag of the cases that may be larger than the others."""
@@ -87,7 +89,7 @@ def test_budgets():
     """Of manifests and the arrays beside them: every step of every router is stored, so that a manifest runs by itself."""
     sizes = [sum(path.stat().st_size for path in suite.VECTORS.glob(f"{case.id}.*")) for case in CASES]
     assert statistics.median(sizes) <= 8_000
-    assert sum(sizes) <= 5_700_000
+    assert sum(sizes) <= 6_400_000
 
 
 def test_sizes_are_small_but_for_a_few():
@@ -97,7 +99,7 @@ def test_sizes_are_small_but_for_a_few():
         for tensor in case.inputs.values():
             for axis, size in zip(tensor.axes, tensor.array.shape, strict=True):
                 assert size <= limits.get(axis, 32) or LARGE & set(case.flags), (case.id, axis, size)
-    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 7
+    assert sum(bool(LARGE & set(case.flags)) for case in CASES) <= 9
 
 
 def test_inputs_are_exact_in_bfloat16():

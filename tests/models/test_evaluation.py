@@ -124,9 +124,8 @@ def test_features_are_what_the_head_sees(trained: Path, digits) -> None:  # type
 
 
 def test_the_command_measures_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        cli.main(["evaluate", str(trained), "--fewshot", "10", "--l2", "1", "1024", "--seeds", "2", "--knn", "20"]) == 0
-    )
+    words = ["--fewshot", "10", "--l2", "1", "1024", "--seeds", "2", "--knn", "20"]
+    assert cli.main(["evaluate", str(trained), *words]) == 0
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
     real = read_log(trained, "evaluation/real")[-1]
     assert lines["real"] == f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284"
@@ -363,8 +362,7 @@ def test_neighbours_vote_by_their_cosine() -> None:
             right += votes.argmax() == label
         assert results[f"neighbours_{count}"] == {"accuracy": right / 40}
     plain = nearest_neighbours(train, test, classes=3, neighbours=(50,), temperature=1e6)["neighbours_50"]
-    assert (
-        plain["accuracy"] == (test[1] == np.bincount(train[1]).argmax()).mean() != results["neighbours_50"]["accuracy"]
-    )
+    most = (test[1] == np.bincount(train[1]).argmax()).mean()
+    assert plain["accuracy"] == most != results["neighbours_50"]["accuracy"]
     with pytest.raises(ConfigError, match=r"neighbours=\[51\]: there are 50"):
         nearest_neighbours(train, test, classes=3, neighbours=(51,), temperature=0.07)

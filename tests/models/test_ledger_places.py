@@ -11,7 +11,7 @@ from moespec.spec import LEDGER
 from moespec.spec.ledger import Taker
 
 TAKERS = [(taker, entry) for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
-CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/[0-9a-f]{40}/[\w./-]+(#L[1-9]\d*)?"
+CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/([0-9a-f]{40}|v[\d.]+)/[\w./-]+(#L[1-9]\d*)?"
 
 
 def test_what_the_ledger_names_is_what_the_places_have():

@@ -124,6 +124,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model sparse_mlp_tiny --model.group-size 100", ("group_size=100", "training.batch")),
     ("--model.group-images 3", ("group_images=3", "training.batch")),
     ("--router base --experts 3", ("model.experts=3", "16 tokens")),
+    ("--router noisy_top_k --experts 1", ("choices", "2 of 1")),
     ("--router switch --model.router-options.capacity-factor 1e300", ("capacity", "GiB")),
     ("--router soft_moe --model.router-options.capacity-factor 1e-9", ("capacity_factor: 1e-09",)),
     ("--router gshard --model.router-options.multiple-of 2147483647", ("capacity of 2147483647", "GiB")),

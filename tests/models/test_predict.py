@@ -61,9 +61,7 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     monkeypatch.setattr("moespec.models.commandline.predict.BATCH", 2)  # so that the third batch is filled up
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
-    assert shown.startswith(
-        f"{folder}/new: 1 file with another ending is left out: .txt 1\n{folder}/new: 3 pictures in"
-    )
+    assert shown.startswith(f"{folder}/new: 1 file with another ending is left out: .txt 1\n{folder}/new: 3 pictures")
     assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
@@ -106,9 +104,7 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     page = (tmp_path / "new.html").read_text()
     pictures = [base64.b64decode(each) for each in re.findall(r'src="data:image/jpeg;base64,([^"]*)"', page)]
     assert [Image.open(io.BytesIO(each)).size for each in pictures] == [(36, 24)] * 3
-    shares = [
-        float(each) for each in re.findall(r'<figcaption>\s*<div[^>]*><span>.*?</span> <meter value="(.*?)"', page)
-    ]
+    shares = [*map(float, re.findall(r'<figcaption>\s*<div[^>]*><span>.*?</span> <meter value="(.*?)"', page))]
     assert len(shares) == 3
     assert shares == sorted(shares)
     assert "<title>new as read by run</title>" in page
@@ -169,9 +165,8 @@ def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None
     assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
     assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
-    assert "replaced" in said(
-        ["inspect", str(run), "--image", f"{folder}/new/=1+1.png", "--out", f"{folder}/new/=1+1.png"], 2
-    )
+    picture = f"{folder}/new/=1+1.png"
+    assert "replaced" in said(["inspect", str(run), "--image", picture, "--out", picture], 2)
     assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
 
 

@@ -124,7 +124,7 @@ def test_a_module_of_equinox():
     ("router", "state", "error", "message"),
     [
         (ROUTER, None, ConfigError, r"state: sigmoid_token_choice keeps \['bias'\], as of `initial_state`, got \[\]"),
-        (ROUTER, {"bias": np.zeros(3)}, ShapeError, r"state\['bias'\]: expected the shape \(4,\), got \(3,\)"),
+        (ROUTER, {"bias": np.zeros(3)}, ShapeError, r"state.bias: expected the shape \(4,\), got \(3,\)"),
         (ROUTER, {"bais": np.zeros(4)}, ConfigError, r"got \['bais'\]"),
         ("switch", {"bias": np.zeros(4)}, ConfigError, r"state: switch keeps none, got \['bias'\]"),
     ],

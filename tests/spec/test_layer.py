@@ -7,12 +7,14 @@ from strategies import one_of, seeds, slots
 
 from moespec.spec import (
     ConfigError,
+    ContractError,
     Routing,
     ShapeError,
     expert_choice,
     expert_mlp,
     gelu,
     moe_layer,
+    moe_mlp,
     routing_metrics,
     softmax_affinity,
     token_choice,
@@ -93,6 +95,48 @@ def test_expert_mlp_needs_its_parameters():
     params = {name: array for name, array in parameters(3, 0).items() if name != "w2"}
     with pytest.raises(ConfigError, match="params: w2 is missing"):
         expert_mlp(np.zeros((3, 1, 4)), params)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"b3": np.ones((3, HIDDEN))}, ConfigError, "params: w3 is missing"),
+        ({"w4": np.ones((3, WIDTH, HIDDEN))}, ConfigError, "params: w4 is not one of w1, b1, w3"),
+        ({"w3": np.ones((3, WIDTH, HIDDEN + 1))}, ShapeError, "w3: axis 2 has 4 entries, expected 3"),
+        ({"w3": np.ones((3, WIDTH + 1, HIDDEN))}, ShapeError, "w3: axis 1 has 5 entries, expected 4"),
+        (
+            {"w3": np.ones((3, WIDTH, HIDDEN)), "b3": np.ones((3, 1))},
+            ShapeError,
+            "b3: axis 1 has 1 entries, expected 3",
+        ),
+        ({"w3": np.full((3, WIDTH, HIDDEN), np.nan)}, ContractError, "w3"),
+    ],
+)
+def test_expert_mlp_checks_its_gate(change, error, message):
+    with pytest.raises(error, match=message):
+        expert_mlp(np.zeros((3, 1, WIDTH)), {**parameters(3, 0), **change})
+
+
+@pytest.mark.parametrize(
+    "shared", [{"w1": np.ones((WIDTH, 2))}, {"w1": np.ones((WIDTH, 2)), "w2": np.ones((3, WIDTH))}]
+)
+def test_a_shared_expert_is_checked_like_the_others(shared):
+    routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
+    with pytest.raises((ConfigError, ShapeError), match="w2"):
+        moe_mlp(TOKENS, routing, parameters(3, 0), shared=shared)
+
+
+def test_several_shared_experts_are_one_of_their_joint_width():
+    """Their hidden units beside each other, and the sum of their last biases."""
+    routing, one, two = expert_choice(softmax_affinity(LOGITS), capacity=2), parameters(1, 1), parameters(1, 2)
+    alone = [{name: value[0] for name, value in each.items()} for each in (one, two)]
+    joint = {name: np.concatenate([each[name] for each in alone], -1) for name in ("w1", "b1")}
+    joint |= {"w2": np.concatenate([each["w2"] for each in alone]), "b2": alone[0]["b2"] + alone[1]["b2"]}
+    result, first, second = (
+        moe_mlp(TOKENS, routing, parameters(3, 0), shared=shared, activation="silu") for shared in (joint, *alone)
+    )
+    without = moe_mlp(TOKENS, routing, parameters(3, 0), activation="silu")
+    np.testing.assert_allclose(result - without, first - without + second - without, rtol=1e-12)
 
 
 def test_layer_may_change_the_width():

@@ -1,0 +1,152 @@
+"""The logits of a cosine router, and the router `cosine_token_choice`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.reroute import configured
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, router_case
+from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.format import Tensor
+from moespec.spec.cosine_logits import LARGEST_LOG_SCALE
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+LOGITS, NAME = "cosine_logits", "cosine_token_choice"
+
+
+def _scale(
+    tokens: Any, projection: Any, embeddings: Any, temperature: Any, projection_bias: Any = 0.0, form: str = "log_scale"
+) -> Any:
+    """A projection is rounded by as much as its terms are large, and its norm, too; divided by the norm, that moves a cosine."""
+    terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
+    norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
+    of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
+    factor = 1 / temperature if form == "divide" else np.exp(min(temperature, LARGEST_LOG_SCALE))
+    return np.repeat((factor * (of_rows + np.abs(temperature)))[:, None], embeddings.shape[1], axis=1)
+
+
+FUNCTIONS = (Function(LOGITS, {"logits": Output("groups tokens experts", written=_scale)}),)
+T, E, D, P = 6, 3, 4, 2
+NORM = "unnormalised_tokens"
+
+
+def _parameters(key: str, temperature: float = 0.5, *, bias: bool = True, experts: int = E) -> dict[str, Tensor]:
+    made = {
+        "projection": tensor(grid(f"{key}/projection", (D, P), reach=1.0), "width dimensions"),
+        "embeddings": tensor(grid(f"{key}/embeddings", (P, experts), reach=1.0, centre=0.03125), "dimensions experts"),
+        "temperature": tensor(np.float32(temperature), ""),
+    }
+    offset = {"projection_bias": tensor(grid(f"{key}/bias", (P,), reach=0.5, centre=0.03125), "dimensions")}
+    return {**made, **(offset if bias else {})}
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+
+    def logits(name: str, kind: str, purpose: str, *flags: str, temperature: float = 0.5, bias: bool = True,
+               **more: Any) -> Definition:  # fmt: skip
+        arrays: dict[str, Any] = {
+            "tokens": tokens(f"{LOGITS}/{name}"),
+            **_parameters(f"{LOGITS}/{name}", temperature, bias=bias),
+        }
+        return single(LOGITS, LOGITS, name, kind, purpose, *flags, **arrays, **more)
+
+    yield logits("log_scale", "value", "The logarithm of the inverse temperature, and a bias.", NORM)
+    yield logits("divide", "value", "The temperature, and no bias.", NORM, temperature=0.25, bias=False, form="divide")
+    purpose = "An inverse temperature of at most 100."
+    yield logits("clamped", "value", purpose, NORM, "large_logits", temperature=5.0)
+    yield logits("gradient", "gradient", "By all arrays.", NORM)
+    yield logits("gradient_clamped", "gradient", "None by a temperature at its bound.", NORM, temperature=5.0)
+    yield logits("gradient_divide", "gradient", "By the temperature, too.", NORM, temperature=0.25, form="divide")
+    zero: dict[str, Any] = {"tokens": tensor(np.zeros((1, 2, D)), "groups tokens width")}
+    zero |= _parameters("cosine/zero", bias=False)
+    purpose = "A projected token of 0 has logits of 0."
+    yield single(LOGITS, LOGITS, "zero", "degenerate", purpose, NORM, **zero)
+    yield from _router()
+
+
+def _router() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, *flags: str, bias: bool = True, temperature: float = 0.75,
+             sizes: tuple[int, int, int] = (T, E, D), **more: Any) -> Definition:  # fmt: skip
+        params = _parameters(f"routers/{NAME}/{name}", temperature, bias=bias, experts=sizes[1])
+        more = {"dimensions": P, **({} if bias else {"projection_bias": False}), **more}
+        return router_case(NAME, name, kind, purpose, *flags, params=params, sizes=sizes, **more)
+
+    yield case("values", "value", "Swin-MoE: one expert of three, with room for all.", NORM, "generated_code",
+               slots_per_expert=6)  # fmt: skip
+    purpose = "X-MoE: a temperature that divides, no bias, and the sigmoid as the gate."
+    divided: dict[str, Any] = {"temperature_form": "divide", "temperature": 0.375, "affinity": "sigmoid"}
+    yield case("divide", "overflow", purpose, NORM, "sigmoid_gate", bias=False, multiple_of=4, **divided)
+    purpose = "Noise, at evaluation too, and all losses."
+    more: dict[str, Any] = {"noise": NORMAL, "noise_multiplier": 2.0, "train": False, "choices": 2}
+    yield case("noise", "value", purpose, "noise_inside", groups=1, **more, **LOSSES | CHANGED)
+    purpose = "Two choices, divided by their sum, best tokens first, with half of the room."
+    two: dict[str, Any] = {"choices": 2, "normalize_selected": True, "batch_priority": "max", "capacity_factor": 0.5}
+    yield case("two_choices", "overflow", purpose, "priority_order", "renormalised", **two)
+    wide: dict[str, Any] = {"params": _parameters(f"routers/{NAME}/evaluation"), "dimensions": P}
+    yield evaluation(NAME, **wide)
+    yield case("gradient_losses", "gradient", "Of all losses, with noise.", "noise_inside", noise=NORMAL, **LOSSES)
+    yield output_gradient_of(case)
+
+
+def output_gradient_of(case: Any) -> Definition:
+    """Of the output alone, by tokens, parameters and experts."""
+    parts = ("projection", "embeddings", "temperature", "projection_bias")
+    by = ("tokens", *(f"router/{part}" for part in parts), "experts/w1", "experts/w2")
+    purpose = "Without noise, of the output alone."
+    made: Definition = case("gradient_output", "gradient", purpose, "stop_gradient", by=by, losses=False)
+    return made
+
+
+# Variants.
+
+
+def _logits(B: Any, tokens: Any, arrays: dict[str, Any], **changed: Any) -> Any:
+    return B.cosine_logits(tokens, **{**arrays, **changed})
+
+
+def tokens_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
+                                   projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
+    """Projected tokens are not normalised, the embeddings of the experts are."""
+    arrays = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
+    logits = _logits(B, tokens, arrays, projection_bias=projection_bias, **options)
+    projected = np.einsum("gtd,dp->gtp", tokens, projection) + (0 if projection_bias is None else projection_bias)
+    return logits * np.sqrt((projected * projected).sum(axis=2, keepdims=True))
+
+
+def embeddings_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
+                                       projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
+    """The embeddings of the experts are not normalised, projected tokens are."""
+    arrays = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
+    logits = _logits(B, tokens, arrays, projection_bias=projection_bias, **options)
+    return logits * np.sqrt((embeddings * embeddings).sum(axis=0))
+
+
+def temperature_without_bound(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
+                              projection_bias: Any = None, *, form: str = "log_scale") -> Any:  # fmt: skip
+    """The logarithm of the inverse temperature has no bound."""
+    arrays = {"projection": projection, "embeddings": embeddings, "projection_bias": projection_bias}
+    if form == "divide":
+        return _logits(B, tokens, arrays, temperature=temperature, form=form)
+    return _logits(B, tokens, arrays, temperature=np.zeros(())) * np.exp(temperature)
+
+
+def bias_of_the_projection_ignored(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
+                                   projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
+    """The projection of a cosine router has no bias, whatever is given."""
+    return B.cosine_logits(tokens, projection, embeddings, temperature, **options)
+
+
+VARIANTS = (
+    variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale"),
+    variant(embeddings_of_a_cosine_as_they_are, LOGITS),
+    variant(temperature_without_bound, LOGITS),
+    variant(bias_of_the_projection_ignored, LOGITS, ledger="CR-2"),
+    of_router(NAME, "cosine_gate_is_softmax", "The gate is the softmax of the logits.", configured(affinity="softmax")),
+)

@@ -1,0 +1,133 @@
+"""Gated experts, alone and in a layer, and an expert that serves every token."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, tensor
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import distinct, experts, groups_tokens, scores
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["VARIANTS", "cases"]
+
+NAME = "gated_experts"
+G, T, E, D = 2, 6, 3, 4
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _alone()
+    yield from _layers()
+
+
+def _parameters(values: dict[str, Tensor], part: str = "experts") -> dict[str, Tensor]:
+    """The parameters of experts as inputs."""
+    return {f"{part}/{name}": value for name, value in values.items()}
+
+
+def _alone() -> Iterator[Definition]:
+    """Gated experts alone, with SiLU and GELU, with biases and without."""
+    for name, activation, biased in (
+        ("swiglu", "silu", False),
+        ("swiglu_biases", "silu", True),
+        ("geglu", "gelu", True),
+    ):
+        values = experts(f"gated/{name}", gated=True, biased=biased)
+        inputs = {
+            "inputs": tensor(grid(f"gated/{name}", (G, E, 2, D)), "groups experts capacity width"),
+            **_parameters(values),
+        }
+        params = {each: f"experts/{each}" for each in values}
+        stages = (call("expert_mlp", {"inputs": "inputs", "params": params}, gelu="tanh", activation=activation),)
+        purpose = f"Gated experts with {activation}, {'each linear map with a bias' if biased else 'without biases'}."
+        for kind, end in (("value", ""), ("gradient", "_gradient")):
+            yield composed(NAME, f"{name}{end}", kind, purpose, inputs=inputs, stages=stages)
+
+
+def _layers() -> Iterator[Definition]:
+    """Layers of gated experts: where most slots are empty and where they are not, and with an expert that serves every token."""
+    crowd = groups_tokens(np.eye(E)[np.array([[0, 0, 0, 2, 1, 2], [2, 2, 1, 2, 0, 2]])] * 0.5 + 0.25)
+    apart = distinct("gated/layer", (G, T, E))
+    for name, kind, purpose, values, choices, capacity, shared in (
+        ("room", "value", "Room for all.", scores("gated/layer"), 2, T, False),
+        ("dropped", "overflow", "A token that is dropped has the shared expert alone.", crowd, 1, 2, True),
+        (
+            "full",
+            "value",
+            "A shared expert of another hidden width, beside two chosen ones.",
+            scores("gated/full"),
+            2,
+            4,
+            True,
+        ),
+        ("gradient", "gradient", "By tokens, scores and the parameters of all experts.", apart, 1, T, True),
+        ("gradient_dropped", "gradient", "The same, with tokens that have no slot.", apart, 1, 2, True),
+    ):
+        key = f"gated/layer_{name}"
+        routed, other = (
+            experts(key, gated=True, biased=False),
+            experts(f"{key}/shared", 1, h=3, gated=True, biased=False),
+        )
+        inputs = {
+            "tokens": tensor(grid(key, (G, T, D)), "groups tokens width"),
+            "scores": values,
+            **_parameters(routed),
+        }
+        arguments: dict[str, Any] = {"params": {each: f"experts/{each}" for each in routed}}
+        if shared:
+            alone = {each: Tensor(value.array[0], value.axes[1:]) for each, value in other.items()}
+            inputs |= _parameters(alone, "shared")
+            arguments["shared"] = {each: f"shared/{each}" for each in alone}
+        allocation = call("token_choice", {"scores": "scores"}, choices=choices, capacity=capacity)
+        arguments = {"tokens": "tokens", "routing": allocation.name, **arguments}
+        stages = (allocation, call("moe_mlp", arguments, gelu="tanh", activation="silu"))
+        flags = ("overflow_drop",) if capacity < T and choices == 1 else ()
+        yield composed(NAME, f"layer_{name}", kind, purpose, *flags, inputs=inputs, stages=stages)
+
+
+def _gates_last(params: Any) -> Any:
+    names = {"w1": "w3", "b1": "b3", "w3": "w1", "b3": "b1"}
+    return {names.get(name, name): value for name, value in params.items()} if "w3" in params else params
+
+
+def experts_with_the_gate_last(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
+    """The second kernel of a gated expert makes the gate, not the first."""
+    return B.expert_mlp(inputs, _gates_last(params), **options)
+
+
+def perceptrons_with_the_gate_last(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
+    """The second kernel of each gated expert of the layer makes the gate, not the first."""
+    return B.moe_mlp(tokens, routing, _gates_last(params), **options)
+
+
+def experts_with_gelu_always(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
+    """The experts use GELU where SiLU is requested."""
+    return B.expert_mlp(inputs, params, **{**options, "activation": "gelu"})
+
+
+def shared_expert_as_one_of_a_mean(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
+    """The output is the mean over a token's K chosen experts, taken together K times, and the shared one."""
+    right = B.moe_mlp(tokens, routing, params, **options)
+    if options.get("shared") is None:
+        return right
+    chosen = B.moe_mlp(tokens, routing, params, **{**options, "shared": None})
+    K = round(float((routing.dense().dispatch.real != 0).sum(axis=(2, 3)).max()))
+    return (K * chosen + (right - chosen)) / (K + 1)
+
+
+def shared_expert_of_covered_tokens(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
+    """The shared expert serves only the tokens that have a slot."""
+    right = B.moe_mlp(tokens, routing, params, **options)
+    return np.where((routing.dense().dispatch.real != 0).any(axis=(2, 3))[..., None], right, 0.0)
+
+
+VARIANTS = (
+    variant(experts_with_the_gate_last, "expert_mlp", ledger="GE-1b", row=NAME),
+    variant(perceptrons_with_the_gate_last, "moe_mlp", ledger="GE-1b", row=NAME),
+    variant(experts_with_gelu_always, "expert_mlp", row=NAME),
+    variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME),
+    variant(shared_expert_of_covered_tokens, "moe_mlp", row=NAME),
+)

@@ -1,0 +1,274 @@
+"""Which router explains a recording: rules of choice and of weights, and on how many tokens they hold.
+
+A token that another rule or rounding makes choose otherwise is told apart by its margin: where the scores of the experts
+that were chosen and those that should have been differ by no more than what a few roundings change them by, it is a near tie.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.record.file import Gate
+from moespec.conformance.record.rules import Rule, choice_rules, grouped, weight_rules
+from moespec.spec import LEDGER
+from moespec.spec.checks import plural
+from moespec.spec.numerics import stable_order
+
+__all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "weights_fit"]
+
+Array = NDArray[Any]
+SAMPLE = 64
+"""Tokens on which rules with groups of experts, of which there are many, are tried first."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a rule of choice fits: by token (or expert, where experts choose) whether it `agrees`, whether it is a `near` tie
+    otherwise, and whether it is one `exact`ly."""
+
+    rule: Rule
+    agrees: Array
+    near: Array
+    exact: Array
+
+    @property
+    def holds(self) -> int:
+        """For how many the rule holds, near ties included."""
+        return int((self.agrees | self.near).sum())
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a rule of weights fits: `divided` by no sum (""), or that of the chosen "after" or "before" drops, times `scale`;
+    by token whether it `agrees`, and the `error` as a fraction of the token's largest weight."""
+
+    rule: Rule
+    divided: str
+    scale: float
+    agrees: Array
+    error: Array
+
+    @property
+    def text(self) -> str:
+        by = {
+            "": "",
+            "after": ", divided by the sum of the chosen",
+            "before": ", divided by the sum of the chosen before drops",
+        }
+        return f"{self.rule.text}{by[self.divided]}{'' if self.scale == 1 else f', times {self.scale:.4g}'}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What explains one gate best, and what chooses nearly as it does."""
+
+    gate: Gate
+    choice: Choice | None = None
+    weights: Weights | None = None
+    others: tuple[Choice, ...] = ()
+    coarse: bool = False
+    """Whether it holds to the rounding of bfloat16 alone, though that is not the dtype of what was recorded."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was recorded is explained."""
+        parts = (self.choice is not None and self.choice.holds == len(self.choice.agrees), self.gate.choices is None)
+        return any(parts) and (
+            self.gate.weights is None or (self.weights is not None and bool(self.weights.agrees.all()))
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """By which explanations are the same."""
+        choice = f"{self.choice.rule.text}{', rounded to bfloat16' if self.coarse else ''}" if self.choice else ""
+        return (choice, self.weights.text if self.weights else "")
+
+
+def choices_of(gate: Gate) -> int:
+    """K: how many experts a token has at most."""
+    return int((gate.choices >= 0).sum(axis=1).max()) if gate.choices is not None else 0
+
+
+def choice_fit(rule: Rule, gate: Gate) -> Choice:
+    """Whether the choices of a gate are the largest of a rule's scores, the lower index first."""
+    scores, mask = rule.scores(gate), gate.mask
+    mask, scale = (mask.T, np.abs(scores)) if rule.by_expert else (mask, rule.scale(gate))
+    most = max(1, int(mask.sum(axis=1).max()))
+    want = np.zeros(mask.shape, bool)
+    np.put_along_axis(want, stable_order(scores)[:, :most], True, axis=1)
+    wrong, missed = mask & ~want, want & ~mask
+    agrees: Array = np.asarray(~wrong.any(axis=1))
+    if rule.by_expert:
+        agrees &= ~missed.any(axis=1)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(missed, scores, -np.inf).max(axis=1) - np.where(wrong, scores, np.inf).min(axis=1)
+    size = np.where(wrong | missed, scale, 0).max(axis=1)
+    near: Array = ~agrees & (gap <= size * gate.rounding("logits", "weights"))
+    return Choice(rule, agrees, near, ~agrees & (gap == 0))
+
+
+def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
+    """How the weights of a gate are those of a rule, in each form that they may have."""
+    assert gate.choices is not None
+    assert gate.weights is not None
+    made, chosen = gate.choices >= 0, np.maximum(gate.choices, 0).astype(np.int64)
+    scores = rule.scores(gate)
+    taken = np.where(made, np.take_along_axis(scores, chosen, axis=1), 0)
+    sums = {"": np.ones(len(taken)), "after": taken.sum(axis=1)}
+    if choice is not None and not choice.rule.by_expert and not made.all():
+        best = stable_order(choice.rule.scores(gate))[:, : choices_of(gate)]
+        sums["before"] = np.take_along_axis(scores, best, axis=1).sum(axis=1)
+    largest = np.abs(gate.weights).max(axis=1)
+    bound = gate.rounding("weights", "logits")
+    for divided, total in sums.items():
+        expected = taken / np.where(total == 0, 1, total)[:, None]
+        known = made & (expected != 0)
+        ratio = float(np.median(gate.weights[known] / expected[known])) if known.any() else 1.0
+        for scale in (1.0, ratio) if abs(ratio - 1) > bound else (1.0,):
+            error = np.abs(gate.weights - scale * expected).max(axis=1) / np.where(largest == 0, 1, largest)
+            yield Weights(rule, divided, scale, error <= bound, error)
+
+
+def explained(gate: Gate) -> Explanation:
+    """The rules of choice and weights that hold for most tokens, of several the plainest.
+
+    Where none holds for all, those that do to the rounding of bfloat16, if there are any.
+    """
+    if gate.logits is None or gate.choices is None:
+        return Explanation(gate)
+    found = _explained(gate)
+    if not found.whole:
+        coarse = _explained(in_bfloat16(gate))
+        if coarse.whole:
+            return replace(coarse, gate=gate, coarse=True)
+    return found
+
+
+def in_bfloat16(gate: Gate) -> Gate:
+    """A gate that is compared as if it had computed in bfloat16."""
+    return replace(gate, dtypes={**gate.dtypes, "logits": "bfloat16"})
+
+
+def _explained(gate: Gate) -> Explanation:
+    assert gate.logits is not None
+    assert gate.choices is not None
+    fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
+    best = _best(fits)
+    if best.holds < len(best.agrees):
+        few = replace(
+            gate,
+            calls=(min(SAMPLE, gate.tokens),),
+            logits=gate.logits[:SAMPLE],
+            choices=gate.choices[:SAMPLE],
+            weights=None,
+        )
+        rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]
+        most = max((holds for holds, _ in rules), default=0)
+        fits += [choice_fit(rule, gate) for rule in [rule for holds, rule in rules if holds == most > 0][:8]]
+        best = _best(fits)
+    weights = None
+    if gate.weights is not None:
+        forms = [form for rule in weight_rules(gate) for form in weights_fit(rule, gate, best)]
+        weights = max(forms, key=lambda form: (int(form.agrees.sum()), form.scale == 1))
+        alike = [fit for fit in fits if fit.holds == best.holds and fit.rule.affinity == weights.rule.affinity]
+        if alike and not best.rule.biased and not best.rule.by_expert:
+            best = alike[0]  # softmax and sigmoid choose the same: the weights tell them apart
+    others = sorted((fit for fit in fits if 20 * fit.holds > len(fit.agrees)), key=lambda fit: -fit.holds)
+    return Explanation(gate, best, weights, tuple(fit for fit in others if fit.holds < best.holds)[:2])
+
+
+def _even(gate: Gate) -> bool:
+    """Whether all experts have as many tokens, as where they choose."""
+    return len(set(gate.mask.sum(axis=0).tolist())) == 1
+
+
+def _best(fits: Sequence[Choice]) -> Choice:
+    return max(fits, key=lambda fit: (fit.holds / len(fit.agrees), int(fit.agrees.sum()) / len(fit.agrees)))
+
+
+def router(explanation: Explanation) -> str:
+    """The router of this specification with these options, and readings of its ledger; "" if there is none or it is not sure."""
+    choice, weights, gate = explanation.choice, explanation.weights, explanation.gate
+    if choice is None or weights is None or not explanation.whole or explanation.coarse or weights.rule.biased:
+        return ""
+    affinity = weights.rule.affinity
+    options: dict[str, Any] = {"choices": choices_of(gate)}
+    if weights.divided:
+        options["normalize_selected"] = True
+    if choice.rule.by_expert:
+        name, options = "softmax_expert_choice", {}
+    elif choice.rule.affinity == "sinkhorn":
+        name = "sinkhorn_token_choice"
+    elif affinity == "softmax" and not choice.rule.options and not choice.rule.biased and weights.scale == 1:
+        name = "softmax_token_choice"
+    elif affinity in ("softmax", "sigmoid", "sqrt_softplus") and choice.rule.affinity == affinity:
+        name = "sigmoid_token_choice"
+        options |= {"affinity": affinity, "normalize_selected": bool(weights.divided), **choice.rule.options}
+        options |= {} if weights.scale == 1 else {"scale": float(f"{weights.scale:.4g}")}
+    else:
+        return ""
+    readings = [
+        *choice.rule.readings,
+        *(["SA-3b" if weights.divided else "SA-3"] if name == "softmax_token_choice" else []),
+    ]
+    readings += ["TC-1c"] if (choice.exact.any()) else []
+    known = [each for each in readings if each.rstrip("bcd") in LEDGER]
+    text = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    return f"{text}, reading{'s' if len(known) > 1 else ''} {', '.join(known)}" if known else text
+
+
+def explain(gates: Sequence[Gate]) -> tuple[str, bool]:
+    """In words, which router explains each gate of a recording, alike ones together, and whether all is explained."""
+    found = [explained(gate) for gate in gates]
+    alike: dict[Any, list[Explanation]] = {}
+    for one in found:
+        alike.setdefault((one.words, one.gate.experts, choices_of(one.gate), one.whole), []).append(one)
+    return "\n\n".join("\n".join(_lines(group)) for group in alike.values()), all(one.whole for one in found)
+
+
+def _lines(group: Sequence[Explanation]) -> Iterable[str]:
+    first, gates = group[0], [one.gate for one in group]
+    names = ", ".join(gate.name for gate in gates[:3]) + (f" and {len(gates) - 3} more" if len(gates) > 3 else "")
+    dtypes = ", ".join(f"{part} {dtype}" for part, dtype in first.gate.dtypes.items()) or "dtypes unknown"
+    tokens, choices = sum(gate.tokens for gate in gates), choices_of(first.gate)
+    yield f"{names}: {plural(tokens, 'tokens')}, {plural(first.gate.experts, 'experts')}, {plural(choices, 'choices')} ({dtypes})"
+    if first.choice is None:
+        missing = "choices" if first.gate.choices is None else "logits"
+        yield f"  no {missing} were recorded, so that there is nothing to explain alone; compare it with another recording"
+    else:
+        fits = [one.choice for one in group if one.choice is not None]
+        what = "experts" if first.choice.rule.by_expert else "tokens"
+        yield f"  choice   the {choices} largest of {first.words[0]}: {_holds(fits, what)}"
+        dropped = sum(
+            choices * gate.tokens - int((gate.choices >= 0).sum()) for gate in gates if gate.choices is not None
+        )
+        if dropped and what == "tokens":
+            yield f"           {plural(dropped, 'choices')} of {choices * tokens} not made: dropped by a capacity or a threshold"
+    if first.weights is not None:
+        forms = [one.weights for one in group if one.weights is not None]
+        agree, of = sum(int(form.agrees.sum()) for form in forms), sum(len(form.agrees) for form in forms)
+        error = max((float(form.error[form.agrees].max(initial=0)) for form in forms), default=0.0)
+        yield f"  weights  {first.weights.text}: {agree} of {plural(of, 'tokens')}, to {error:.1g}"
+    if text := router(first):
+        yield f"  router   {text}"
+    elif not first.whole and first.choice is not None:
+        yield "  router   not explained: none of the known rules holds for all tokens"
+    for other in first.others:
+        yield f"  not      {other.rule.text}: choices agree on {other.holds} of {len(other.agrees)}"
+    unused = {g.name: np.flatnonzero(~g.mask.any(axis=0)) for g in gates if g.choices is not None}
+    for name, experts in list(unused.items())[:3]:
+        if len(experts):
+            yield f"  {plural(len(experts), 'experts')} of {first.gate.experts} never chosen in {name}: {', '.join(map(str, experts[:8]))}"
+
+
+def _holds(fits: Sequence[Choice], what: str) -> str:
+    """On how many the rule holds, and how many of these are ties."""
+    near, exact = (sum(int(getattr(fit, kind).sum()) for fit in fits) for kind in ("near", "exact"))
+    text = f"{sum(fit.holds for fit in fits)} of {plural(sum(len(fit.agrees) for fit in fits), what)}"
+    if near:
+        text += f", of which {near} are near ties whose other side was taken, within rounding"
+        text += f" ({exact} of equal scores where the lower index did not win)" if exact else ""
+    return text

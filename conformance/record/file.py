@@ -1,0 +1,164 @@
+"""A recording: for each gate its logits, choices and weights, in one safetensors file whose metadata have a checksum.
+
+    <index>/logits   (tokens, experts)    float32, or float64
+    <index>/choices  (tokens, choices)    int32, -1 for a choice that is not made; each expert once in a row
+    <index>/weights  (tokens, choices)    of the choices; 0 where none is made
+    <index>/bias     (experts,)           what is added to scores for the choice alone
+
+The metadata `moespec_recording` are JSON: `format`, `version`, `moespec`, the checksum `tensors`, and of each gate, in the
+order of their first calls, its `name`, the tokens of its `calls`, and the `dtypes` in which it computed.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.check.files import FileError
+from moespec.models.errors import CheckpointError
+from moespec.models.files import signed, unsigned
+from moespec.models.weights.files import read_safetensors, write_safetensors
+
+__all__ = ["PARTS", "Gate", "read", "write"]
+
+FORMAT, VERSION, KEY = "moespec recording", 1, "moespec_recording"
+PARTS = ("logits", "choices", "weights", "bias")
+ROUNDING = {"float64": 2.0**-40, "float16": 2.0**-9, "bfloat16": 2.0**-7}
+"""What a few roundings change a number by, as a fraction of it; in float32, 2^-19."""
+LONGEST = 300
+"""Characters of a gate's name, at most."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What one gate computed in all its calls. Arrays that were not recorded are None.
+
+    logits: (tokens, experts); choices, weights: (tokens, choices); bias: (experts,). calls: the tokens of each call. dtypes:
+    of each array, by name, that in which the gate had it.
+    """
+
+    name: str
+    calls: tuple[int, ...]
+    dtypes: Mapping[str, str]
+    logits: NDArray[Any] | None = None
+    choices: NDArray[Any] | None = None
+    weights: NDArray[Any] | None = None
+    bias: NDArray[Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no gate can have computed."""
+        rows = sum(self.calls)
+        if not self.name.isprintable() or not 0 < len(self.name) <= LONGEST:
+            raise ValueError(f"{self.name[:LONGEST]!r}: not a name of 1 to {LONGEST} printable characters")
+        if self.logits is None and self.choices is None:
+            raise ValueError(f"{self.name}: neither logits nor choices")
+        if self.weights is not None and (self.choices is None or self.weights.shape != self.choices.shape):
+            raise ValueError(f"{self.name}: weights {self.weights.shape} are not those of as many choices")
+        for part in ("logits", "choices", "weights"):
+            array = getattr(self, part)
+            if array is not None and (array.ndim != 2 or len(array) != rows or not array.size):
+                raise ValueError(f"{self.name}: {part} {array.shape}, expected ({rows} tokens, 1 or more)")
+        for part in ("logits", "weights", "bias"):
+            array = getattr(self, part)
+            if array is not None and (array.dtype.kind != "f" or not np.isfinite(array).all()):
+                where = "numbers" if array.dtype.kind != "f" else np.argwhere(~np.isfinite(array))[0].tolist()
+                raise ValueError(f"{self.name}: {part} are not finite, the first at {where}")
+        if self.bias is not None and self.bias.shape != (self.experts,):
+            raise ValueError(f"{self.name}: bias {self.bias.shape}, expected ({self.experts} experts,)")
+        if self.choices is not None:
+            if self.choices.dtype.kind != "i" or self.choices.min() < -1 or self.choices.max() >= self.experts:
+                raise ValueError(f"{self.name}: choices are not integers from -1 to {self.experts - 1}")
+            ordered = np.sort(self.choices, axis=1)
+            if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
+                raise ValueError(f"{self.name}: a token chooses an expert twice")
+
+    @property
+    def tokens(self) -> int:
+        """Of all calls together."""
+        return sum(self.calls)
+
+    @property
+    def experts(self) -> int:
+        """As the logits say, or else as many as the choices show."""
+        if self.logits is not None:
+            return int(self.logits.shape[1])
+        return 0 if self.choices is None else int(self.choices.max()) + 1
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """(tokens, experts): which experts each token has."""
+        assert self.choices is not None
+        mask = np.zeros((self.tokens, self.experts + 1), bool)
+        np.put_along_axis(mask, self.choices.astype(np.int64), True, axis=1)  # -1 is the last column
+        return mask[:, :-1]
+
+    def rounding(self, *parts: str) -> float:
+        """What a few roundings change a number by, as a fraction of it, in the coarsest dtype of these arrays."""
+        return max(ROUNDING.get(self.dtypes.get(part, ""), 2.0**-19) for part in parts)
+
+
+def write(path: Path, gates: Sequence[Gate]) -> None:
+    """Write a recording, whole or not at all."""
+    arrays = {
+        f"{i}/{part}": value
+        for i, gate in enumerate(gates)
+        for part in PARTS
+        if (value := getattr(gate, part)) is not None
+    }
+    described = [{"name": gate.name, "calls": list(gate.calls), "dtypes": dict(gate.dtypes)} for gate in gates]
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "moespec": version("moespec"),
+        "tensors": _digest(arrays),
+        "gates": described,
+    }
+    write_safetensors(path, arrays, {KEY: signed(record, indent=None).decode()})
+
+
+def read(path: Path | str) -> list[Gate]:
+    """The gates of a recording. Raises FileError, which names the file, for anything that is not one."""
+    try:
+        arrays, metadata = read_safetensors(Path(path))
+    except CheckpointError as error:
+        raise FileError(str(error)) from error
+    if KEY not in metadata:
+        raise FileError(f"{path}: not a recording, the metadata {KEY!r} are missing")
+    try:
+        return _gates(unsigned(metadata[KEY].encode()), arrays)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise FileError(f"{path}: {error if type(error) is ValueError else f'damaged ({error!r})'}") from error
+
+
+def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[Gate]:
+    if record["format"] != FORMAT or record["version"] != VERSION:
+        raise ValueError(
+            f"{record['format']!r} version {record['version']!r}, this moespec reads {FORMAT!r} version {VERSION}"
+        )
+    if record["tensors"] != _digest(arrays):
+        raise ValueError("damaged, the checksum is not that of its tensors")
+    if unknown := [name for name in arrays if not re.fullmatch(rf"\d+/({'|'.join(PARTS)})", name)]:
+        raise ValueError(f"{unknown[0]!r} is not an array of a recording")
+    gates = []
+    for i, entry in enumerate(record["gates"]):
+        calls, dtypes = tuple(entry["calls"]), {str(part): str(dtype) for part, dtype in entry["dtypes"].items()}
+        if any(type(call) is not int or call < 1 for call in calls):
+            raise ValueError(f"{entry['name']!r}: calls={entry['calls']!r} are not numbers of tokens")
+        gates.append(Gate(entry["name"], calls, dtypes, *(arrays.get(f"{i}/{part}") for part in PARTS)))
+    if not gates or len({gate.name for gate in gates}) < len(gates):
+        raise ValueError("no gates" if not gates else "two gates have one name")
+    return gates
+
+
+def _digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Of the names, shapes, dtypes and numbers."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.shape} {array.dtype.str} ".encode() + array.tobytes())
+    return digest.hexdigest()

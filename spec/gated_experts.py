@@ -1,0 +1,103 @@
+"""Gated experts, experts without biases, and experts that serve every token: what the experts are, whoever routes to them.
+
+| here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
+|---|---|---|
+| `w1`, `w3`, `w2` of `expert_mlp` | W, V, W_2 of FFN_SwiGLU, FFN_GEGLU | |
+| `shared` of `moe_mlp` | | the K_s shared experts, as one of their joint width |
+| `params` of `moe_mlp` | | the routed experts |
+
+Whether a routing goes to plain or to gated experts changes nothing about the routing. Code bases without biases: DeepSeek-V3,
+torchtitan, megablocks' GLU; with biases by an option: timm, Megatron-LM (not of shared experts).
+
+Ambiguity ledger
+
+GE-1: Which of two kernels, or which half of a packed one, makes the gate of a gated expert?
+    Reading: the first, `w1`: silu(x w1) * (x w3).
+        By: deepseek-ai/DeepSeek-V3, inference/model.py, Expert.forward; pytorch/torchtitan, torchtitan/models/common/moe.py,
+        GroupedExperts.forward; databricks/megablocks, megablocks/layers/glu.py, SparseGLU.forward (v1 is w3); NVIDIA/Megatron-LM,
+        megatron/core/transformer/mlp.py, MLP.forward (the first half); huggingface/pytorch-image-models, timm/layers/mlp.py,
+        SwiGLU and SwiGLUPacked (the first half).
+    Alternative b: the second, or the last half.
+        By: huggingface/pytorch-image-models, timm/layers/mlp.py, GluMlp (gate_last, its default).
+GE-2: With what weight does a shared expert serve a token?
+    Reading: 1, whatever the combine weights of the others.
+        By: deepseek-ai/DeepSeek-V3, inference/model.py, MoE.forward;
+        pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
+        SharedMLP.add_experts_sharedexpert.
+    Alternative b: 1 / (K + 1), and K / (K + 1) for what the K chosen ones give together.
+        By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
+    Alternative c: the sigmoid of a logit of its own, x w, which is Qwen2's.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_size
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import Array, sigmoid
+from moespec.spec.values import as_array
+
+__all__: list[str] = []
+
+ALGORITHMS = (Algorithm("gated_experts", "Shazeer 2020 (arXiv 2002.05202); Dai et al. 2024 (arXiv 2401.06066)", 1),)
+
+AXES = {
+    **{"w1": "experts width hidden", "b1": "experts hidden", "w3": "experts width hidden", "b3": "experts hidden"},
+    **{"w2": "experts hidden output", "b2": "experts output"},
+}
+"""Axes of the parameters of `expert_mlp`, of which w1 and w2 are needed."""
+
+
+def silu(x: Array) -> Array:
+    """The sigmoid linear unit `x / (1 + exp(-x))` of checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
+    return x * sigmoid(x)
+
+
+def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
+    """The parameters of one perceptron as those of an only expert."""
+    return {name: np.asarray(value)[None] for name, value in params.items()}
+
+
+def expert_parameters(
+    params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
+) -> dict[str, Array]:
+    """The checked parameters of the perceptrons, for inputs of a width and for `experts` experts (any number if None).
+
+    plain: only two linear maps, both with a bias.
+    """
+    check_parameter_names(params, plain=plain)
+    weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items() if name in params}
+    for name, array in weights.items():
+        reason = "the experts of w1" if experts is None else "the experts of inputs"
+        check_size(name, array, 0, experts or len(weights["w1"]), reason)
+    check_expert_widths(weights, width)
+    return weights
+
+
+def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> None:
+    """ConfigError for parameters of perceptrons that are missing or unknown. plain: as of `expert_parameters`."""
+    known = ("w1", "b1", "w2", "b2") if plain else tuple(AXES)
+    needed = known if plain else ("w1", "w2", *(["w3"] if "b3" in params else []))
+    if missing := [name for name in needed if name not in params]:
+        raise ConfigError(f"params: {missing[0]} is missing, got {sorted(params)}")
+    if unknown := sorted(set(params) - set(known)):
+        raise ConfigError(f"params: {unknown[0]} is not one of {', '.join(known)}")
+
+
+def check_expert_widths(weights: Mapping[str, Any], width: int) -> None:
+    """ShapeError where the widths of the parameters of perceptrons differ."""
+    for name in weights:
+        if name in ("w1", "w3"):
+            check_size(name, weights[name], 1, width, "the width of inputs")
+        if name in ("b1", "b3", "w2"):
+            check_size(name, weights[name], 1, weights["w1"].shape[2], "the hidden width of w1")
+        if name == "w3":
+            check_size(name, weights[name], 2, weights["w1"].shape[2], "the hidden width of w1")
+        if name == "b2":
+            check_size(name, weights[name], 1, weights["w2"].shape[2], "the output width of w2")

@@ -1,0 +1,350 @@
+"""Recordings of gates: what is kept, which router explains it, and two engines of which one has a planted mistake."""
+
+import importlib
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from moespec.conformance.check.files import FileError
+from moespec.conformance.record import Gate, explain, part, read, recording, tap, write
+from moespec.conformance.record.file import KEY, _digest
+from moespec.conformance.record.outputs import rows
+from moespec.models.errors import RunError
+from moespec.models.files import signed, unsigned
+from moespec.spec import ROUTERS, sigmoid_affinity, softmax_affinity
+from moespec.spec.errors import ShapeError
+
+TOKENS, EXPERTS, CHOICES = 256, 16, 4
+
+
+def logits_of(seed=0, tokens=TOKENS, experts=EXPERTS):
+    return np.random.default_rng(seed).normal(size=(tokens, experts)).astype(np.float32)
+
+
+def bfloat16(x):
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def top(scores, choices=CHOICES, last=False):
+    order = np.argsort(-(scores[:, ::-1] if last else scores), axis=1, kind="stable")[:, :choices]
+    return EXPERTS - 1 - order if last else order
+
+
+def softmax_gate(logits, mistake=""):
+    """Softmax Token Choice with normalised weights."""
+    scores = softmax_affinity(logits)
+    if mistake == "scores in bfloat16":
+        scores = bfloat16(scores)
+    choices = top(scores, last=mistake == "ties")
+    weights = np.take_along_axis(scores, choices, axis=1)
+    return choices, weights if mistake == "not divided" else weights / weights.sum(axis=1, keepdims=True)
+
+
+def sigmoid_gate(logits, bias, mistake=""):
+    """DeepSeek-V3's: 2 of 4 groups by the sum of their best 2, the bias for the choice alone, scale 2.5."""
+    scores = sigmoid_affinity(logits)
+    members = np.sort((scores + bias).reshape(len(logits), 4, -1), axis=2)
+    groups = top(members[..., -1] if mistake == "group by its best" else members[..., -2:].sum(axis=2), 2)
+    inside = (np.arange(EXPERTS) // 4 == groups[:, :, None]).any(axis=1)
+    choices = top(np.where(inside, scores + bias, -np.inf))
+    weights = np.take_along_axis(scores + bias if mistake == "bias in the weights" else scores, choices, axis=1)
+    return choices, 2.5 * weights / weights.sum(axis=1, keepdims=True)
+
+
+def recorded(path, logits, mistake="", gate="softmax", layers=2):
+    """The recording of gates of some layers."""
+    bias = 0.1 * logits_of(9, 1)[0]
+    with recording(path):
+        for layer in range(layers):
+            if gate == "softmax":
+                choices, weights = softmax_gate(logits, mistake if layer else "")
+                tap("gate", layer=layer, logits=logits, choices=choices, weights=weights.astype(np.float32))
+            else:
+                choices, weights = sigmoid_gate(logits, bias, mistake if layer else "")
+                tap("gate", layer=layer, logits=logits, choices=choices, weights=weights.astype(np.float32), bias=bias)
+    return read(path)
+
+
+@pytest.mark.parametrize(
+    ("gate", "mistake", "words"),
+    [
+        ("softmax", "not divided", ["weights: softmax (100%)"]),
+        (
+            "softmax",
+            "scores in bfloat16",
+            ["near ties in bfloat16 and no finer", "softmax scores, rounded to bfloat16"],
+        ),
+        ("sigmoid", "group by its best", ["neither near ties nor explained by the logits", "a group by its best, "]),
+        ("sigmoid", "bias in the weights", ["of the same choices differ", "sigmoid + bias (the bias, which is for"]),
+    ],
+)
+def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
+    right = recorded(tmp_path / "right", logits_of(), gate=gate)
+    wrong = recorded(tmp_path / "wrong", logits_of(), mistake, gate)
+    text, agree = part(right, wrong)
+    assert not agree
+    for each in ("part in 1 of 2 gates, first in gate.1", "logits   equal", "The router is the cause", *words):
+        assert each in text
+    text, agree = part(right, right)
+    assert agree
+    assert "agree in all 2 gates" in text
+
+
+def test_ties_are_told_from_mistakes(tmp_path):
+    """Logits of few bits have equal scores; a sort that takes the higher index is no other router."""
+    logits = np.round(logits_of() * 4) / 4
+    first, second = recorded(tmp_path / "a", logits), recorded(tmp_path / "b", logits, "ties")
+    text, agree = part(first, second)
+    assert agree
+    assert "all that differs are near ties" in text
+    text, whole = explain(second[1:])
+    assert whole
+    assert "of equal scores where the lower index did not win" in text
+
+
+def test_logits_that_differ_are_not_the_router(tmp_path):
+    text, agree = part(recorded(tmp_path / "a", logits_of()), recorded(tmp_path / "b", bfloat16(logits_of())))
+    assert not agree
+    assert "the second's are all numbers of bfloat16" in text
+    assert "follow from the other logits by the same rule" in text
+    assert "The rule of the router is not the cause" in text
+
+
+def test_choices_alone_are_compared(tmp_path):
+    """As engines return them: no logits, no weights."""
+    first, (second, _) = recorded(tmp_path / "a", logits_of(), layers=1), recorded(tmp_path / "b", logits_of())
+    choices = second.choices.copy()
+    choices[0] = [e for e in range(EXPERTS) if e not in choices[0]][:CHOICES]
+    alone = Gate("engine", (100, 156), {"choices": "int32"}, choices=choices)
+    text, agree = part(first, [alone])
+    assert not agree
+    for words in ("other names", "4 of 1024 decisions differ (0.4%)", "not in both recordings", "1 neither near ties"):
+        assert words in text
+    assert "no logits were recorded" in explain([alone])[0]
+
+
+def test_experts_that_choose_are_recognised():
+    scores = softmax_affinity(logits_of()).astype(np.float32)
+    mask = np.zeros(scores.shape, bool)
+    np.put_along_axis(mask, np.argsort(-scores, axis=0, kind="stable")[:32], True, axis=0)
+    arrays, dtypes = rows({"logits": logits_of(), "choices": mask, "weights": scores * mask})
+    text, whole = explain([Gate("gate", (TOKENS,), dtypes, **arrays)])
+    assert whole
+    assert "router   softmax_expert_choice" in text
+
+
+TRANSFORMERS = {
+    "mixtral.MixtralTopKRouter": "softmax_token_choice(choices=2, normalize_selected=True)",
+    "qwen2_moe.Qwen2MoeTopKRouter": "softmax_token_choice(choices=2)",
+    "olmoe.OlmoeTopKRouter": "softmax_token_choice(choices=2)",
+    "llama4.Llama4Router": "sigmoid_token_choice(choices=2, affinity='sigmoid', normalize_selected=False)",
+    "switch_transformers.SwitchTransformersTop1Router": "softmax_token_choice(choices=1)",
+    "nllb_moe.NllbMoeTop2Router": "softmax_token_choice(choices=2, normalize_selected=True)",
+    "deepseek_v3.DeepseekV3TopkRouter": "sigmoid_token_choice(choices=2, normalize_selected=True, affinity='sigmoid', "
+    "expert_groups=4, chosen_groups=2, group_score='top_2', group_bias=True, outside='excluded', scale=2.5)",
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_routers_of_transformers_are_recognised(tmp_path, name):
+    import torch
+    import torchvision_operators  # noqa: F401
+
+    pytest.importorskip("transformers")
+    folder, _, router = name.partition(".")
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    sizes = {"hidden_size": 32, "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS}
+    more = {
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "expert_capacity": 12,
+        "routed_scaling_factor": 2.5,
+    }
+    more |= {"norm_topk_prob": folder == "deepseek_v3", "normalize_router_prob_before_dropping": True}
+    config = next(
+        c for n, c in vars(module).items() if n.endswith("Config") and n.lower().startswith(folder.replace("_", ""))
+    )
+    if folder == "llama4":
+        config = module.Llama4TextConfig
+    torch.manual_seed(0)
+    gate = getattr(module, router)(
+        config(**{k: v for k, v in (sizes | more).items() if folder != "deepseek_v3" or k != "num_experts"})
+    )
+    for tensor in (*gate.parameters(), *gate.buffers()):
+        torch.nn.init.normal_(tensor, std=0.3)
+    with torch.no_grad(), recording(tmp_path / "a", torch.nn.Sequential(gate).eval(), "0"):
+        gate(torch.randn(TOKENS, 32) if folder != "switch_transformers" else torch.randn(4, 64, 32))
+    text, whole = explain(read(tmp_path / "a"))
+    assert whole
+    assert f"router   {TRANSFORMERS[name]}" in text
+    found, options = TRANSFORMERS[name].removesuffix(")").split("(")
+    ROUTERS[found].options(width=32, experts=EXPERTS, tokens=TOKENS, **eval(f"dict({options})"))
+
+
+def test_taps_of_jax_in_a_compiled_scan(tmp_path):
+    import jax
+
+    @jax.jit
+    def model(stacked):
+        def layer(carry, logits):
+            weights, choices = jax.lax.top_k(jax.nn.softmax(logits), 2)
+            tap("gate", layer=carry, logits=logits, choices=choices, weights=weights)
+            return carry + 1, None
+
+        return jax.lax.scan(layer, 0, stacked)[0]
+
+    stacked = np.stack([logits_of(), logits_of(1)])
+    model(stacked)  # compiled before there is a recording
+    with recording(tmp_path / "a"):
+        model(stacked)
+    gates = read(tmp_path / "a")
+    assert [(gate.name, gate.tokens) for gate in gates] == [("gate.0", TOKENS), ("gate.1", TOKENS)]
+    np.testing.assert_array_equal(gates[1].logits, stacked[1])
+    assert "router   softmax_token_choice(choices=2)" in explain(gates)[0]
+
+
+MODEL = """
+import torch
+class Gate(torch.nn.Linear):
+    def forward(self, x):
+        logits = super().forward(x)
+        return logits, *logits.softmax(-1).topk(2)
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = Gate(8, 16)
+    def forward(self, x):
+        self.gate(x)
+        return x
+torch.manual_seed(0)
+model = torch.nn.Sequential(Block(), Block())
+function = lambda: model
+def raising(x): raise KeyError("no such expert")
+def data(): return [torch.randn(2, 5, 8), torch.randn(3, 5, 8)]
+def nan(): return torch.full((2, 8), float("nan"))
+def outputs(module, inputs, output): return {"logits": output[0]}
+"""
+
+
+@pytest.fixture
+def record(run, target, tmp_path):
+    name = target("own_model", MODEL)
+    return lambda model, *more: run("record", f"{name}:{model}", "--out", tmp_path / "a.safetensors", *more)
+
+
+def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
+    for model in ("model", "function"):
+        status, printed, _ = record(model, "--module", "*.gate", "--data", "own_model:data")
+        assert (status, "2 gates, 50 tokens" in printed) == (0, True)
+    assert [gate.calls for gate in read(tmp_path / "a.safetensors")] == [(10, 15), (10, 15)]
+    np.savez(tmp_path / "x.npz", np.ones((4, 8), np.float32))
+    record("model", "--module", "*.gate", "--data", tmp_path / "x.npz", "--outputs", "own_model:outputs")
+    assert read(tmp_path / "a.safetensors")[0].choices is None
+    record("model", "--module", "*.gate", "--data", "own_model:data")
+    status, printed, _ = run("explain", tmp_path / "a.safetensors")
+    assert (status, "0.gate, 1.gate: 50 tokens" in printed) == (0, True)
+    assert run("explain", *[tmp_path / "a.safetensors"] * 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("model --module *.gates --data own_model:data", "matches no module; near it: 0.gate, 1.gate"),
+        (
+            "model --module 0 --data own_model:data",
+            "the shape of its input: a block, and not its gate; say by outputs=",
+        ),
+        ("model --module *.gate", "data=None: a torch model needs both"),
+        ("model --module *.gate --data own_model:nan", "0.gate: logits are not finite, the first at [0, 0]"),
+        ("raising --data own_model:data", "raised in batch 0 KeyError: 'no such expert'"),
+        ("raising --module x --data absent.npz", "absent.npz: cannot be read"),
+        ("absent --data own_model:data", "model='own_model:absent': cannot be imported"),
+        ("model --module *.gate --data own_model:data --outputs own_model:raising", "raising() takes 1"),
+        ("data --module *.gate", "nothing was recorded: no tap was reached"),
+    ],
+)
+def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
+    status, _, error = record(*arguments.split())
+    assert status == 2
+    assert words in error
+    assert not (tmp_path / "a.safetensors").exists()
+
+
+def changed(path, change):
+    """The file with other metadata or arrays, and checksums that are right."""
+    with safe_open(path, "np") as file:
+        metadata = dict(file.metadata())
+    arrays, record = load_file(path), unsigned(metadata[KEY].encode())
+    change(arrays, record)
+    record["tensors"] = _digest(arrays)
+    save_file(arrays, path, {KEY: signed(record).decode()})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda arrays, record: record.update(version=2), "version 2, this moespec reads"),
+        (lambda arrays, record: record.update(gates=[]), "no gates"),
+        (lambda arrays, record: record["gates"][1].update(name="gate.0"), "two gates have one name"),
+        (lambda arrays, record: record["gates"][0].update(name="\x1b[2J"), "printable"),
+        (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected (255 tokens"),
+        (lambda arrays, record: record["gates"][0].update(calls=["a"]), "not numbers of tokens"),
+        (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
+        (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "not finite, the first at [3, 2]"),
+        (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
+        (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),
+        (lambda arrays, record: arrays.update({"0/other": np.ones(1)}), "not an array of a recording"),
+        (
+            lambda arrays, record: arrays.update({"0/weights": np.ones((256, 3), np.float32)}),
+            "not those of as many choices",
+        ),
+    ],
+)
+def test_a_stranger_s_file_is_checked(tmp_path, change, words):
+    recorded(tmp_path / "a", logits_of())
+    changed(tmp_path / "a", change)
+    with pytest.raises(FileError) as caught:
+        read(tmp_path / "a")
+    assert str(tmp_path / "a") in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_damaged_file(tmp_path, run):
+    path = tmp_path / "a.safetensors"
+    recorded(path, logits_of())
+    content = path.read_bytes()
+    for damaged in (b"", content[:100], content[:-1], content[:-1] + b"\0\0", content[:-1] + bytes([content[-1] ^ 1])):
+        path.write_bytes(damaged)
+        status, _, error = run("explain", path)
+        assert status == 2
+        assert str(path) in error
+    save_file({"x": np.ones(1)}, path)
+    assert "not a recording" in run("explain", path)[2]
+    assert "expected one, or two" in run("explain", path, path, path)[2]
+
+
+def test_recordings_of_other_shapes(tmp_path):
+    first = recorded(tmp_path / "a", logits_of())
+    with pytest.raises(ShapeError, match=r"gate.0: 256 tokens in the first recording, 128 in the second"):
+        part(first, recorded(tmp_path / "b", logits_of(tokens=128)))
+    with pytest.raises(ShapeError, match=r"the first has 2 gates, the second 1; in one alone: gate.1"):
+        part(first, first[:1])
+
+
+def test_calls_that_differ_and_recordings_within_each_other(tmp_path):
+    with recording(tmp_path / "a") as recorder:
+        tap("gate", logits=logits_of())
+        recorder.note("other", {"logits": logits_of()})
+        recorder.note("other", {"logits": logits_of(), "choices": top(logits_of())})
+        with pytest.raises(RunError, match="other: arrays differ from call to call"):
+            recorder.gates()
+        del recorder.calls["other"]
+        with pytest.raises(RunError, match="already"), recording(tmp_path / "b"):
+            pass
+    tap("gate", logits=logits_of())  # nothing is recorded now
+    write(tmp_path / "c", read(tmp_path / "a"))
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "a").read_bytes()
