@@ -123,11 +123,12 @@ class Making:
         joined = {}
         for name, first in groups[0].items():
             output = self.output(stage, name)
-            missing = len(output.axes.split()) - first.ndim
+            axes = output.axes.split()
+            missing = len(axes) - first.ndim
             stacked = np.stack([group[name] for group in groups])
             if output.summed:
                 joined[name] = stacked.sum(axis=0)
-            elif missing == 1 and not function(stage.call).batched:
+            elif missing == 1 and axes[0] in GROUPS and not function(stage.call).batched:
                 joined[name] = stacked
             elif missing > 1 or len(groups) == 1:  # it does not depend on the tokens
                 joined[name] = first

@@ -71,6 +71,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     **dict.fromkeys(
         ("batch_priority", "expert_load", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)
     ),
+    **dict.fromkeys(("excess_gates", "relu_loss"), (CHOICES,)),
     **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
     **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
     **dict.fromkeys(
@@ -94,6 +95,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("capacity_factor", 9.0, "More slots than tokens."),
         _option("weights", "softmax", "There are two kinds of weights."),
     ),
+    "ROUTERS.relu.route": (CHOICES, _option("penalty_multiplier", 0.0, "The penalty would become 0.")),
     "ROUTERS.s_base.route": (_option("choices", 2, NONE),),
     "ROUTERS.soft_moe.route": (_option("eval_capacity_factor", 2.0, NONE),),
     "ROUTERS.softmax_expert_choice.route": (

@@ -143,10 +143,12 @@ def routed(page: Page) -> Routed:
     params = {name: np.asarray(value, np.float64) for name, value in initial.items()}
     identity = {name: np.eye(3) for name, value in params.items() if name == "kernel" and value.shape == (3, 3)}
     params |= identity
+    state = {name: np.asarray(value, np.float64) for name, value in router.initial_state(options).items()}
     inputs = {"tokens": LOGITS, **{f"params/{name}": value for name, value in params.items()}}
+    inputs |= {f"state/{name}": value for name, value in state.items()}
     results: list[Any] = []
     recorder = Recorder(spec, inputs, _into(results))
-    output = router.bind(recorder).route(params, LOGITS, options)
+    output = router.bind(recorder).route(params, LOGITS, options, state=state)
     steps = [
         Step(stage.call, _written(stage, stage.arguments), list(_results(stage, result)))
         for stage, result in zip(recorder.stages, results, strict=True)

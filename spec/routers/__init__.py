@@ -29,6 +29,7 @@ assigned.
 | `gshard` | softmax | its fraction of the two | Token Choice, K = 2 | K T |
 | `image_choice` | softmax of the mean token of an image | same | Token Choice, alike for all tokens of an image | none |
 | `mixture_of_depths` | logits | same, or their sigmoid | Expert Choice | T |
+| `relu` | logits above 0 | same | Expert Choice among these | none |
 
 T' is the number of tokens that importance-score routing leaves.
 

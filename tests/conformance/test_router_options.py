@@ -17,6 +17,7 @@ UNSEEN = {
     **{("soft_moe", name): "slots are parameters" for name in ("capacity_factor", "rounding", "multiple_of", "slots_per_expert")},
     ("hash", "hashes"): "several hashes are no routing, but the function multi_hash_mlp",
     ("hash", "ids"): "the table, a parameter, has that many",
+    ("relu", "initial_penalty"): "the state, an input, has it at the start",
     ("cosine_token_choice", "initial_temperature"): "a parameter has it, at the start",
     ("noisy_top_k", "normalize_selected"): "the gates of the chosen have the sum 1 as they are",
 }  # fmt: skip

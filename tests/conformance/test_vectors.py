@@ -31,6 +31,7 @@ WITHOUT_TIES = {
     "hierarchical_load_loss",
     *(
         "limoe",
+        "image_pooling",
         "logit_cap",
         "mixer",
         "moco",

@@ -108,7 +108,7 @@ def test_a_parameter_that_is_missing(name):
     needed = {"ids": np.zeros(6, int)} if router.needs else {}
     part = {"hash": "tables", "soft_moe": "slots"}.get(name, "kernel")
     with pytest.raises(ConfigError, match=f"params: {name} needs '{part}', and it is missing"):
-        router.route({}, LOGITS, options, **needed)
+        router.route({}, LOGITS, options, state=router.initial_state(options), **needed)
 
 
 def test_the_way_out_of_too_few_tokens_is_named():

@@ -1,0 +1,139 @@
+"""ReLU routing: gates, their loss, how many are too many, the penalty, and the router `relu`."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.routers import LAYER, router_case
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+FUNCTIONS = (
+    Function(
+        "relu_affinity",
+        {"gates": Output("groups tokens experts")},
+        Choice(
+            lambda logits: np.stack([logits, np.zeros_like(logits)], axis=-1),
+            lambda pairs, scale, options: token_choice_margin(pairs, scale, 1),
+        ),
+    ),
+    Function("relu_loss", {"loss": Output()}),
+    Function("excess_gates", {"excess": Output(scale="unit", summed=True)}),
+    Function("renewed_penalty", {"penalty": Output()}),
+)
+NAME, PARTS, FLAG = "relu", "relu_routing", "sparsity_penalty"
+GATES, LOSS, EXCESS, PENALTY = "relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"
+
+
+def _scalar(value: float) -> Tensor:
+    return tensor(np.float32(value), "")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    yield from _parts()
+    case = partial(router_case, NAME, groups=2)
+    penalty = {"penalty": _scalar(0.25)}
+    purpose = "Training: the loss with the penalty of the state, which is renewed."
+    yield case("too_dense", "value", purpose, "generated_code", FLAG, train=True, state=penalty, penalty_multiplier=1.5)
+    purpose = "Evaluation, with the penalty of the state."
+    yield case("evaluation", "value", purpose, FLAG, train=False, state=penalty)
+    purpose = "Three experts should have a token, which fewer have; the penalty falls by the default."
+    yield case("too_sparse", "value", purpose, FLAG, train=True, state=penalty, choices=3)
+    purpose = "An expert with a capacity keeps its largest gates; the factor of evaluation, rounded, is another."
+    few: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 2, "state": penalty}
+    yield case("capacity", "overflow", purpose, "capacity_rounding", train=True, **few)
+    few |= {"slots_per_expert": 5, "eval_capacity_factor": 1.25, "multiple_of": 1, "rounding": "round"}
+    yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **few)
+    del few["eval_capacity_factor"]
+    yield case("slots", "overflow", "Two slots.", "capacity_rounding", train=False, **{**few, "slots_per_expert": 2})
+    yield case("zero_kernel", "tie", "No logit is above 0.", "empty_slot", zero=True, train=True, state=penalty)
+    small: dict[str, Any] = {"sizes": (4, 3, 3), "train": True, "by": LAYER, "state": penalty}
+    yield case("gradient", "gradient", "With the loss.", FLAG, "stop_gradient", losses=True, **small)
+
+
+def _parts() -> Iterator[Definition]:
+    case = {name: partial(single, PARTS, name) for name in (GATES, LOSS, EXCESS, PENALTY)}
+    signed = groups_tokens([[[0.5, 0.0, -0.25], [2.0**-20, -(2.0**-20), 1.0]]])
+    yield case[GATES]("gates", "tie", "Logits above 0, at 0 and below it.", FLAG, logits=signed)
+    yield case[GATES]("gates_gradient", "gradient", "By the logits.", FLAG, logits=logits(f"{PARTS}/a", (1, 4, 3)))
+    gates = groups_tokens(np.maximum(logits(f"{PARTS}/b").array, 0))
+    yield case[LOSS](
+        "loss", "value", "Two groups, one choice of three.", FLAG, gates=gates, penalty=_scalar(0.75), choices=1
+    )
+    yield case[LOSS](
+        "loss_choices", "value", "Two choices of three.", FLAG, gates=gates, penalty=_scalar(1.5), choices=2
+    )
+    purpose = "By the gates; where they are 0 there is no derivative, so that here they are below."
+    below: dict[str, Any] = {"gates": logits(f"{PARTS}/c", (2, 4, 3)), "penalty": _scalar(0.5), "choices": 1}
+    yield case[LOSS]("loss_gradient", "gradient", purpose, FLAG, "stop_gradient", **below)
+    yield case[EXCESS]("excess", "value", "Two groups, whose excess adds.", FLAG, gates=gates, choices=1)
+    for name, excess in (("rises", 1.0), ("stays", 0.0), ("falls", -300.0)):
+        given: dict[str, Any] = {"penalty": _scalar(0.375), "excess": _scalar(excess)}
+        yield case[PENALTY](f"penalty_{name}", "value", f"The penalty {name}.", FLAG, **given, multiplier=1.2)
+
+
+# Variants.
+
+
+def penalty_divided_at_the_target(B: Any, penalty: Any, excess: Any, *, multiplier: float = 1.2) -> Any:
+    """The penalty is divided, too, where exactly as many gates are above 0 as there should be."""
+    return np.where(excess > 0, penalty * multiplier, penalty / multiplier)
+
+
+def penalty_in_proportion(B: Any, penalty: Any, excess: Any, *, multiplier: float = 1.2) -> Any:
+    """The penalty moves by its multiplier to the power of the excess."""
+    return penalty * multiplier ** np.clip(excess, -3, 3)
+
+
+def loss_without_load(B: Any, gates: Any, penalty: Any, *, choices: int) -> Any:
+    """The loss is the L1 norm of the gates, all experts alike."""
+    return penalty * gates.sum(axis=2).mean()
+
+
+def loss_of_a_smooth_count(B: Any, gates: Any, penalty: Any, *, choices: int) -> Any:
+    """The number of tokens of an expert carries the gradient of its gates."""
+    smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
+    return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
+
+
+def excess_of_the_mean_group(B: Any, gates: Any, *, choices: int) -> Any:
+    """The excess of several groups is their mean, not their sum."""
+    return B.excess_gates(gates, choices=choices) / len(gates)
+
+
+def gates_leak(B: Any, logits: Any) -> Any:
+    """Logits below 0 have a small gate."""
+    return np.where(logits.real > 0, logits, logits / 64)
+
+
+# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+
+
+def best_gates_alone(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """A token goes to the K best of the experts whose gate is above 0."""
+    gates = B.relu_affinity(B.router_logits(tokens, params["kernel"]))
+    last = -np.sort(-gates.real, axis=2)[:, :, options.choices - 1, None]
+    capacity = options.capacity(train=bool(more.get("train")))
+    best = np.where(gates.real >= last, gates, 0)
+    return rerouted(B, route(params, tokens, options, **more), B.expert_choice(best, capacity=capacity, drop_zero=True))
+
+
+VARIANTS = (
+    variant(penalty_divided_at_the_target, PENALTY, ledger="RE-1b"),
+    variant(penalty_in_proportion, PENALTY),
+    variant(loss_without_load, LOSS, ledger="RE-2b"),
+    variant(loss_of_a_smooth_count, LOSS, ledger="RE-3b"),
+    variant(excess_of_the_mean_group, EXCESS),
+    variant(gates_leak, GATES),
+    variant(best_gates_alone, NAME, ledger="RE-5b"),
+)

@@ -1,0 +1,158 @@
+"""ReLU routing: gates that are 0 by themselves, and a penalty that holds how many are not.
+
+| here | ReMoE (arXiv 2412.14711), sections 3.2-3.4 |
+|---|---|
+| `gates` (T, E) | R(x), ReLU(x W) |
+| `choices` | k, the mean number of experts of a token |
+| `relu_loss` | lambda L_reg,lb, of one layer |
+| `penalty` | lambda |
+| `multiplier` | alpha |
+
+Ambiguity ledger
+
+RE-1: What becomes of the penalty where exactly as many gates are above 0 as there should be?
+    Reading: it stays.
+        By: the paper, eq. (7).
+    Alternative b: it is divided.
+        By: thu-ml/ReMoE, megatron/training/training.py, train.
+
+Often done differently
+
+RE-2: How does the loss weight the gates of an expert?
+    Reading: by the number of its tokens, relative to what it should be, so that it balances the load.
+        By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
+    Alternative b: alike, the L1 norm.
+        By: the paper, eq. (9), which it replaces.
+RE-3: Does the number of tokens of an expert carry a gradient?
+    Reading: no.
+        By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
+    Alternative b: yes, of a smooth count.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_choices, check_positive
+from moespec.spec.numerics import Array, Shared
+from moespec.spec.routing import Summed
+from moespec.spec.values import as_array, as_scalar
+
+__all__ = ["excess_gates", "relu_affinity", "relu_loss", "renewed_penalty"]
+
+ALGORITHMS = (
+    Algorithm(
+        "relu_routing",
+        "Wang et al. 2024 (arXiv 2412.14711)",
+        1,
+        ("relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"),
+    ),
+)
+
+
+def relu_affinity(logits: ArrayLike) -> Array:
+    """The logits above 0, and 0 for the others. At 0 the derivative is 0.
+
+    Args:
+        logits: (tokens, experts).
+
+    Returns:
+        (tokens, experts), at least 0.
+
+    Raises:
+        ShapeError: `logits` does not have the axes above.
+        DtypeError: `logits` is not floating.
+        ContractError: `logits` holds NaN or infinity.
+
+    Source: ReMoE, section 3.2.
+
+    >>> relu_affinity([[0.5, -0.25]]).tolist()
+    [[0.5, 0.0]]
+    """
+    logits = as_array("logits", logits, "tokens experts")
+    return np.where(logits.real > 0, logits, 0.0)
+
+
+def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
+    """The penalty times the L1 norm of the gates with the weight f of the expert, which carries no gradient:
+
+        loss = lambda / T sum_te f[e] R[t, e],    f[e] = E / (K T) #{t : R[t, e] > 0}
+
+    Args:
+        gates: R, (tokens, experts), at least 0.
+        penalty: lambda, a scalar.
+        choices: K, from 1 to experts.
+
+    Returns:
+        A scalar of at least 0.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError: `gates` does not have the axes above, or `penalty` is not a scalar.
+        DtypeError: `gates` or `penalty` is not floating.
+        ContractError: `gates` or `penalty` holds NaN or infinity.
+
+    Source: ReMoE, eqs. (6), (10) and (11).
+
+    >>> float(relu_loss([[0.5, 0.0], [0.25, 0.25]], 1.0, choices=1))
+    0.875
+    """
+    gates, penalty = as_array("gates", gates, "tokens experts"), as_scalar("penalty", penalty)
+    tokens, experts = gates.shape
+    active = np.sum(gates.real > 0, axis=0) * (experts / (check_choices(choices, experts) * tokens))
+    return penalty * np.sum(active * gates.mean(axis=0))
+
+
+def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
+    """How many more gates are above 0 than there should be, `#{(t, e) : R[t, e] > 0} - K T`.
+
+    It has the sign of the target sparsity 1 - K / E less the sparsity, and adds over groups, accumulated parts and devices.
+
+    Args:
+        gates: R, (tokens, experts).
+        choices: K, from 1 to experts.
+
+    Returns:
+        A scalar, a whole number as a float; of several groups their sum.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError: `gates` does not have the axes above.
+        DtypeError: `gates` is not floating.
+        ContractError: `gates` holds NaN or infinity.
+
+    Source: ReMoE, eqs. (7) and (8).
+
+    >>> float(excess_gates([[0.5, 0.0], [0.25, 0.25]], choices=1))
+    1.0
+    """
+    gates = as_array("gates", gates, "tokens experts")
+    tokens, experts = gates.shape
+    return np.asarray(np.sum(gates.real > 0) - check_choices(choices, experts) * tokens, np.float64)
+
+
+def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
+    """The penalty after a step: multiplied if too many gates were above 0, divided if too few, `lambda alpha^sign(excess)`.
+
+    Args:
+        penalty: lambda, a scalar.
+        excess: a scalar, from `excess_gates`.
+        multiplier: alpha, greater than 0.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ConfigError: `multiplier` is not greater than 0.
+        ShapeError: `penalty` or `excess` is not a scalar.
+        DtypeError: `penalty` or `excess` is not floating.
+        ContractError: `penalty` or `excess` holds NaN or infinity.
+
+    Source: ReMoE, eq. (7).
+
+    >>> [float(renewed_penalty(0.5, excess, multiplier=2.0)) for excess in (3.0, 0.0, -1.0)]
+    [1.0, 0.5, 0.25]
+    """
+    penalty, excess = as_scalar("penalty", penalty), as_scalar("excess", excess)
+    factor = check_positive("multiplier", multiplier)
+    return penalty * np.where(excess.real > 0, factor, np.where(excess.real < 0, 1 / factor, 1.0))

@@ -1,0 +1,122 @@
+"""ReLU routing: a token goes to the experts whose logits are above 0, however many, with these as weights.
+
+| here | ReMoE (arXiv 2412.14711), section 3 |
+|---|---|
+| `kernel` (D, E) | W |
+| `choices` | k |
+| `penalty`, a state | lambda, from `initial_penalty` |
+| `penalty_multiplier` | alpha |
+
+The paper drops no token: `capacity_factor` is infinite unless given, and then an expert keeps the tokens of its largest gates.
+
+Ambiguity ledger
+
+RE-4: Have the layers of a model one penalty?
+    Reading: no, each its own, moved by its own sparsity.
+    Alternative b: yes, moved by the mean sparsity of all layers.
+        By: the paper, eqs. (6)-(8); thu-ml/ReMoE, megatron/training/training.py, train.
+
+Often done differently
+
+RE-5: How many experts has a token?
+    Reading: as many as have a gate above 0, also none.
+        By: the paper, section 3.2; thu-ml/ReMoE, megatron/core/transformer/moe/router.py,
+        ReLURouter.l1_reg_load_balancing.
+    Alternative b: the K best of these.
+"""
+
+import math
+from dataclasses import dataclass
+
+from moespec.spec.options import CapacityOptions
+from moespec.spec.ranges import Count, Factor, Positive
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import init_kernel, logits, output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Kept, Params, RouterOutput, State
+
+__all__ = ["ROUTER", "Options", "route", "state", "update"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CapacityOptions):
+    """Options of `relu`; without a capacity factor it drops no token."""
+
+    choices: Count = 1
+    """experts K that a token chooses, as the mean over all tokens to which the penalty leads"""
+    capacity_factor: Factor = math.inf
+    initial_penalty: Positive = 1e-8
+    """weight of the loss that makes gates 0, before the first step"""
+    penalty_multiplier: Positive = 1.2
+    """what the penalty is multiplied with after a step with too many gates above 0, and divided by after one with too few"""
+
+    @property
+    def items(self) -> tuple[int, int]:
+        """Every token requests one slot for each of its choices."""
+        return self.tokens, self.choices
+
+    def capacity(self, *, train: bool = True) -> int:
+        """Slots C of an expert, at most one for each token."""
+        return min(super().capacity(train=train), self.tokens)
+
+
+def state(options: Options) -> dict[str, Kept]:
+    """`penalty`, a scalar."""
+    return {"penalty": Kept((), options.initial_penalty)}
+
+
+def route(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """All tokens with a gate above 0, weighted by it, and the loss with the penalty. There is no noise.
+
+    state: `penalty`, a scalar. `statistics["excess"]`: `excess_gates`.
+
+    Source: ReMoE, section 3.
+
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> import numpy as np
+    >>> router = ROUTERS["relu"]
+    >>> options = router.options(width=3, experts=3, tokens=6, initial_penalty=0.5, penalty_multiplier=2.0)
+    >>> state = router.initial_state(options)
+    >>> found = router.route({"kernel": np.eye(3)}, LOGITS, options, state=state, train=True)
+    >>> slot_tokens(found.routing).tolist()
+    [[4, 1, 0, 5, 3, 2], [5, 1, 2, 6, 6, 6], [3, 4, 6, 6, 6, 6]]
+    >>> float(found.statistics["excess"]), float(router.update(options, state, found.statistics)["penalty"])
+    (5.0, 1.0)
+    """
+    gates = B.relu_affinity(logits(B, params, tokens, options))
+    routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
+    loss = B.relu_loss(gates, state["penalty"], choices=options.choices)
+    excess = B.excess_gates(gates, choices=options.choices)
+    found = output(B, options, routing)
+    metrics = {**found.metrics, "relu_loss": loss}
+    return found._replace(losses={"relu": loss}, metrics=metrics, statistics={"excess": excess})
+
+
+def update(B: Blocks, options: Options, state: State, statistics: State) -> State:
+    """The state after a step, of the `excess` of all its tokens: see `renewed_penalty`."""
+    multiplier = options.penalty_multiplier
+    return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
+
+
+ROUTER = Router(
+    __name__,
+    "Wang et al. 2024 (arXiv 2412.14711), section 3",
+    Options,
+    init_kernel,
+    route,
+    state=state,
+    renew=update,
+    balances="the load of the experts by a loss, whose weight holds the mean number of experts of a token",
+    cost="T D E; an expert may be given every token",
+    drops="tokens without a gate above 0; with a capacity, those beyond it",
+)
