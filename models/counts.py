@@ -196,7 +196,10 @@ def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int, fille
     if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine
         router = float(T * filled * (6 * D + 2 * SOFTMAX))
     else:
-        router = T * E * SOFTMAX + 2 * T * D * _columns(layer) + 2 * filled * D
+        routed = settings.images if layer.router == "image_choice" else T  # type: ignore[attr-defined]
+        router = routed * (E * SOFTMAX + 2 * D * _columns(layer)) + 2 * filled * D
+        if layer.router == "cosine_token_choice":
+            router += 2 * T * settings.dimensions * E  # type: ignore[attr-defined]
         router += 8 * T * E * getattr(settings, "sinkhorn_iterations", 0) * layer.router.startswith("sinkhorn")
     return {"experts": groups * _mlp(filled, D, hidden, gelu), "routers": groups * router}
 
@@ -206,6 +209,8 @@ def _columns(layer: MoeLayer) -> int:
     settings: Any = layer.settings
     if layer.router == "hash":
         return 0
+    if layer.router == "cosine_token_choice":
+        return int(settings.dimensions)
     if layer.router == "dselect_k":
         return int(settings.choices * (settings.experts + math.ceil(math.log2(settings.experts))))
     return int(getattr(settings, "columns", settings.experts))

@@ -235,7 +235,7 @@ class MoeLayer(NamedTuple):
     settings: RouterOptions
     groups: int
     items: str
-    path: str
+    path: str = ""
 
 
 def split(items: int, group: int, what: str, field: str, *, inputs: str = "images") -> int:

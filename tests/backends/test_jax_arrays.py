@@ -38,14 +38,17 @@ def test_bfloat16_layer(name):
     x, experts = B.from_numpy((X, MLP), "bfloat16")
 
     def total(x, params, experts):
-        out = B.ROUTERS[name].route(params, x, config)
+        out = B.ROUTERS[name].route(params, x, config, state=spec.ROUTERS[name].initial_state(config))
         assert {leaf.dtype for leaf in jax.tree.leaves(out.routing)} <= {np.dtype("float32"), np.dtype("int32")}
         y = B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
         return B.sum(B.cast(y, "float32")), y
 
     (_, got), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(x, B.from_numpy(params), experts)
     x, experts = B.to_numpy((x, experts))
-    routings = [spec.ROUTERS[name].route(params, group, config).routing for group in x]
+    routings = [
+        spec.ROUTERS[name].route(params, group, config, state=spec.ROUTERS[name].initial_state(config)).routing
+        for group in x
+    ]
     want = [spec.moe_layer(x[g], routings[g], partial(spec.expert_mlp, params=experts)) for g in range(GROUPS)]
     assert (got.dtype, gradient.dtype) == ("bfloat16", "bfloat16")
     np.testing.assert_allclose(B.to_numpy(got), want, atol=0.03 * np.abs(want).max())
@@ -74,7 +77,11 @@ def test_float32_where_float64_is_allowed(name, train):
     params, noise = B.ROUTERS[name].init(rng, config), router_inputs.noise(rng, name, config, GROUPS)
 
     def layer(params, x, noise):
-        return B.ROUTERS[name].route(params, x, config, noise=noise, train=train).routing
+        return (
+            B.ROUTERS[name]
+            .route(params, x, config, state=spec.ROUTERS[name].initial_state(config), noise=noise, train=train)
+            .routing
+        )
 
     narrow = jax.jit(layer)(params, X.astype(np.float32), noise)
     with jax.enable_x64(True):
@@ -92,7 +99,7 @@ def test_layer_traces_under_strict_promotion(name):
     noise = router_inputs.noise(rng, name, config, GROUPS)
 
     def layer(x, noise, experts):
-        out = B.ROUTERS[name].route(params, x, config, noise=noise)
+        out = B.ROUTERS[name].route(params, x, config, state=spec.ROUTERS[name].initial_state(config), noise=noise)
         return B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
 
     with jax.numpy_dtype_promotion("strict"):

@@ -69,7 +69,7 @@ def test_takes_the_place_of_an_mlp(router, x):
     assert all(parameter.grad is not None for parameter in model.parameters())
     assert losses[-1] < 0.9 * losses[0]
     assert ("z" in model[1].mlp.losses) == (
-        router not in ("soft_moe", "hash", "dselect_k", "base", "hierarchical_top_k")
+        router not in ("soft_moe", "hash", "dselect_k", "base", "hierarchical_top_k", "mixture_of_depths", "relu")
     )
     assert model[1].mlp.metrics["load"].shape == (4,)
 

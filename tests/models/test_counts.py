@@ -54,7 +54,8 @@ def test_training_counts_its_own_capacity_and_what_is_computed_again() -> None:
     assert counts.training_flops(model, 6, passes=4) == counts.training_flops(model, 8)
 
 
-ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_k": 4, "dselect_k": 2}
+ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_k": 4, "dselect_k": 2,
+         "sigmoid_token_choice": 2, "relu": 1, "image_choice": 1}  # fmt: skip
 """Routers that give an expert room for every token, and the choices of a token: the experts run in a loop."""
 MODELS = [
     *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
@@ -98,7 +99,11 @@ def routed(name: str, **settings: float) -> tuple[MoeLayer, np.ndarray]:
     given = {"ids": jnp.zeros((1, 32), jnp.int32)} if ids else {}
     random = np.random.default_rng(0)
     tokens = jnp.asarray(random.normal(size=(1, 32, 16)), jnp.float32)
-    dispatch = router.route(router.init(random, options), tokens, options, **given).routing.dense().dispatch
+    dispatch = (
+        router.route(router.init(random, options), tokens, options, state=router.initial_state(options), **given)
+        .routing.dense()
+        .dispatch
+    )
     return MoeLayer("0", name, options, 1, "patches"), np.asarray(dispatch)
 
 
@@ -124,8 +129,8 @@ def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
         assert counts.rows(layer) == counts.slots(layer)
     else:
         assert counts.rows(layer) == 32 * ALONE[name]
-        # The selectors of DSelect-k are not sharp before training.
-        assert name == "dselect_k" or dispatch.sum() == 32 * ALONE[name]
+        # The selectors of DSelect-k are not sharp, nor is the penalty of ReLU routing at work, before training.
+        assert name in ("dselect_k", "relu") or dispatch.sum() == 32 * ALONE[name]
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], said: Any) -> None:

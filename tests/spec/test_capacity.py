@@ -82,14 +82,15 @@ ROOMY = [name for name in WITH_CAPACITY if name != "soft_moe"]
 
 
 def choices(name):
-    return {"gshard": 2, "noisy_top_k": 2, "hierarchical_top_k": 2}.get(name, 1)
+    return {"gshard": 2, "noisy_top_k": 2, "hierarchical_top_k": 2, "sigmoid_token_choice": 2}.get(name, 1)
 
 
 def slots(name, *, train=False, **options):
     """How many slots an expert has in the routing of the worked example."""
     config = ROUTERS[name].options(width=3, experts=3, tokens=6, **options)
     params = {key: value.astype(float) for key, value in ROUTERS[name].init(np.random.default_rng(0), config).items()}
-    return ROUTERS[name].route(params, LOGITS, config, train=train).routing.dispatch.shape[2]
+    state = ROUTERS[name].initial_state(config)
+    return ROUTERS[name].route(params, LOGITS, config, state=state, train=train).routing.dispatch.shape[2]
 
 
 @pytest.mark.parametrize("name", WITH_CAPACITY)

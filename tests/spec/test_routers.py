@@ -60,7 +60,7 @@ def test_initial_parameters(name):
     elif name == "hash":
         assert params["tables"].shape == (1, 64)
         assert set(np.unique(params["tables"])) <= set(range(16))
-    else:
+    elif name != "cosine_token_choice":
         assert params["kernel"].shape == (64, 16)
         assert params["kernel"].std() == pytest.approx(64**-0.5, rel=0.03)
 
@@ -106,7 +106,7 @@ def test_a_parameter_that_is_missing(name):
     router = ROUTERS[name]
     options = router.options(**SIZES)
     needed = {"ids": np.zeros(6, int)} if router.needs else {}
-    part = {"hash": "tables", "soft_moe": "slots"}.get(name, "kernel")
+    part = {"cosine_token_choice": "projection_bias", "hash": "tables", "soft_moe": "slots"}.get(name, "kernel")
     with pytest.raises(ConfigError, match=f"params: {name} needs '{part}', and it is missing"):
         router.route({}, LOGITS, options, state=router.initial_state(options), **needed)
 
