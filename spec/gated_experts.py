@@ -34,14 +34,12 @@ GE-2: With what weight does a shared expert serve a token?
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_size
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import Array, sigmoid
-from moespec.spec.values import as_array
+from moespec.spec.values import as_array, even
 
 __all__: list[str] = []
 
@@ -61,7 +59,7 @@ def silu(x: Array) -> Array:
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """The parameters of one perceptron as those of an only expert."""
-    return {name: np.asarray(value)[None] for name, value in params.items()}
+    return {name: even(name, value)[None] for name, value in params.items()}
 
 
 def expert_parameters(
