@@ -128,12 +128,13 @@ def predict_command(
     layers = [layer.name for layer in family(model).moe_layers(model, 1)]
     likely = {"softmax": softmax, "sigmoid": sigmoid}[training.loss]
     predictions: list[Prediction] = []
-    start, todo = time.monotonic(), iter(range(len(files)))
+    start, places = time.monotonic(), iter(range(len(files)))
     with Interruption():
         for (logits, shares), _ in over(B, forward, B.from_numpy(params), dataset, split, batch=size):
             # The last batch is filled up: more rows than are left to do.
-            classes_of = likely(np.asarray(logits, np.float64))
-            for probabilities, index, *experts in zip(classes_of, todo, *shares, strict=False):
+            for probabilities, index, *experts in zip(
+                likely(np.asarray(logits, np.float64)), places, *shares, strict=False
+            ):
                 if index in read.wrong:
                     continue
                 best = np.argsort(-probabilities, kind="stable")[:top]

@@ -53,8 +53,8 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
     right = _right(B, model, params, loaded.dataset, batch) if objective_of(config).head else None
-    # The first interval has the compilation.
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
+    rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
     blocks = list(last.get("moe", {}).values())
     busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
     kept = {
@@ -64,10 +64,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "images": len(loaded.dataset.validation),
         "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
         "seconds": last["seconds"],
-        "training_milliseconds": 1e3
-        / statistics.median(
-            line["images_per_second"] for line in trained[1:] or trained
-        ),  # the first interval has the compilation
+        "training_milliseconds": 1e3 / statistics.median(rates),
         "milliseconds": milliseconds(B, model, params, batch=batch),
         "training_operations": training_flops(config, model, seen, batch=part),
         "operations": sum(counts.flops(model, batch).values()),

@@ -148,9 +148,12 @@ def test_a_study(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert results["version"] == results["runs"]["top"]["1"]["version"] == version()
     for name, runs in results["runs"].items():
         for seed, one in runs.items():
-            last = read_log(whole / "runs" / f"{name}-seed{seed}", "evaluation")[-1]
+            run = whole / "runs" / f"{name}-seed{seed}"
+            last, (_, *later) = read_log(run, "evaluation")[-1], read_log(run, "train")
             assert one["accuracy"] == last["accuracy"] == right_of(one).mean()
-            assert min(one["milliseconds"], one["training_milliseconds"]) > 0
+            rate = np.median([line["images_per_second"] for line in later])  # without that of the compilation
+            assert one["training_milliseconds"] == pytest.approx(1e3 / rate)
+            assert one["milliseconds"] > 0
             assert one["training_operations"] == 3 * 12 * 16 * one["operations"]
         accuracies = [one["accuracy"] for one in runs.values()]
         entry = results["entries"][name]
