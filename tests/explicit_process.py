@@ -16,6 +16,7 @@ from moespec.backends import jax as B
 from moespec.backends import layer as shared
 from moespec.backends.jax import equinox as for_equinox
 from moespec.backends.jax import nnx as for_nnx
+from moespec.backends.optimizer import STATE
 from moespec.models import mixer, vit
 from moespec.models.draws import of_step
 
@@ -107,7 +108,9 @@ def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
     ids = {"ids": np.tile(np.arange(TOKENS, dtype=np.int32), (IMAGES, 1))} if B.ROUTERS[router].needs == "ids" else {}
 
     def function(params: Any, x: Any, drawn: Any, ids: Any) -> Any:
-        output = B.ROUTERS[router].route(params["router"], x, layer.options, noise=drawn, train=True, **ids)
+        own = dict(params["router"])
+        state = own.pop(STATE, None)
+        output = B.ROUTERS[router].route(own, x, layer.options, state=state, noise=drawn, train=True, **ids)
         y = B.moe_mlp(x, output.routing, params["experts"])
         return (y * y).mean() + sum(output.losses.values()), (y, output.losses, output.metrics)
 
@@ -188,7 +191,7 @@ def modules() -> dict[str, Any]:
         flax = nnx.jit(lambda moe, x: moe(x))(moe, rows)
         other = for_equinox.MoE(WIDTH, 16, 4, inference=True, **settings)
         object.__setattr__(other, "experts", put(mesh, other.experts, experts))
-        equinox, _, _ = jax.jit(other.__call__)(rows)
+        equinox, *_ = jax.jit(other.__call__)(rows)
     return {"want": np.array(want), "nnx": np.array(flax), "equinox": np.array(equinox), "split": split}
 
 

@@ -19,6 +19,8 @@ from moespec.conformance.author.models import forward_function, inputs_of, prepa
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import routing_arrays
 from moespec.models.draws import of_step
+from moespec.models.layers import renewal
+from moespec.models.training.objectives.record import returned
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
 
@@ -33,17 +35,17 @@ def _prepared(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
-    """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted."""
+    """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted, and what adds."""
 
-    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
+    def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
         output = model.forward(B, config, params, batch["images"], train=train)
         loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
         for term in output.losses.values():
             loss = loss + term
         if not metrics:
-            return loss, {}
+            return returned(loss, {}, output.statistics)
         (routing,) = [routing.dense() for routing in output.routings]
-        return loss, routing_arrays(routing, sparse=config.router != "soft_moe")
+        return returned(loss, routing_arrays(routing, sparse=config.router != "soft_moe"), output.statistics)
 
     return loss_function
 
@@ -72,6 +74,7 @@ def _trained(
     # The loss is compiled here, for all targets alike; a step that can compile it again need not.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
+    options |= renewal(B, model.moe_layers(config, batch // accumulate))
     loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of parts would be averaged
     step = B.make_step(compile(loss), optimizer, **options)
     state = B.init_state(params, optimizer)
@@ -204,6 +207,11 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "noisy_top_k": (0, LEAST),
     "hierarchical_top_k": (1, {**LEAST, "experts": 4, "router_options": {"choices_per_level": 1, "branches": 2}}),
     "strictly_balanced": (1, {**LEAST, "router_options": {"capacity_factor": 1.0}}),
+    "sigmoid_token_choice": (0, {**LEAST, "router_options": {"bias_update_rate": 0.0625}}),
+    "cosine_token_choice": (0, {**LEAST, "router_options": {"dimensions": 2}}),
+    "mixture_of_depths": (0, LEAST),
+    "image_choice": (0, LEAST),
+    "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
 }
 """Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
 
