@@ -441,11 +441,10 @@ def moe(
     output = B.ROUTERS[layer.router].route(
         router, grouped, layer.settings, state=state, noise=noise, train=train, **needed
     )
-    options = {"gelu": config.gelu, "activation": "silu" if layer.experts.activation == "swiglu" else "gelu"}
+    options: Any = {"gelu": config.gelu, "activation": "silu" if layer.experts.activation == "swiglu" else "gelu"}
     if getattr(config, "round_experts", False):
-        inner = partial(B.expert_mlp, params=experts, **options)
         around = B.round_to_bfloat16
-        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(inner(slots)))
+        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(B.expert_mlp(slots, experts, **options)))
         y = with_shared(y, B.expert_mlp, grouped, shared, **options)
     else:
         y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)

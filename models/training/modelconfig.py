@@ -99,7 +99,9 @@ def _section(kind: Any, text: str, *, about: str = ABOUT, short: bool = True, **
         if name == "router_options":
             members.append((name, RouterSection, field(default_factory=RouterSection)))
         elif name == "block":  # tables of a TOML file, which have no options on a command line
-            members.append((name, Suppress[Fixed[hint]], field(default_factory=dict, hash=False)))
+            members.append(
+                (name, Suppress[Fixed[Mapping[str, Mapping[str, Any]]]], field(default_factory=dict, hash=False))
+            )
         else:
             aliases = [f"--{name}"] if short and name in SHORT else None
             marks = arg(help=more.get(name) or help_of[name], aliases=aliases)

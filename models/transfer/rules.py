@@ -6,7 +6,7 @@
 | the head, where the number of classes differs | new |
 | positions on another grid | resized, bilinearly; those of class token and registers are copied |
 | positions of registers that the source lacks | new |
-| the MLP of a block that is MoE now | copied into every expert; the router is new |
+| the MLP of a block that is MoE now | copied into every expert, if these are not gated; the router is new |
 | tables and codebook of hash layers of another size | new |
 | whatever matches `skip` | new; left out, where the model does not have it |
 | anything else that is missing, left over or of another shape | an error that names it |
