@@ -18,7 +18,7 @@ from moespec.backends.contract import filled_alone
 from moespec.models import mixer, sparse_mlp, text, transformer, vit
 from moespec.models.families import Tower, family, fewest_images
 from moespec.models.hashing import multi_hash
-from moespec.models.layers import MoeLayer
+from moespec.models.layers import Experts, MoeLayer
 from moespec.spec.options import ExpertChoiceOptions, SlotOptions
 
 __all__ = ["flops", "rows", "slots", "training_flops"]
@@ -26,7 +26,8 @@ __all__ = ["flops", "rows", "slots", "training_flops"]
 Filled = Callable[[MoeLayer], int]
 """Rows that the experts of a layer compute of a group."""
 
-GELU = {"tanh": 8, "erf": 4}
+PLAIN = Experts(0)
+GELU, SILU = {"tanh": 8, "erf": 4}, 4
 NORM, SOFTMAX = 7, 4
 """Operations for each element of a layer normalisation with scale and bias, and of a softmax."""
 
@@ -145,7 +146,7 @@ def _transformer_block(
     block: dict[str, float] = {"attention": attention, "norms": norms}
     if not layers:
         return {**block, "mlps": _mlp(S, D, config.hidden, config.gelu)}
-    return {**block, **_moe(layers[0], D, config.hidden, config.gelu, images, filled)}
+    return {**block, **_moe(layers[0], config.gelu, images, filled)}
 
 
 def _attention(config: transformer.TransformerConfig, *, queries: int, bias: bool) -> float:
@@ -170,9 +171,8 @@ def _sparse_block(
         "norms": 2 * (NORM + 1) * S * D,
         "rescaling": _rescale(outer, inner) + _rescale(inner, outer),
     }
-    widths = {"channels": (S, config.sparse_token_hidden), "tokens": (D, config.sparse_hidden)}  # by what is routed
     for layer in layers:
-        for name, value in _moe(layer, *widths[layer.items], config.gelu, images, filled).items():
+        for name, value in _moe(layer, config.gelu, images, filled).items():
             block[name] = block.get(name, 0) + value
     return block if config.experts else {**block, "mlps": _mlp(S, D, config.sparse_hidden, config.gelu)}
 
@@ -184,15 +184,18 @@ def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
     return first + (tokens * width * (2 * D + 1) if width != D else 0)
 
 
-def _mlp(rows: int, width: int, hidden: int, gelu: str) -> float:
-    return rows * (4 * width * hidden + (1 + GELU[gelu]) * hidden + width)
+def _mlp(rows: int, width: int, hidden: int, gelu: str, form: Experts = PLAIN) -> float:
+    inputs, active = 1 + form.gated, SILU if form.activation == "swiglu" else GELU[gelu]
+    kernels = 2 * (inputs + 1) * width * hidden + form.bias * (inputs * hidden + width)
+    return rows * (kernels + (active + form.gated) * hidden)
 
 
-def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int, filled_of: Filled) -> dict[str, float]:
-    settings, groups = layer.settings, layer.groups / images
-    T, D, E, filled = settings.tokens, width, settings.experts, filled_of(layer)
+def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str, float]:
+    settings, groups, of = layer.settings, layer.groups / images, layer.experts
+    T, D, E, filled = settings.tokens, settings.width, settings.experts, filled_of(layer)
     if multi_hash.chosen(settings):
-        return {"experts": groups * _mlp(T, D, hidden, gelu)}
+        return {"experts": groups * _mlp(T, D, of.hidden, gelu)}
+    experts = _mlp(filled, D, of.hidden, gelu, of) + (_mlp(T, D, of.shared, gelu, of) + T * D if of.shared else 0)
     if layer.router == "soft_moe":  # logits, softmaxes over tokens and over slots, dispatch, combine
         router = float(T * filled * (6 * D + 2 * SOFTMAX))
     else:
@@ -201,7 +204,7 @@ def _moe(layer: MoeLayer, width: int, hidden: int, gelu: str, images: int, fille
         if layer.router == "cosine_token_choice":
             router += 2 * T * settings.dimensions * E  # type: ignore[attr-defined]
         router += 8 * T * E * getattr(settings, "sinkhorn_iterations", 0) * layer.router.startswith("sinkhorn")
-    return {"experts": groups * _mlp(filled, D, hidden, gelu), "routers": groups * router}
+    return {"experts": groups * experts, "routers": groups * router}
 
 
 def _columns(layer: MoeLayer) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeV
 
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
+from moespec.backends.once.network import with_shared
 from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
@@ -29,6 +30,7 @@ __all__ = [
     "Block",
     "BlocksConfig",
     "CommonConfig",
+    "Experts",
     "Family",
     "Forward",
     "MoeLayer",
@@ -178,7 +180,7 @@ class Family(Generic[Config]):
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
         """The noise of each MoE layer in training, in order, for a batch of `images`, of shapes `(G, ...)`.
 
-        Empty if the routers take none: those of one model all take noise, or none does.
+        Empty if the routers take none.
         """
         each = [
             (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
@@ -221,13 +223,34 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
     return blocks
 
 
+class Experts(NamedTuple):
+    """What the experts of a layer are, whoever routes to them: their hidden width, the field `expert_activation` of a model, and whether
+    they have biases. shared: hidden width of the one that serves every token, 0 for none.
+    """
+
+    hidden: int
+    activation: str = "gelu"
+    bias: bool = True
+    shared: int = 0
+
+    @property
+    def gated(self) -> bool:
+        """Whether there is `w3`."""
+        return self.activation != "gelu"
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are perceptrons as the MLP of a dense block, and no expert is shared."""
+        return self == Experts(self.hidden)
+
+
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
     name: the number of its block, and what it mixes where a block has two ("3", "3_tokens"). router: its name.
     settings: the options of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
-    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens". path: where its
-    parameters are, as in "blocks/3/moe".
+    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens". experts: what they
+    are. path: where its parameters are, as in "blocks/3/moe".
     """
 
     name: str
@@ -235,6 +258,7 @@ class MoeLayer(NamedTuple):
     settings: RouterOptions
     groups: int
     items: str
+    experts: Experts
     path: str = ""
 
 
@@ -285,8 +309,8 @@ class Forward:
     `draws_of`.
 
     Raises ShapeError when images, or the ids of texts, have another shape, or do not fill the groups of the routers, and
-    ConfigError when the number of noise arrays is not the number of MoE layers, or when a model that drops has no `random` in
-    training.
+    ConfigError when the number of noise arrays is not the number of MoE layers whose routers take noise, or when a model that
+    drops has no `random` in training.
     """
 
     def __init__(
@@ -303,11 +327,14 @@ class Forward:
     ) -> None:
         check_shape(config, inputs)
         self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
-        if noise is not None and len(noise) != len(self.moe_layers):
-            count = len(self.moe_layers)
-            raise ConfigError(f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers")
+        noisy = [name for name, layer in self.moe_layers.items() if ROUTERS[layer.router].noise(layer.settings)]
+        if noise is not None and len(noise) != len(noisy):
+            count = len(noisy)
+            raise ConfigError(
+                f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers with noise"
+            )
         self._B, self._config, self._train = B, config, train
-        self._noise = dict(zip(self.moe_layers, noise or [], strict=False))
+        self._noise = dict(zip(noisy, noise or [], strict=False))
         self.compute = compute_dtype(B, config.dtype)
         self.drop = draws_of(B, config, random, inputs, train=train, like=like)
         self._outputs: list[RouterOutput] = []
@@ -404,8 +431,9 @@ def moe(
     ids: those of the items, `(...)`, for a router that needs them.
     """
     grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
-    experts = compute_dtype(B, config.dtype)(p["experts"])
-    needed = {} if ids is None else {"ids": regrouped(ids, grouped.shape[:2])}
+    compute = compute_dtype(B, config.dtype)
+    experts, shared = compute(p["experts"]), compute(p["shared"]) if "shared" in p else None
+    needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].needs == "ids" else {}
     if multi_hash.chosen(layer.settings):
         y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
         return regrouped(y, items.shape), output
@@ -413,12 +441,13 @@ def moe(
     output = B.ROUTERS[layer.router].route(
         router, grouped, layer.settings, state=state, noise=noise, train=train, **needed
     )
+    options: Any = {"gelu": config.gelu, "activation": "silu" if layer.experts.activation == "swiglu" else "gelu"}
     if getattr(config, "round_experts", False):
-        inner = partial(B.expert_mlp, params=experts, gelu=config.gelu)
         around = B.round_to_bfloat16
-        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(inner(slots)))
+        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(B.expert_mlp(slots, experts, **options)))
+        y = with_shared(y, B.expert_mlp, grouped, shared, **options)
     else:
-        y = B.moe_mlp(grouped, output.routing, experts, gelu=config.gelu)
+        y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)
     return regrouped(y, items.shape), output
 
 

@@ -184,14 +184,23 @@ def head(width: int, classes: int, bias: float) -> Params:
     }
 
 
-def mlp(width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw) -> Params:
-    """Two linear maps, `width -> hidden -> width`; `kernel(inputs, outputs)` draws those of a map."""
-    return {
-        "w1": Parameter((width, hidden), kernel(width, hidden)),
-        "b1": Parameter((hidden,), bias),
-        "w2": Parameter((hidden, width), kernel(hidden, width)),
-        "b2": Parameter((width,), bias),
-    }
+def mlp(
+    width: int,
+    hidden: int,
+    kernel: Callable[[int, int], Draw],
+    bias: Draw,
+    *,
+    gated: bool = False,
+    biased: bool = True,
+) -> Params:
+    """Two linear maps, `width -> hidden -> width`, and of a gated one `w3` besides, as `w1`; `kernel(inputs, outputs)` draws those of
+    a map."""
+    sizes = {"1": (width, hidden), "2": (hidden, width), **({"3": (width, hidden)} if gated else {})}
+    layout: Params = {}
+    for number, shape in sizes.items():
+        layout[f"w{number}"] = Parameter(shape, kernel(*shape))
+        layout |= {f"b{number}": Parameter(shape[1:], bias)} if biased else {}
+    return layout
 
 
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:

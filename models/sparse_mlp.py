@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
-from moespec.models.layers import MoeLayer, Output
+from moespec.models.layers import Experts, MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
@@ -166,7 +166,8 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     group = config.group_size or channels
     tokens = _settings_of(config, "tokens", group)
     groups = layers.split(channels, group, "x sparse_width channels of the images", "group_size")
-    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels", "token_moe")]
+    experts = Experts(config.sparse_token_hidden)
+    pair = [MoeLayer("tokens", config.router, tokens, groups, "channels", experts, "token_moe")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
         pair.append(
@@ -176,6 +177,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
                 _settings_of(config, "channels", together * config.sparse_tokens),
                 groups,
                 "tokens",
+                Experts(config.sparse_hidden),
                 "channel_moe",
             )
         )

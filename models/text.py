@@ -31,7 +31,7 @@ from moespec.backends.contract import Backend
 from moespec.models import layers, parameters, transformer
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, lecun_normal, normal
-from moespec.models.transformer import DECIDED, moe_blocks, router_config, takes_ids
+from moespec.models.transformer import DECIDED, moe_blocks, takes_ids
 from moespec.spec.ranges import Count
 from moespec.spec.routing import Params
 
@@ -104,14 +104,10 @@ NAMES: tuple[str, ...] = tuple(SIZES)
 
 def moe_layers(config: TextConfig, texts: int) -> list[MoeLayer]:
     """The MoE layers, in block order, for a batch of `texts`. Raises ShapeError when these do not fill the groups."""
-    blocks = moe_blocks(config)
-    if not blocks:
+    if not moe_blocks(config):
         return []
     groups = layers.split(texts, config.group_texts, "texts", "group_texts", inputs="ids")
-    return [
-        MoeLayer(str(block), config.router, router_config(config), groups, "tokens", f"blocks/{block}/moe")
-        for block in blocks
-    ]
+    return transformer.moe_layers(config, groups, "tokens")
 
 
 def _layout(config: TextConfig) -> Params:

@@ -9,15 +9,17 @@ Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); google-res
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
+from moespec.models.checks import check_names
 from moespec.models.hashing import multi_hash
+from moespec.models.layers import Experts, MoeLayer
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.models.router_options import Decided, check_options, options_of, settings
+from moespec.models.router_options import Decided, check_options, named, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import SMALLEST, Count, Range
@@ -31,7 +33,10 @@ __all__ = [
     "TransformerConfig",
     "blocks",
     "blocks_layout",
+    "id_blocks",
     "moe_blocks",
+    "moe_layers",
+    "of_block",
     "pool_layout",
     "pooled",
     "router_config",
@@ -41,9 +46,16 @@ __all__ = [
 Array = Any
 Norm = Callable[[Params, Array], Array]
 """A layer normalisation with the parameters of one."""
+Config = TypeVar("Config", bound="TransformerConfig")
 
 DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
 """What follows from the model, of the options of its routers."""
+
+OF_BLOCK = (
+    *("router", "experts", "router_options", "expert_init"),
+    *("expert_hidden", "expert_activation", "expert_bias", "shared_experts"),
+)
+"""The fields that a MoE block may have of its own: its router, and its experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,18 @@ class TransformerConfig(layers.BlocksConfig):
     """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
     expert_init: Literal["independent", "shared"] = "independent"
     """initial values for each expert, or the same for all experts of a block"""
+    expert_hidden: layers.Size = 0
+    """hidden width of an expert; 0: that of an MLP"""
+    expert_activation: Literal["gelu", "geglu", "swiglu"] = "gelu"
+    """what an expert is: a perceptron, gelu(x w1 + b1) w2 + b2, or a gated one, (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu has
+    silu in the place of gelu"""
+    expert_bias: bool = True
+    """experts have biases"""
+    shared_experts: layers.Size = 0
+    """experts of a block that serve every token, besides those that its router chooses among; they are one of their joint width"""
+    block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """router and experts of single MoE blocks, by number: what differs of the fields router, experts, router_options and so on;
+    router_options are those that differ from the model's, or, with another router, from its defaults"""
     dropout: float = 0.0
     """rate at which single entries become 0 in training: after the embedding, after each attention, inside each dense MLP (after
     its activation) and after each MLP or MoE layer"""
@@ -82,6 +106,29 @@ class TransformerConfig(layers.BlocksConfig):
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)
+        object.__setattr__(self, "_own", {number: self._with_own(number, own) for number, own in self.block.items()})
+
+    def _with_own(self, number: str, own: Mapping[str, Any]) -> Self:
+        """The model with the fields of one block."""
+        blocks = [str(block) for block in moe_blocks(self)]
+        if number not in blocks:
+            expected = ", ".join(map(repr, blocks)) or "of which there are none"
+            raise ConfigError(f"block.{number}: expected one of the MoE blocks, {expected} (moe={self.moe!r})")
+        options = own.get("router_options", {}) if isinstance(own, Mapping) else None
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"block.{number}={own!r}: expected a table, and in it router_options, if any, as a table")
+        check_names(f"block.{number}.", own, "a block", OF_BLOCK)
+        router = own.get("router", self.router)
+        if router == self.router:
+            options = {**self.router_options, **options}
+        with named(f"block.{number}.", {*OF_BLOCK, *(options_of(router) if router in list(ROUTERS) else ())}):
+            return replace(self, **{**own, "router_options": options, "moe": number, "block": {}})
+
+    @property
+    def form(self) -> Experts:
+        """What the experts are."""
+        hidden = self.expert_hidden or self.hidden
+        return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
     def _check_routing(self) -> RouterOptions:
         """The options of the routers of the MoE blocks."""
@@ -92,7 +139,7 @@ class TransformerConfig(layers.BlocksConfig):
             )
         decided = {"width": self.width, "experts": self.experts, "tokens": self.group_size, "ids": self.id_count}
         options = settings(self.router, self.router_options, **decided, images=images)
-        multi_hash.check(options, hidden=self.hidden, output=self.width)
+        multi_hash.check(options, hidden=self.form.hidden, output=self.width, plain=self.form.plain)
         return options
 
     @property
@@ -121,15 +168,35 @@ def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
     return layers.placed(config.moe, config.depth)
 
 
+def of_block(config: Config, block: int) -> Config:
+    """The configuration whose router and experts are those of a MoE block."""
+    own: dict[str, Config] = config._own  # type: ignore[attr-defined]
+    return own.get(str(block), config)
+
+
+def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLayer]:
+    """The MoE layers, in block order, of so many groups each. items: as of `MoeLayer`."""
+    return [
+        MoeLayer(str(block), own.router, router_config(own), groups, items, own.form, f"blocks/{block}/moe")
+        for block in moe_blocks(config)
+        for own in [of_block(config, block)]
+    ]
+
+
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """The options of the routers of the MoE blocks; there must be such blocks."""
+    """The options of the routers of the MoE blocks but those with their own, which `of_block` has; there must be MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
 
+def id_blocks(config: TransformerConfig) -> list[int]:
+    """The blocks whose routers take token ids."""
+    return [block for block in moe_blocks(config) if ROUTERS[of_block(config, block).router].needs == "ids"]
+
+
 def takes_ids(config: TransformerConfig) -> bool:
     """Whether the model has routers that take token ids."""
-    return bool(moe_blocks(config)) and ROUTERS[config.router].needs == "ids"
+    return bool(id_blocks(config))
 
 
 # ------------------------------------------------------------------------------------------------------ parameters
@@ -142,18 +209,14 @@ def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_sca
     of attention and MLP are Glorot uniform, the slots LeCun normal (truncated at two standard deviations), MLP biases
     normal(1e-6). layer_scale: initial factors of what attention and MLP add to a token; without them if it is 0.
     """
-    D, moe, mlp = config.width, moe_blocks(config), _mlp_layout(config)
+    D, moe = config.width, moe_blocks(config)
     return {
         str(block): {
             "norm1": parameters.norm(D),
             "attention": _attention_layout(config, bias=qkv_bias),
             "norm2": parameters.norm(D),
             **({f"layer_scale{i}": Parameter((D,), constant(layer_scale)) for i in (1, 2)} if layer_scale else {}),
-            **(
-                {"moe": parameters.moe(config.router, router_config(config), mlp, config.expert_init)}
-                if block in moe
-                else {"mlp": mlp}
-            ),
+            **({"moe": _moe_layout(of_block(config, block))} if block in moe else {"mlp": _mlp_layout(config)}),
         }
         for block in range(config.depth)
     }
@@ -187,8 +250,15 @@ def _attention_layout(config: TransformerConfig, *, bias: bool) -> Params:
     return layout
 
 
-def _mlp_layout(config: TransformerConfig) -> Params:
-    return parameters.mlp(config.width, config.hidden, glorot_uniform, normal(1e-6))
+def _mlp_layout(config: TransformerConfig, hidden: int = 0, **form: bool) -> Params:
+    return parameters.mlp(config.width, hidden or config.hidden, glorot_uniform, normal(1e-6), **form)
+
+
+def _moe_layout(config: TransformerConfig) -> Params:
+    of, form = config.form, {"gated": config.form.gated, "biased": config.form.bias}
+    one, shared = (_mlp_layout(config, hidden, **form) for hidden in (of.hidden, of.shared))
+    layout = parameters.moe(config.router, router_config(config), one, config.expert_init)
+    return {**layout, "shared": shared} if of.shared else layout
 
 
 # --------------------------------------------------------------------------------------------------------- forward

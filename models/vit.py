@@ -24,7 +24,16 @@ from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import Parameter, constant, normal
-from moespec.models.transformer import DECIDED, Norm, moe_blocks, router_config, takes_ids
+from moespec.models.transformer import (
+    DECIDED,
+    OF_BLOCK,
+    Norm,
+    id_blocks,
+    moe_blocks,
+    of_block,
+    router_config,
+    takes_ids,
+)
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
@@ -40,11 +49,13 @@ __all__ = [
     "Output",
     "VitConfig",
     "forward",
+    "id_blocks",
     "init",
     "moe_blocks",
     "moe_layers",
     "moe_noise",
     "named",
+    "of_block",
     "parameter_count",
     "parameter_shapes",
     "regrouped",
@@ -107,6 +118,11 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
             raise ConfigError(f"stem={self.stem!r}: 2^stem must divide patch_size={self.patch_size!r}")
         if self.stem and self.width % 2 ** (self.stem - 1):
             raise ConfigError(f"stem={self.stem!r}: 2^(stem - 1) must divide width={self.width!r}")
+        hashed: list[Any] = [router_config(of_block(self, block)) for block in id_blocks(self)]
+        if len({(options.experts, options.hashes) for options in hashed}) > 1:
+            raise ConfigError(
+                "block: all hash layers have the same tables, so that their experts and hashes are the same"
+            )
         if self.stem_depth > 1 and not self.stem:
             raise ConfigError(f"stem_depth={self.stem_depth!r} without stem: there is no stem to have a depth")
         if self.qk_norm_bias and not self.qk_norm:
@@ -145,7 +161,7 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
         return (self.pool == "token") + self.registers
 
 
-OF_EXPERTS = ("router", "experts", "router_options", "expert_init", "group_images", "group_tokens", "round_experts")
+OF_EXPERTS = (*OF_BLOCK, "group_images", "group_tokens", "round_experts")
 OF_IDS = ("token_ids", "codes")
 """The fields that concern a model with MoE blocks, and those that concern one whose router takes token ids."""
 
@@ -174,15 +190,13 @@ NAMES: tuple[str, ...] = (
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
     """The MoE layers, in block order, for a batch of `images`. Raises ShapeError when these do not fill the groups."""
-    blocks = moe_blocks(config)
-    if not blocks:
+    if not moe_blocks(config):
         return []
     if config.group_tokens:
         groups = layers.split(images * config.sequence, config.group_tokens, "tokens", "group_tokens")
     else:
         groups = layers.split(images, config.group_images, "images", "group_images")
-    options = router_config(config)
-    return [MoeLayer(str(block), config.router, options, groups, "patches", f"blocks/{block}/moe") for block in blocks]
+    return transformer.moe_layers(config, groups, "patches")
 
 
 def stem_features(config: VitConfig) -> list[int]:
@@ -196,6 +210,8 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
         object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
+        own = {number: regrouped(of_block(config, int(number)), images) for number in config.block}
+        object.__setattr__(other, "_own", own)
     return other
 
 

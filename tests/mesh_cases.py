@@ -50,7 +50,10 @@ ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), r
 
 CASES = {
     "softmax_token_choice": ADAMW._replace(model={"group_images": 2}),
-    "sinkhorn_token_choice": LAMB,
+    # Gated experts without biases, of a width of their own, and one for all tokens.
+    "sinkhorn_token_choice": LAMB._replace(
+        model={"expert_hidden": 24, "expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2}
+    ),
     "softmax_expert_choice": ADAFACTOR,
     "sinkhorn_expert_choice": LAMB,
     # Of what all devices have nothing is trained.

@@ -258,7 +258,9 @@ def hash_table_command(config: Config, out: Path) -> None:
     tables = hash_tables.make(model, config, dataset)
     hash_tables.write(out, tables, model)
     codes = f"{len(tables.codebook)} codes, " if tables.codebook is not None else ""
-    print(f"{out}: {codes}{tables.tables.shape[1]} ids, {model.experts} experts, {len(tables.tables)} hashes")
+    print(
+        f"{out}: {codes}{tables.tables.shape[1]} ids, {hash_tables.table_options(model).experts} experts, {len(tables.tables)} hashes"
+    )
 
 
 def scan_command(path: Path, data: str, *, workers: int) -> None:

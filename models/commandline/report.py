@@ -167,7 +167,9 @@ def _png(image: NDArray[np.float64]) -> bytes:
 
 
 def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: str, spent: str) -> dict[str, str]:
-    router = [f"router {config.model.router}"] if hasattr(config.model, "router") else []
+    blocks = getattr(config.model, "block", {}).values()
+    names = dict.fromkeys([getattr(config.model, "router", None), *(own.get("router") for own in blocks)])
+    router = [f"router {' and '.join(filter(None, names))}"] if hasattr(config.model, "router") else []
     return {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,

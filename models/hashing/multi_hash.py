@@ -20,13 +20,15 @@ def chosen(settings: RouterOptions) -> TypeGuard[Options]:
     return isinstance(settings, Options) and settings.hashes > 1
 
 
-def check(settings: RouterOptions, *, hidden: int, output: int) -> None:
-    """ConfigError for options that MultiHash cannot have.
+def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> None:
+    """ConfigError for options that MultiHash cannot have, and for experts that are not plain perceptrons.
 
     Its segments of hidden units and outputs must be whole, and it has no capacity, since it drops no token.
     """
     if not chosen(settings):
         return
+    if not plain:
+        raise ConfigError("router_options.hashes: MultiHash mixes plain experts, with biases, none of them shared")
     check_segments(settings.hashes, hidden=hidden, output=output)
     no_limit = {"capacity_factor": math.inf, "eval_capacity_factor": None, "slots_per_expert": None}
     for name, value in no_limit.items():

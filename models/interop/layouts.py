@@ -126,6 +126,8 @@ Has = Mapping[str, Sequence[Any] | None]
 _SELDOM: Has = {
     **{"stem": [0], "registers": [0], "pre_norm": [False], "norm_epsilon": [1e-6], "layer_scale": [0.0]},
     **{"qkv_bias": [True], "group_tokens": [0], "round_experts": [False]},
+    **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
+    **{"shared_experts": [0], "block": [{}]},
 }
 """What a project has that says nothing else."""
 

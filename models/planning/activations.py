@@ -91,10 +91,9 @@ def _moe(config: Tower, layer: MoeLayer, *, split: bool) -> float:
     """Bytes that a layer keeps in place of H of a token."""
     settings: Any = layer.settings
     size, filled = bytes_of_dtype(config), rows(layer, train=True, every_slot=split)
-    hidden = config.hidden
-    if isinstance(config, sparse_mlp.SparseMlpConfig):
-        hidden = config.sparse_token_hidden if layer.items == "channels" else config.sparse_hidden
-    numbers = size * filled * (hidden + (4 if split else 2) * settings.width)
+    experts, kernels = layer.experts, 1 + layer.experts.gated  # whose results are kept
+    numbers = size * filled * (kernels * experts.hidden + (4 if split else 2) * settings.width)
+    numbers += size * settings.tokens * kernels * experts.shared
     columns = filled if layer.router == "soft_moe" else settings.experts
     numbers += settings.tokens * columns * ((8 + 2 * size) if layer.router == "soft_moe" else 4)
     return float(layer.groups * numbers)

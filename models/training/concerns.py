@@ -12,6 +12,7 @@ from moespec.models.data.datasets import PICTURES
 from moespec.models.data.options import DataConfig
 from moespec.models.training.config import Config
 from moespec.models.training.schedules import SCHEDULES
+from moespec.models.transformer import OF_BLOCK
 from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
@@ -20,8 +21,10 @@ __all__ = ["check", "check_share", "unconcerned"]
 
 
 def _ids(config: Config) -> bool:
-    router = getattr(config.model, "router", None) or "soft_moe"
-    return getattr(config.model, "moe", "none") != "none" and ROUTERS[router].needs == "ids"
+    blocks: Any = getattr(config.model, "block", {})
+    routers = [getattr(config.model, "router", None) or "soft_moe", *(own.get("router") for own in blocks.values())]
+    by_ids = any(router.needs == "ids" and name in routers for name, router in ROUTERS.items())
+    return getattr(config.model, "moe", "none") != "none" and by_ids
 
 
 TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] = (
@@ -38,7 +41,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
     ("moco", (), lambda c: c.objective == "moco", "the objective is not moco"),
     ("lit", (), lambda c: c.objective == "lit", "the objective is not lit"),
     ("text", (), lambda c: c.objective == "lit", "the objective is not lit"),
-    ("text", ("router", "experts", "expert_init", "group_texts"), lambda c: c.text.moe not in (None, "none"), "text.moe is 'none'"),
+    ("text", (*OF_BLOCK, "group_texts"), lambda c: c.text.moe not in (None, "none"), "text.moe is 'none'"),
     ("lit", ("bias",), lambda c: c.lit.loss == "sigmoid", "lit.loss is 'softmax', which has no bias"),
     ("lit", ("end",), lambda c: c.lit.tokenizer, "there is no lit.tokenizer"),
     ("", ("init_skip",), lambda c: c.init, "there is no init"),

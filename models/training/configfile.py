@@ -37,7 +37,7 @@ FORMAT = 2
 OBJECTIVES = {"moco": "moco", "lit": "lit", "text": "lit"}
 """Sections that concern one objective."""
 DEPTH = 4
-"""Tables in tables that are looked into; a configuration has two."""
+"""Tables in tables that are looked into; a configuration has four."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
 """Options that the first files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
@@ -203,13 +203,14 @@ def changed(section: Section, values: Mapping[str, Any]) -> Section:
 
 
 def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[str, Any]:
-    """Tables of a user's own names, each the fields of the dataclass `kind`."""
+    """Tables of a user's own names, each the fields of the dataclass `kind`, or as it is if `kind` is none."""
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
             raise ConfigError(f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}: expected tables, [{prefix}.NAME]")
     sections: dict[str, Any] = {}
     for name, table in tables.items():
-        sections[name] = update(kind(), table, source=source, prefix=f"{prefix}.{name}.")
+        own = is_dataclass(kind)
+        sections[name] = update(kind(), table, source=source, prefix=f"{prefix}.{name}.") if own else table
     return sections
 
 

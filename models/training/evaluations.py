@@ -95,9 +95,14 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
     """The model of the run, with another capacity at evaluation if the settings say so."""
     section = config.model
     if settings.capacity_factor is not None:
-        options = {**section.set().get("router_options", {}), "eval_capacity_factor": settings.capacity_factor}
+        factor, fields = {"eval_capacity_factor": settings.capacity_factor}, section.set()
+        blocks = {
+            number: {**own, "router_options": {**own.get("router_options", {}), **factor}}
+            for number, own in fields.get("block", {}).items()
+        }
+        options = {**fields.get("router_options", {}), **factor}
         try:
-            section = section.but(router_options=options)
+            section = section.but(router_options=options, **({"block": blocks} if blocks else {}))
         except ConfigError as error:
             raise ConfigError(f"capacity_factor={settings.capacity_factor!r}: {error}") from error
     return model_config(section)

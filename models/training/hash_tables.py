@@ -39,7 +39,7 @@ from moespec.spec.routers.hash import Options
 from moespec.spec.token_ids import normalized_patches
 from moespec.version import version
 
-__all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "write"]
+__all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "table_options", "write"]
 
 PATCHES_PER_CODE = 64
 """Patches that k-means sees for each codeword, at most."""
@@ -76,7 +76,7 @@ def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) ->
         return params
     if found.codebook is not None:
         params["ids"]["codebook"] = found.codebook
-    for block in vit.moe_blocks(model):
+    for block in vit.id_blocks(model):
         params["blocks"][str(block)]["moe"]["router"]["tables"] = found.tables.astype(np.float32)
     return params
 
@@ -85,11 +85,12 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     """CheckpointError if a table among the parameters names an expert that does not exist."""
     if not needed(model):
         return
-    for block in vit.moe_blocks(model):
+    experts = table_options(model).experts
+    for block in vit.id_blocks(model):
         tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
-        if not np.isin(tables, np.arange(model.experts)).all():
+        if not np.isin(tables, np.arange(experts)).all():
             raise CheckpointError(
-                f"{where}: tables of block {block} must hold integers from 0 to {model.experts - 1}, "
+                f"{where}: tables of block {block} must hold integers from 0 to {experts - 1}, "
                 f"found {np.min(tables)} to {np.max(tables)}"
             )
 
@@ -138,7 +139,7 @@ def _tables(
     codebook: NDArray[np.float32] | None,
     random: np.random.Generator,
 ) -> NDArray[np.int64]:
-    options = _options(model)
+    options = table_options(model)
     if kind == "auto":
         kind = "balanced" if options.hashes == 1 else "random"
     if kind == "random":
@@ -176,8 +177,9 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
             bar.update(len(chosen))
 
 
-def _options(model: vit.VitConfig) -> Options:
-    options = vit.router_config(model)
+def table_options(model: vit.VitConfig) -> Options:
+    """The options of the routers that take token ids, which have the same tables in all blocks."""
+    options = vit.router_config(vit.of_block(model, vit.id_blocks(model)[0]))
     assert isinstance(options, Options)  # see `needed`
     return options
 
@@ -208,7 +210,7 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
     for name, value in _made_for(model).items():
         if made_for.get(name) != value:
             raise DataError(f"{path}: made for {name}={made_for.get(name)}, the model has {value}")
-    options = _options(model)
+    options = table_options(model)
     shapes: dict[str, tuple[int, ...]] = {"tables": (options.hashes, options.ids)}
     if token_ids.uses_codes(model):
         shapes["codebook"] = (model.codes, token_ids.pixels(model))
@@ -229,7 +231,7 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
 
 def _made_for(model: vit.VitConfig) -> dict[str, str]:
     """What a file must be made for to fit a model."""
-    options = _options(model)
+    options = table_options(model)
     fields: dict[str, object] = {"format": 1, "kind": model.token_ids, "patch_size": model.patch_size}
     fields |= {"class_token": model.pool == "token", "image_size": model.image_size, "channels": model.channels}
     if model.registers:

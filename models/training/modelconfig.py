@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from tyro.conf import arg
+from tyro.conf import Fixed, Suppress, arg
 
 from moespec.models import families, mixer, sparse_mlp, text, vit
 from moespec.models.checks import check_names
@@ -68,6 +68,8 @@ class ModelConfig:
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""
         values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
+        if not values.get("block", True):
+            del values["block"]
         if options := values.pop("router_options", None):
             values |= {"router_options": changed} if (changed := options.changed()) else {}
         return values
@@ -96,6 +98,10 @@ def _section(kind: Any, text: str, *, about: str = ABOUT, short: bool = True, **
     for name, hint in {**hints, **dict.fromkeys(more, int)}.items():
         if name == "router_options":
             members.append((name, RouterSection, field(default_factory=RouterSection)))
+        elif name == "block":  # tables of a TOML file, which have no options on a command line
+            members.append(
+                (name, Suppress[Fixed[Mapping[str, Mapping[str, Any]]]], field(default_factory=dict, hash=False))
+            )
         else:
             aliases = [f"--{name}"] if short and name in SHORT else None
             marks = arg(help=more.get(name) or help_of[name], aliases=aliases)

@@ -6,7 +6,7 @@
 | the head, where the number of classes differs | new |
 | positions on another grid | resized, bilinearly; those of class token and registers are copied |
 | positions of registers that the source lacks | new |
-| the MLP of a block that is MoE now | copied into every expert; the router is new |
+| the MLP of a block that is MoE now | copied into every expert, if these are not gated; the router is new |
 | tables and codebook of hash layers of another size | new |
 | whatever matches `skip` | new; left out, where the model does not have it |
 | anything else that is missing, left over or of another shape | an error that names it |
@@ -81,7 +81,10 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         ):
             found[name] = _new(name, fresh, result)
         else:
-            where = "moe/router/" if "/moe/router/" in name else name
+            part = re.search("moe/(router|shared)/", name)
+            where = part[0] if part else name
+            if dense != name and re.sub("w3$", "w1", dense) in trained:
+                raise ConfigError(f"init: {name}: the source's MLP is not gated, so that it makes no gated experts")
             raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} starts it anew")
     if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
         raise ConfigError(

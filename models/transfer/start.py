@@ -65,10 +65,15 @@ def model_of(weights: Weights) -> ModelConfig:
 def _pinned(config: Model) -> dict[str, Any]:
     if not isinstance(config, vit.VitConfig) or not vit.moe_blocks(config):
         return {}
+    own = {n: {**of, "router_options": _options(vit.of_block(config, int(n)))} for n, of in config.block.items()}
+    return {"router_options": _options(config), "block": own}
+
+
+def _options(config: vit.VitConfig) -> dict[str, Any]:
     options = dict(config.router_options)
     if ROUTERS[config.router].name == "soft_moe":
         options["slots_per_expert"] = vit.router_config(config).capacity()  # type: ignore[attr-defined]
-    return {"router_options": options}
+    return options
 
 
 def _name(config: Model) -> str:

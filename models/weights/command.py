@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.models.checks import check_output, check_sources
-from moespec.models.families import family
+from moespec.models.families import family, fewest_images
 from moespec.models.weights.average import average as averaged
 from moespec.models.weights.files import read_json
 from moespec.models.weights.formats import FORMATS, Given, format_of, read, write
@@ -84,5 +84,8 @@ def _by_name(target: Path) -> str:
 
 
 def _words(config: Any) -> str:
-    routed = f", router {config.router} in blocks {config.moe}" if getattr(config, "moe", "none") != "none" else ""
+    routers = " and ".join(
+        dict.fromkeys(layer.router for layer in family(config).moe_layers(config, fewest_images(config)))
+    )
+    routed = f", router {routers} in blocks {config.moe}" if routers else ""
     return f"{config.image_size} x {config.image_size} pixels, {config.classes} classes{routed}"

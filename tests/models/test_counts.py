@@ -9,7 +9,7 @@ import pytest
 
 import moespec.backends.jax as B
 from moespec.models import cli, counts, families
-from moespec.models.layers import MoeLayer
+from moespec.models.layers import Experts, MoeLayer
 from moespec.models.trees import flatten, nested
 from moespec.spec.routers import ROUTERS
 
@@ -70,6 +70,19 @@ MODELS = [
     *(("vit_b16", {"moe": "every_2", "experts": 32, "router": name}) for name in ROUTERS if name not in ALONE),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
+    (
+        "vit_s16",
+        {
+            **{
+                "moe": "every_2",
+                "experts": 32,
+                "router": "softmax_token_choice",
+                "expert_hidden": 512,
+                "expert_activation": "swiglu",
+            },
+            **{"shared_experts": 2, "block": {"3": {"expert_activation": "geglu", "expert_bias": False, "experts": 8}}},
+        },
+    ),
     ("text_s", {"qk_norm": True, "projection": 512}),
     ("text_s", {"pool": "map", "moe": "every_2", "experts": 8, "router": "softmax_token_choice", "group_texts": 2}),
 ]
@@ -104,7 +117,7 @@ def routed(name: str, **settings: float) -> tuple[MoeLayer, np.ndarray]:
         .routing.dense()
         .dispatch
     )
-    return MoeLayer("0", name, options, 1, "patches"), np.asarray(dispatch)
+    return MoeLayer("0", name, options, 1, "patches", Experts(8)), np.asarray(dispatch)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -210,7 +210,7 @@ def test_images_and_noise_that_do_not_fit():
             vit.forward(B, config, params, np.zeros(shape))
     with pytest.raises(ShapeError, match="6 images cannot be split into groups of group_images=4"):
         vit.forward(B, config, params, images_for(config, 6))
-    with pytest.raises(ConfigError, match="noise has 2 arrays: expected one for each of the 1 MoE layers"):
+    with pytest.raises(ConfigError, match="noise has 2 arrays: expected one for each of the 0 MoE layers"):
         vit.forward(B, config, params, images_for(config, 4), noise=[np.zeros((1, 4, 2))] * 2)
 
 

@@ -1,0 +1,164 @@
+"""Experts and routers of the blocks of a transformer: gated and shared experts, without biases, of a width of their own, block by block."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from moespec.models import vit
+from moespec.models.data.datasets import load_configured
+from moespec.models.data.options import DataConfig
+from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.training import configfile, evaluations, hash_tables
+from moespec.models.training.config import Config, ModelConfig
+from moespec.models.training.resolve import model_config
+from moespec.models.transfer.rules import transferred
+from moespec.models.transfer.start import model_of
+from moespec.models.trees import flatten, nested
+from moespec.models.weights.record import Weights, described, of_description
+from moespec.spec.errors import ConfigError
+
+TINY: dict[str, Any] = {"moe": "1,3", "experts": 4, "router": "softmax_token_choice", "router_options": {"choices": 2}}
+OWN = {"router": "noisy_top_k", "experts": 3, "expert_hidden": 16, "expert_activation": "geglu", "shared_experts": 0}
+FORM = {"expert_hidden": 24, "expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2}
+MIXED = vit.named("vit_tiny", **{**TINY, "router": "sigmoid_token_choice"}, **FORM, block={"3": OWN})
+TOML = """
+[model]
+moe = "1,3"
+experts = 4
+router = "softmax_token_choice"
+[model.router_options]
+choices = 2
+[model.block.3]
+{}
+"""
+
+
+def moved(config: vit.VitConfig) -> dict[str, Any]:
+    """Parameters of which none is 0."""
+    rng = np.random.default_rng(0)
+    flat = flatten(vit.init(config))
+    return nested({name: value + 0.1 * rng.standard_normal(value.shape) for name, value in flat.items()})
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_experts_by_block_are_those_of_the_specification(backend: str, rounded: bool) -> None:
+    B, reference = (pytest.importorskip(f"moespec.backends.{name}") for name in (backend, "numpy"))
+    config, params = replace(MIXED, round_experts=rounded), moved(MIXED)
+    images = np.random.default_rng(1).standard_normal((2, 8, 8, 1))
+    (noise,) = vit.moe_noise(config, 2)  # of block 3 alone
+    drawn = [np.random.default_rng(2).standard_normal(noise.shape)]
+
+    def output(B: Any) -> Any:
+        arrays = B.from_numpy({"params": params, "images": images, "noise": drawn})
+        return vit.forward(B, config, arrays["params"], arrays["images"], noise=arrays["noise"], train=True)
+
+    with jax.enable_x64(True):
+        got, want = output(B), output(reference)
+    np.testing.assert_allclose(B.to_numpy(got.logits), want.logits, rtol=1e-9, atol=1e-9)
+    assert [metrics["load"].shape for metrics in got.metrics] == [(4,), (3,)]
+
+
+def test_the_parameters_are_those_of_the_fields() -> None:
+    first, last = (vit.parameter_shapes(MIXED)["blocks"][number]["moe"] for number in ("1", "3"))
+    assert first["experts"] == {"w1": (4, 64, 24), "w3": (4, 64, 24), "w2": (4, 24, 64)}
+    assert first["shared"] == {"w1": (64, 48), "w3": (64, 48), "w2": (48, 64)}
+    assert set(last) == {"router", "experts"}
+    assert last["experts"] == {"w1": (3, 64, 16), "w3": (3, 64, 16), "w2": (3, 16, 64)}
+
+
+def test_a_block_keeps_the_options_of_its_router_and_another_router_has_its_own() -> None:
+    block = {"1": {"router_options": {"capacity_factor": 3.0}}, "3": {"router": "switch"}}
+    first, last = vit.moe_layers(vit.named("vit_tiny", **TINY, block=block), 4)
+    assert (first.settings.choices, first.settings.capacity_factor) == (2, 3.0)
+    assert last.router == "switch"
+
+
+def test_tables_of_blocks_are_written_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        TOML.format('router = "switch"\nexperts = 2\nrouter_options.capacity_factor = 2\nshared_experts = 1')
+    )
+    config = configfile.read(path)
+    path.write_text(configfile.dump(config))
+    model = model_config(configfile.read(path).model)
+    assert model == model_config(config.model)
+    assert isinstance(model, vit.VitConfig)
+    assert of_description(described(model), "file") == model
+    assert vit.of_block(model, 3).form == (128, "gelu", True, 128)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("depth = 2", r"model.block.3.depth=2: a block does not have this option"),
+        ("experts = 0", r"model.block.3.experts=0: moe='3' needs at least one expert"),
+        ("router = []", r"model.block.3.router=\[\]: expected a text"),
+        ("router_options = 2", r"model.block.3=\{'router_options': 2\}: expected a table"),
+        ("router_options.shards = 2", r"model.block.3.router_options.shards=2: softmax_token_choice does not have"),
+        ("experts = 1", r"model.block.3.*a token cannot choose 2 of 1 experts"),
+        ("[model.block.2]", r"model.block.2: expected one of the MoE blocks, '1', '3' \(moe='1,3'\)"),
+    ],
+)
+def test_tables_of_blocks_that_cannot_be(table: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(TOML.format(table))
+    with pytest.raises(ConfigError, match=message):
+        model_config(configfile.read(path).model)
+
+
+def test_tables_of_blocks_are_tables_of_a_model_with_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for text, message in {
+        "block = 3": "expected tables",
+        'name = "mixer_tiny"\nblock.3.experts = 2': "mixer_tiny",
+    }.items():
+        path.write_text(f"[model]\n{text}\n")
+        with pytest.raises(ConfigError, match=message):
+            configfile.read(path)
+
+
+def test_hash_layers_have_the_same_tables_and_the_others_none() -> None:
+    hashed = {"router": "hash", "experts": 3}
+    model = ModelConfig("vit_tiny", **TINY, block={"3": hashed}, image_size=8, channels=1, classes=10)
+    dataset = load_configured(DataConfig())
+    blocks = hash_tables.initial_params(Config(model=model), dataset)["blocks"]
+    assert "tables" not in blocks["1"]["moe"]["router"]
+    assert set(np.unique(blocks["3"]["moe"]["router"]["tables"])) == {0, 1, 2}
+    with pytest.raises(ConfigError, match="block: all hash layers have the same tables"):
+        vit.named("vit_tiny", **TINY, block={"1": {**hashed, "experts": 2}, "3": hashed})
+    with pytest.raises(ConfigError, match="MultiHash mixes plain experts"):
+        vit.named("vit_tiny", **{**TINY, "router": "hash", "router_options": {"hashes": 2}}, expert_bias=False)
+
+
+def test_another_capacity_at_evaluation_is_that_of_every_block() -> None:
+    model = ModelConfig("vit_tiny", **TINY, block={"3": {"router": "switch"}}, image_size=8, channels=1, classes=10)
+    config = evaluations._model(Config(model=model), EvaluationConfig(capacity_factor=3.0))
+    assert [layer.settings.eval_capacity_factor for layer in vit.moe_layers(config, 2)] == [3.0, 3.0]  # type: ignore[arg-type]
+
+
+def test_slots_of_a_block_are_kept_in_fine_tuning() -> None:
+    config = vit.named("vit_tiny", **TINY, block={"3": {"router": "soft_moe", "experts": 2}})
+    section = model_of(Weights(config, vit.init(config), {}))
+    larger = model_config(section.but(image_size=16, channels=1, classes=10))
+    assert [vit.parameter_shapes(model)["blocks"]["3"]["moe"]["router"]["slots"] for model in (config, larger)] == [
+        (64, 2, 8)
+    ] * 2  # type: ignore[arg-type]
+
+
+def test_gated_experts_are_not_made_of_a_plain_mlp_and_a_shared_one_is_new() -> None:
+    dense = vit.named("vit_tiny", classes=3)
+    source = Weights(dense, vit.init(dense), {})
+    fields: dict[str, Any] = {"classes": 3, "moe": "last_1", "experts": 2}
+    gated, shared = (
+        vit.named("vit_tiny", **fields, **form) for form in ({"expert_activation": "swiglu"}, {"shared_experts": 1})
+    )
+    with pytest.raises(ConfigError, match=r"init: blocks/3/moe/experts/w3: the source's MLP is not gated"):
+        transferred(source, gated, vit.init(gated))
+    with pytest.raises(ConfigError, match="--init-skip moe/shared/ starts it anew"):
+        transferred(source, shared, vit.init(shared))
+    assert "blocks/3/moe/shared/w1" in transferred(source, shared, vit.init(shared), skip="moe/shared/").new
