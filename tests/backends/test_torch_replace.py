@@ -31,6 +31,18 @@ class Gated(Mlp):
         return self.fc2(self.act(self.fc1(x)) * self.fc1(x))
 
 
+class Packed(nn.Sequential):
+    """Two linear maps, of which the first has two in one, without biases."""
+
+    def __init__(self, gate):
+        super().__init__(nn.Linear(WIDTH, 2 * HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False))
+        self.gate = gate
+
+    def forward(self, x):
+        halves = self[0](x).chunk(2, dim=-1)
+        return self[1](nn.functional.silu(halves[self.gate]) * halves[1 - self.gate])
+
+
 class Intermediate(nn.Module):
     def __init__(self):
         super().__init__()
@@ -101,11 +113,19 @@ def test_the_form_of_gelu_is_tried(act, form):
     assert torch.equal(layer.experts.fc2.weight[1], mlp[2].weight.T)
 
 
+@pytest.mark.parametrize("gate", [0, 1])
+def test_a_packed_gated_mlp(x, gate):
+    mlp = Packed(gate)
+    layer = modules.MoE.from_mlp(mlp, 3, tokens=TOKENS, router="gshard", capacity_factor=3.0)
+    assert set(layer.experts.params()) == {"w1", "w2", "w3"}
+    torch.testing.assert_close(layer.eval()(x), mlp(x))
+
+
 @pytest.mark.parametrize(
     ("mlp", "message"),
     [
         (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear, expected 2"),
-        (Mlp(nn.SiLU()), r"^mlp: Mlp computes something else than"),
+        (Mlp(nn.ReLU()), r"^mlp: Mlp computes something else than"),
         (Gated(), r"^mlp: Gated computes something else than"),
         ("mlp", r"^mlp: expected a module, got 'mlp'"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* from width 8 to 3, expected the same"),
@@ -220,20 +240,22 @@ def test_weight_decay_of_a_model():
 
 def test_weight_decay_by_the_rules_of_others():
     """timm goes by axes and the suffix .bias, transformers by the word bias: neither decays a bias of an expert."""
-    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch")
+    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch", gated=True, shared_hidden=4)
+    maps = [f"{part}.fc{number}" for part in ("experts", "shared") for number in (1, 2, 3)]
     timm = {name for name, p in layer.named_parameters() if p.ndim > 1 and not name.endswith(".bias")}
     transformers = {name for name, _ in layer.named_parameters() if "bias" not in name}
-    assert timm == transformers == {"router.kernel", "experts.fc1.weight", "experts.fc2.weight"}
-    assert layer.no_weight_decay() == {"experts.fc1.bias", "experts.fc2.bias"}
+    assert timm == transformers == {"router.kernel", *(f"{name}.weight" for name in maps)}
+    assert layer.no_weight_decay() == {f"{name}.bias" for name in maps}
 
 
 def test_capacity_is_known_to_the_compiler():
     """Other numbers in layers of one process: each compiles as it would alone."""
     x = torch.randn(2, 12, WIDTH)
+    more = {"gated": True, "activation": "silu", "shared_hidden": 4}
     torch._dynamo.reset()
     for router in ("softmax_token_choice", "softmax_expert_choice"):
         for factor in (1.0, 1.25, 2.0):
-            layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=12, router=router, capacity_factor=factor).eval()
+            layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=12, router=router, capacity_factor=factor, **more).eval()
             compiled = torch.compile(layer, fullgraph=True, backend="eager")
             torch.testing.assert_close(compiled(x), layer(x))
     torch._dynamo.reset()
