@@ -27,7 +27,7 @@ Class = TypeVar("Class", bound=type)
 class Layer:
     """What does not change of a layer: the name of its router and its options, how images are grouped, and what experts compute.
 
-    `options.tokens` are those of a group, `group_images` images. The fields after `activation` are of the first arrays alone, which
+    `options.tokens` are those of a group, `group_images` images. The fields after `expert_activation` are of the first arrays alone, which
     a compiled layer does not depend on.
     """
 
@@ -35,13 +35,22 @@ class Layer:
     options: RouterOptions
     group_images: int
     gelu: str
-    activation: str
+    expert_activation: str
     hidden: int = field(repr=False, compare=False)
     expert_init: str = field(repr=False, compare=False)
     seed: int = field(repr=False, compare=False)
-    gated: bool = field(repr=False, compare=False)
-    bias: bool = field(repr=False, compare=False)
-    shared_hidden: int = field(repr=False, compare=False)
+    expert_bias: bool = field(repr=False, compare=False)
+    shared_experts: int = field(repr=False, compare=False)
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have `w3`."""
+        return self.expert_activation != "gelu"
+
+    @property
+    def form(self) -> dict[str, str]:
+        """`gelu` and `activation` of `moe_mlp`."""
+        return {"gelu": self.gelu, "activation": "silu" if self.expert_activation == "swiglu" else "gelu"}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters of one expert of this hidden width, by the names of the specification."""
@@ -49,7 +58,7 @@ class Layer:
         return {
             name: tuple(sizes[axis] for axis in axes.split()[1:])
             for name, axes in AXES.items()
-            if (self.gated or name not in ("w3", "b3")) and (self.bias or name.startswith("w"))
+            if (self.gated or name not in ("w3", "b3")) and (self.expert_bias or name.startswith("w"))
         }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
@@ -100,15 +109,14 @@ def layer_of(
     gelu: str,
     expert_init: str,
     seed: int,
-    gated: bool = False,
-    activation: str = "gelu",
-    bias: bool = True,
-    shared_hidden: int = 0,
+    expert_activation: str = "gelu",
+    expert_bias: bool = True,
+    shared_experts: int = 0,
     router_options: Mapping[str, Any],
 ) -> Layer:
     """The arguments are, in every framework:
 
-    width, hidden: of each expert, a perceptron `f(x w1 + b1) w2 + b2`.
+    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
     experts: their number.
     tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
         another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
@@ -116,11 +124,9 @@ def layer_of(
     router: a key of `ROUTERS`.
     group_images: images that are routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
-    gated: whether experts are gated, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`; SwiGLU with "silu".
-    activation: f, "gelu" or "silu".
-    bias: whether experts have b1, b2 and b3.
-    shared_hidden: hidden width of an expert that serves every token besides those that it chooses, with the weight 1; 0 for none.
-        Several such experts are one of their joint width.
+    expert_activation: "gelu", or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`, "geglu" (f is the GELU) or "swiglu" (the SiLU).
+    expert_bias: whether experts have biases.
+    shared_experts: experts that serve every token besides those that it chooses, with the weight 1. They are one of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
     seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
     router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
@@ -132,14 +138,13 @@ def layer_of(
     for name, value in sizes.items():
         check_at_least(name, value, 1)
     check_at_least("seed", seed, 0)
-    check_at_least("shared_hidden", shared_hidden, 0)
+    check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
-    check_option("activation", activation, ("gelu", "silu"))
-    for name, flag in {"gated": gated, "bias": bias}.items():
-        if type(flag) is not bool:
-            raise ConfigError(f"{name}={flag!r}: expected True or False")
+    check_option("expert_activation", expert_activation, ("gelu", "geglu", "swiglu"))
+    if type(expert_bias) is not bool:
+        raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
     known = ROUTERS[router].Options.__dataclass_fields__
     decided = (
         {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
@@ -148,8 +153,8 @@ def layer_of(
     of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
-    first = (hidden, expert_init, seed, gated, bias, shared_hidden)
-    return Layer(router, of_router, group_images, gelu, activation, *first)
+    first = (hidden, expert_init, seed, expert_bias, shared_experts)
+    return Layer(router, of_router, group_images, gelu, expert_activation, *first)
 
 
 def documented(layer: Class) -> Class:
@@ -183,7 +188,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
         yield "router", STATE, state
     for part, hidden, experts in (
         ("experts", layer.hidden, (layer.options.experts,)),
-        ("shared", layer.shared_hidden, ()),
+        ("shared", layer.shared_experts * layer.hidden, ()),
     ):
         if part not in parts or not hidden:
             return

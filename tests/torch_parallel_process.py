@@ -29,7 +29,7 @@ class Block(nn.Module):
 
     def __init__(self, router: str, experts: int) -> None:
         super().__init__()
-        more = {"balance_weight": 0.1, "z_weight": 0.1, "gated": True, "shared_hidden": 4}
+        more = {"balance_weight": 0.1, "z_weight": 0.1, "expert_activation": "geglu", "shared_experts": 1}
         self.norm, self.mlp = (
             nn.LayerNorm(8),
             MoE(8, 16, experts, tokens=12, router=router, **more if router == ROUTERS[0] else {}),

@@ -57,15 +57,14 @@ class MoE(eqx.Module):  # type: ignore[misc]
         gelu: str = "tanh",
         expert_init: str = "independent",
         seed: int = 0,
-        gated: bool = False,
-        activation: str = "gelu",
-        bias: bool = True,
-        shared_hidden: int = 0,
+        expert_activation: str = "gelu",
+        expert_bias: bool = True,
+        shared_experts: int = 0,
         inference: bool = False,
         **router_options: Any,
     ) -> None:
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
-        start |= {"gated": gated, "activation": activation, "bias": bias, "shared_hidden": shared_hidden}
+        start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         self.layer = layer_of(
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )

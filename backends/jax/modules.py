@@ -54,8 +54,8 @@ def routed(
         raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
     drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
     output = router.route(params["router"], tokens, options, state=state, noise=drawn, train=train, **needed)
-    of_experts: Any = {"shared": params["shared"] or None, "gelu": layer.gelu, "activation": layer.activation}
-    y = B.moe_mlp(tokens, output.routing, params["experts"], **of_experts)
+    form: Any = layer.form
+    y = B.moe_mlp(tokens, output.routing, params["experts"], shared=params["shared"] or None, **form)
     y = regrouped(y, of_image.shape).reshape(x.shape)
     return Routed(y, output.losses, output.metrics, output.statistics)
 

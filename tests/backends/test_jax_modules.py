@@ -136,7 +136,7 @@ def test_initial_values_are_those_of_torch(router):
 def test_gated_experts_and_a_shared_one(x):
     """All three layers start with the same values, and compute what the specification does."""
     torch = pytest.importorskip("torch")
-    options = {"gated": True, "activation": "silu", "bias": False, "shared_hidden": 6}
+    options = {"expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2, "bias": True}
     moe, other = nnx_moe(**options, deterministic=True), equinox_moe(**options, inference=True)
     layer = importlib.import_module("moespec.backends.torch.nn").MoE(
         WIDTH, 16, 4, tokens=TOKENS, router="softmax_token_choice", **options
@@ -224,7 +224,7 @@ def test_arguments_are_checked(x):
             make("soft_moe", choices=7)
         with pytest.raises(ConfigError, match="gelu"):
             make(gelu="none")
-        for name, value in {"activation": "relu", "gated": 1, "bias": None, "shared_hidden": -1}.items():
+        for name, value in {"expert_activation": "silu", "expert_bias": 1, "shared_experts": -1}.items():
             with pytest.raises(ConfigError, match=rf"^{name}\b.*expected.*"):
                 make(**{name: value})
         with pytest.raises(ConfigError, match=r"hashes: .* got 2"):

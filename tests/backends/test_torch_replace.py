@@ -125,7 +125,7 @@ def test_a_packed_gated_mlp(x, gate):
     ("mlp", "message"),
     [
         (nn.Linear(WIDTH, WIDTH), r"^mlp: Linear has 1 torch.nn.Linear, expected 2"),
-        (Mlp(nn.ReLU()), r"^mlp: Mlp computes something else than"),
+        (Mlp(nn.SiLU()), r"^mlp: Mlp computes something else than"),
         (Gated(), r"^mlp: Gated computes something else than"),
         ("mlp", r"^mlp: expected a module, got 'mlp'"),
         (nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, 3)), r"^mlp: .* from width 8 to 3, expected the same"),
@@ -240,7 +240,7 @@ def test_weight_decay_of_a_model():
 
 def test_weight_decay_by_the_rules_of_others():
     """timm goes by axes and the suffix .bias, transformers by the word bias: neither decays a bias of an expert."""
-    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch", gated=True, shared_hidden=4)
+    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch", expert_activation="geglu", shared_experts=1)
     maps = [f"{part}.fc{number}" for part in ("experts", "shared") for number in (1, 2, 3)]
     timm = {name for name, p in layer.named_parameters() if p.ndim > 1 and not name.endswith(".bias")}
     transformers = {name for name, _ in layer.named_parameters() if "bias" not in name}
@@ -251,7 +251,7 @@ def test_weight_decay_by_the_rules_of_others():
 def test_capacity_is_known_to_the_compiler():
     """Other numbers in layers of one process: each compiles as it would alone."""
     x = torch.randn(2, 12, WIDTH)
-    more = {"gated": True, "activation": "silu", "shared_hidden": 4}
+    more = {"expert_activation": "swiglu", "shared_experts": 1}
     torch._dynamo.reset()
     for router in ("softmax_token_choice", "softmax_expert_choice"):
         for factor in (1.0, 1.25, 2.0):

@@ -102,7 +102,7 @@ def test_blocks_that_are_none():
             to_transformers(wrong, block)
     assert all(torch.equal(before[name], value) for name, value in block.state_dict().items())
     block.experts.act_fn = torch.nn.GELU()
-    with pytest.raises(ConfigError, match=r"^layer: activation='silu', and 'gelu' of the block"):
+    with pytest.raises(ConfigError, match=r"^layer: expert_activation='swiglu', and 'geglu' of the block"):
         to_transformers(layer, block)
     block.gate.norm_topk_prob = False  # which its class does not read
     with pytest.raises(ConfigError, match=r"^moe: Dots3NoteVisionMoE computes something else"):

@@ -39,7 +39,7 @@ class Perceptrons(nn.Module):
 
 
 class Experts(Perceptrons):
-    """`fc2(f(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for tokens that a routing sends to them.
+    """`fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for tokens that a routing sends to them.
 
     The parameters of all experts, or, after `ExpertParallel`, tensors split along their first axis over `group`.
     """

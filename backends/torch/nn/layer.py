@@ -24,7 +24,7 @@ from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
-OF_MLP = {"gelu", "expert_init", "gated", "activation", "bias", "shared_hidden", "device", "dtype"}
+OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
 """Arguments that a layer with the experts of an MLP does not take."""
 
 
@@ -57,17 +57,16 @@ class MoE(Reporting, HubMixin):
         gelu: str = "tanh",
         expert_init: str = "independent",
         seed: int = 0,
-        gated: bool = False,
-        activation: str = "gelu",
-        bias: bool = True,
-        shared_hidden: int = 0,
+        expert_activation: str = "gelu",
+        expert_bias: bool = True,
+        shared_experts: int = 0,
         device: _Device = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
     ) -> None:
         super().__init__()
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
-        start |= {"gated": gated, "activation": activation, "bias": bias, "shared_hidden": shared_hidden}
+        start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
         # compiled before would be a symbol to it, and capacities need its value.
@@ -78,9 +77,9 @@ class MoE(Reporting, HubMixin):
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
             self._state.update = partial(B.ROUTERS[router].update, layer.options)
-        of_experts: Any = {"gated": gated, "bias": bias, "device": device, "dtype": dtype}
-        self.experts = Experts(width, hidden, experts, gelu=gelu, activation=activation, **of_experts)
-        self.shared = Perceptrons(width, shared_hidden, **of_experts) if shared_hidden else None
+        of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
+        self.experts = Experts(width, hidden, experts, **layer.form, **of_experts)
+        self.shared = Perceptrons(width, shared_experts * hidden, **of_experts) if shared_experts else None
         self.forget()
         if not self.experts.fc1.weight.is_meta:
             self.reset_parameters()
@@ -98,7 +97,7 @@ class MoE(Reporting, HubMixin):
     ) -> Self:
         """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
 
-        mlp: of any class, if it computes `fc2(f(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, with f GELU or SiLU, of two
+        mlp: of any class, if it computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, with f GELU or SiLU, of two
             `torch.nn.Linear` or three; two of a gated one have fc1 and fc3 packed, in either order, as timm's GluMlp and
             SwiGLUPacked. This is tried on random numbers, which also tells what f is. Its dropout, if any, is not copied. Experts
             have no biases where a gated MLP has none.
@@ -115,9 +114,12 @@ class MoE(Reporting, HubMixin):
         if fixed := sorted(OF_MLP & options.keys()):
             raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
         weight = copied.weights["w1"]
-        gated = "w3" in copied.weights
-        biases = not gated or any(name.startswith("b") for name in copied.weights)
-        start: dict[str, Any] = {"gelu": copied.gelu, "activation": copied.activation, "gated": gated, "bias": biases}
+        biases = copied.expert_activation == "gelu" or any(name.startswith("b") for name in copied.weights)
+        start: dict[str, Any] = {
+            "gelu": copied.gelu,
+            "expert_activation": copied.expert_activation,
+            "expert_bias": biases,
+        }
         start |= {"seed": seed, "dtype": weight.dtype}
         with torch.device("meta"):  # nothing is drawn that is overwritten
             layer = cls(*weight.shape, experts, tokens=tokens, router=router, **start, **options)

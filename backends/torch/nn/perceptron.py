@@ -16,23 +16,22 @@ ALLOWED = 1e-9
 """Difference in float64 of outputs of about 1; the two forms of GELU differ by 1e-4."""
 
 ACTIVATIONS = (
-    {"activation": "gelu", "gelu": "tanh"},
-    {"activation": "gelu", "gelu": "erf"},
-    {"activation": "silu", "gelu": "tanh"},
+    *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
+    ("swiglu", "tanh", "silu"),
 )
-"""What `expert_mlp` has between its linear maps."""
+"""`expert_activation` and `gelu` of a layer, and the `activation` of `moe_mlp`."""
 
 
 class Perceptron(NamedTuple):
     """The parameters of an MLP by the names of `expert_mlp`, views of its own, and what is between its linear maps."""
 
     weights: dict[str, Tensor]
-    activation: str
+    expert_activation: str
     gelu: str
 
 
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
-    """The parts of an MLP that computes `fc2(f(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, whatever its class.
+    """The parts of an MLP that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, whatever its class.
 
     A copy with other numbers is run. Raises ConfigError, with `name`, for one that computes something else.
     """
@@ -55,15 +54,18 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
         if isinstance(y, Tensor) and y.shape != x.shape:
             raise ConfigError(f"{of} goes from width {x.shape[-1]} to {y.shape[-1]}, expected the same")
         for weights, tried in zip(_readings(layers), _readings(linears(trial)), strict=True):
-            for options in ACTIVATIONS:
+            experts = {key: value[None] for key, value in tried.items()}
+            for kind, gelu, activation in ACTIVATIONS:
+                if (kind == "gelu") == ("w3" in tried):
+                    continue
                 try:
-                    expected = B.expert_mlp(x[None], {key: value[None] for key, value in tried.items()}, **options)[0]
+                    expected = B.expert_mlp(x[None], experts, gelu=gelu, activation=activation)[0]
                 except ShapeError:
                     break
                 if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
-                    return Perceptron(weights, **options)
+                    return Perceptron(weights, kind, gelu)
     raise ConfigError(
-        f"{of} computes something else than fc2(f(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU or the SiLU"
+        f"{of} computes something else than fc2(gelu(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU or the SiLU"
     )
 
 

@@ -40,12 +40,15 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     """
     found, of_block = _read(moe)
     weight, shared = found["experts.fc1.weight"], found.get("shared.fc1.weight")
-    of_block |= {"gated": True, "bias": False, "shared_hidden": 0 if shared is None else shared.shape[1]}
+    experts, width, hidden = weight.shape
+    shared_hidden = 0 if shared is None else shared.shape[1]
+    if shared_hidden % hidden:
+        raise ConfigError(f"moe: its shared expert has the width {shared_hidden}, expected a multiple of {hidden}")
+    of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
     of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # nothing is drawn that is overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
         raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the block")
-    experts, *sizes = weight.shape
-    layer = MoE(*sizes, experts, tokens=tokens, **of_block, **options)
+    layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
     layer.router.to(found["router.kernel"].dtype)
     if weight.is_meta:
         return layer
@@ -64,7 +67,8 @@ def to_transformers(layer: MoE, moe: nn.Module) -> None:
     """
     found, of_block = _read(moe)
     whole, ours = layer._layer, layer.state_dict()
-    has = {"router": whole.router, "activation": whole.activation, "gelu": whole.gelu, **vars(layer.options)}
+    has = {"router": whole.router, "expert_activation": whole.expert_activation, "gelu": whole.gelu}
+    has |= vars(layer.options)
     for name, value in {"router": ROUTER, **of_block}.items():
         if has[name] != value:
             raise ConfigError(f"layer: {name}={has[name]!r}, and {value!r} of the block")
@@ -94,7 +98,9 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"moe: {type(block).__name__} is not a block of gated experts with a bias: {error}"
         ) from error
     forms = [
-        form for form in ACTIVATIONS if torch.allclose(y, activate(form["gelu"], form["activation"])(x), atol=1e-6)
+        {"expert_activation": kind, "gelu": gelu}
+        for kind, gelu, activation in ACTIVATIONS
+        if kind != "gelu" and torch.allclose(y, activate(gelu, activation)(x), atol=1e-6)
     ]
     if not forms:
         raise ConfigError(
