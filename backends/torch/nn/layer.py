@@ -114,6 +114,7 @@ class MoE(Reporting, HubMixin):
         if fixed := sorted(OF_MLP & options.keys()):
             raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
         weight = copied.weights["w1"]
+        width, hidden = weight.shape
         biases = copied.expert_activation == "gelu" or any(name.startswith("b") for name in copied.weights)
         start: dict[str, Any] = {
             "gelu": copied.gelu,
@@ -122,7 +123,7 @@ class MoE(Reporting, HubMixin):
         }
         start |= {"seed": seed, "dtype": weight.dtype}
         with torch.device("meta"):  # nothing is drawn that is overwritten
-            layer = cls(*weight.shape, experts, tokens=tokens, router=router, **start, **options)
+            layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
             return layer
         layer.to_empty(device=weight.device)
@@ -137,13 +138,13 @@ class MoE(Reporting, HubMixin):
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
-        params = {part: module.params() for part, module in self.named_children() if part != "router"}
+        of: Any = {"experts": self.experts, "shared": self.shared}
         for part, name, values in drawn(self._layer, parts):
             if name == STATE:
                 for each, array in values.items():
                     assign(getattr(self._state, each), array)
             else:
-                assign(getattr(self.router, name) if part == "router" else params[part][name], values)
+                assign(getattr(self.router, name) if part == "router" else of[part].params()[name], values)
 
     @property
     def _state(self) -> RouterState:
