@@ -164,10 +164,10 @@ def documented(layer: Class) -> Class:
 
 
 def initial(layer: Layer) -> dict[str, Params]:
-    """The first arrays of the `router`, of the `experts` and of the `shared` expert (empty if there is none), see `drawn`."""
-    params: dict[str, Params] = {part: {} for part in PARTS}
+    """The first arrays of the `router`, of the `experts` and, if there is one, of the `shared` expert, see `drawn`."""
+    params: dict[str, Params] = {"router": {}, "experts": {}}
     for part, name, values in drawn(layer):
-        params[part][name] = values
+        params.setdefault(part, {})[name] = values
     return params
 
 

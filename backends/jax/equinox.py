@@ -70,7 +70,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
         params["router"].pop(STATE, None)
-        self.router, self.experts, self.shared = (params[part] for part in PARTS)
+        self.router, self.experts, self.shared = (params.get(part, {}) for part in PARTS)
         self.inference = inference
 
     def __call__(

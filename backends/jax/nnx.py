@@ -109,7 +109,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         self.state = nnx.data({name: RouterState(value) for name, value in state.items()})
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
-        self.shared = nnx.data({name: _variable(name, value) for name, value in params["shared"].items()})
+        self.shared = nnx.data({name: _variable(name, value) for name, value in params.get("shared", {}).items()})
         self.deterministic = deterministic
         self.rngs = nnx.data(None) if rngs is None else rngs.gating.fork()
 
