@@ -31,18 +31,6 @@ class Gated(Mlp):
         return self.fc2(self.act(self.fc1(x)) * self.fc1(x))
 
 
-class Packed(nn.Sequential):
-    """Two linear maps, of which the first has two in one, without biases."""
-
-    def __init__(self, gate):
-        super().__init__(nn.Linear(WIDTH, 2 * HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False))
-        self.gate = gate
-
-    def forward(self, x):
-        halves = self[0](x).chunk(2, dim=-1)
-        return self[1](nn.functional.silu(halves[self.gate]) * halves[1 - self.gate])
-
-
 class Intermediate(nn.Module):
     def __init__(self):
         super().__init__()
@@ -111,14 +99,6 @@ def test_the_form_of_gelu_is_tried(act, form):
     assert layer.experts.gelu == form
     assert not layer.experts.fc1.bias.any()
     assert torch.equal(layer.experts.fc2.weight[1], mlp[2].weight.T)
-
-
-@pytest.mark.parametrize("gate", [0, 1])
-def test_a_packed_gated_mlp(x, gate):
-    mlp = Packed(gate)
-    layer = modules.MoE.from_mlp(mlp, 3, tokens=TOKENS, router="gshard", capacity_factor=3.0)
-    assert set(layer.experts.params()) == {"w1", "w2", "w3"}
-    torch.testing.assert_close(layer.eval()(x), mlp(x))
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,8 @@ def of_timm(name, **options):
 
 def dots3(**options):
     sizes = {"hidden_size": WIDTH, "adapter_in_dim": WIDTH, "intermediate_size": 24, "moe_intermediate_size": 24}
-    sizes |= {
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "mlp_layer_types": ["dense", "sparse"],
-        "num_local_experts": E,
-    }
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_local_experts": E}
+    options |= {"mlp_layer_types": ["dense", "sparse"]}
     return modeling("dots3_note").Dots3NoteVisionConfig(**sizes, **options)
 
 
@@ -86,7 +82,7 @@ def test_a_block_goes_there_and_back(make, dtype):
         assert torch.equal(value, block.state_dict()[name]), name
 
 
-def test_blocks_that_are_none():
+def test_blocks_that_do_not_fit():
     block = filled(vision_block())
     layer = from_transformers(block, tokens=TOKENS)
     with pytest.raises(ConfigError, match=r"^choices=1: it is that of the block"):

@@ -67,8 +67,7 @@ def to_transformers(layer: MoE, moe: nn.Module) -> None:
     """
     found, of_block = _read(moe)
     whole, ours = layer._layer, layer.state_dict()
-    has = {"router": whole.router, "expert_activation": whole.expert_activation, "gelu": whole.gelu}
-    has |= vars(layer.options)
+    has = {**vars(whole), **vars(layer.options)}
     for name, value in {"router": ROUTER, **of_block}.items():
         if has[name] != value:
             raise ConfigError(f"layer: {name}={has[name]!r}, and {value!r} of the block")
@@ -94,18 +93,14 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 found[f"shared.fc{number}.weight"] = getattr(shared, name).weight.T
         y, of_block = block.experts.act_fn(x), {**COMPUTED, "choices": block.gate.top_k}
     except AttributeError as error:
-        raise ConfigError(
-            f"moe: {type(block).__name__} is not a block of gated experts with a bias: {error}"
-        ) from error
+        raise ConfigError(f"moe: {type(block).__name__} is not a block of gated experts with a bias: {error}") from None
     forms = [
         {"expert_activation": kind, "gelu": gelu}
         for kind, gelu, activation in ACTIVATIONS
         if kind != "gelu" and torch.allclose(y, activate(gelu, activation)(x), atol=1e-6)
     ]
     if not forms:
-        raise ConfigError(
-            f"moe: the activation of its experts is {block.experts.act_fn}, expected the GELU or the SiLU"
-        )
+        raise ConfigError(f"moe: the activation of its experts is {block.experts.act_fn}, expected GELU or SiLU")
     of_block |= {ours: getattr(block.gate, theirs) for theirs, ours in SAID.items() if hasattr(block.gate, theirs)}
     return {name: value.detach() for name, value in found.items()}, of_block | forms[0]
 
