@@ -11,6 +11,7 @@ import numpy as np
 from moespec.backends.optimizer import STATE
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.gated_experts import AXES
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
@@ -26,7 +27,7 @@ Class = TypeVar("Class", bound=type)
 class Layer:
     """What does not change of a layer: the name of its router and its options, how images are grouped, and what experts compute.
 
-    `options.tokens` are those of a group, `group_images` images. The fields after `gelu` are of the first arrays alone, which
+    `options.tokens` are those of a group, `group_images` images. The fields after `expert_activation` are of the first arrays alone, which
     a compiled layer does not depend on.
     """
 
@@ -34,9 +35,31 @@ class Layer:
     options: RouterOptions
     group_images: int
     gelu: str
+    expert_activation: str
     hidden: int = field(repr=False, compare=False)
     expert_init: str = field(repr=False, compare=False)
     seed: int = field(repr=False, compare=False)
+    expert_bias: bool = field(repr=False, compare=False)
+    shared_experts: int = field(repr=False, compare=False)
+
+    @property
+    def gated(self) -> bool:
+        """Whether experts have `w3`."""
+        return self.expert_activation != "gelu"
+
+    @property
+    def form(self) -> dict[str, str]:
+        """`gelu` and `activation` of `moe_mlp`."""
+        return {"gelu": self.gelu, "activation": "silu" if self.expert_activation == "swiglu" else "gelu"}
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters of one expert of this hidden width, by the names of the specification."""
+        sizes = {"width": self.options.width, "hidden": hidden, "output": self.options.width}
+        return {
+            name: tuple(sizes[axis] for axis in axes.split()[1:])
+            for name, axes in AXES.items()
+            if (self.gated or name not in ("w3", "b3")) and (self.expert_bias or name.startswith("w"))
+        }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
         """For x (images, ..., width) the groups, and the options for as many tokens as one has.
@@ -86,6 +109,9 @@ def layer_of(
     gelu: str,
     expert_init: str,
     seed: int,
+    expert_activation: str = "gelu",
+    expert_bias: bool = True,
+    shared_experts: int = 0,
     router_options: Mapping[str, Any],
 ) -> Layer:
     """The arguments are, in every framework:
@@ -98,6 +124,9 @@ def layer_of(
     router: a key of `ROUTERS`.
     group_images: images that are routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
+    expert_activation: "gelu", or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`, "geglu" (f is the GELU) or "swiglu" (the SiLU).
+    expert_bias: whether experts have biases.
+    shared_experts: experts that serve every token besides those that it chooses, with the weight 1. They are one of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
     seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
     router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
@@ -109,9 +138,13 @@ def layer_of(
     for name, value in sizes.items():
         check_at_least(name, value, 1)
     check_at_least("seed", seed, 0)
+    check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
+    check_option("expert_activation", expert_activation, ("gelu", "geglu", "swiglu"))
+    if type(expert_bias) is not bool:
+        raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
     known = ROUTERS[router].Options.__dataclass_fields__
     decided = (
         {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
@@ -120,7 +153,8 @@ def layer_of(
     of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
-    return Layer(router, of_router, group_images, gelu, hidden, expert_init, seed)
+    first = (hidden, expert_init, seed, expert_bias, shared_experts)
+    return Layer(router, of_router, group_images, gelu, expert_activation, *first)
 
 
 def documented(layer: Class) -> Class:
@@ -130,14 +164,17 @@ def documented(layer: Class) -> Class:
 
 
 def initial(layer: Layer) -> dict[str, Params]:
-    """The first arrays of the `router` and of the `experts`, see `drawn`."""
+    """The first arrays of the `router`, of the `experts` and, if there is one, of the `shared` expert, see `drawn`."""
     params: dict[str, Params] = {"router": {}, "experts": {}}
     for part, name, values in drawn(layer):
-        params[part][name] = values
+        params.setdefault(part, {})[name] = values
     return params
 
 
-def drawn(layer: Layer, parts: Sequence[str] = ("router", "experts")) -> Iterator[tuple[str, str, Any]]:
+PARTS = ("router", "experts", "shared")
+
+
+def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
     """The first arrays one at a time, in float32, each with its part and its name.
 
     Glorot uniform kernels, biases normal(1e-6), and what the router has; what it keeps is a dict named "state". Tables, which hold
@@ -149,16 +186,21 @@ def drawn(layer: Layer, parts: Sequence[str] = ("router", "experts")) -> Iterato
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):
         yield "router", STATE, state
-    if "experts" not in parts:
-        return
-    width, hidden, experts = layer.options.width, layer.hidden, layer.options.experts
-    limit = math.sqrt(6 / (width + hidden))
-    for name, shape in {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}.items():
-        values = np.empty((experts, *shape), np.float32)
-        # One expert after another, for the sake of memory.
-        for part in [values] if layer.expert_init == "shared" else values:
-            part[...] = generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
-        yield "experts", name, values
+    for part, hidden, experts in (
+        ("experts", layer.hidden, (layer.options.experts,)),
+        ("shared", layer.shared_experts * layer.hidden, ()),
+    ):
+        if part not in parts or not hidden:
+            return
+        limit = math.sqrt(6 / (layer.options.width + hidden))
+        for name, shape in layer.shapes(hidden).items():
+            values = np.empty((*experts, *shape), np.float32)
+            # One expert after another, for the sake of memory.
+            for one in values if experts and layer.expert_init == "independent" else [values]:
+                one[...] = (
+                    generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
+                )
+            yield part, name, values
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:

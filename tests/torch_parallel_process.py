@@ -29,8 +29,11 @@ class Block(nn.Module):
 
     def __init__(self, router: str, experts: int) -> None:
         super().__init__()
-        losses = {"balance_weight": 0.1, "z_weight": 0.1} if router == "softmax_expert_choice" else {}
-        self.norm, self.mlp = nn.LayerNorm(8), MoE(8, 16, experts, tokens=12, router=router, **losses)
+        more = {"balance_weight": 0.1, "z_weight": 0.1, "expert_activation": "geglu", "shared_experts": 1}
+        self.norm, self.mlp = (
+            nn.LayerNorm(8),
+            MoE(8, 16, experts, tokens=12, router=router, **more if router == ROUTERS[0] else {}),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm(x))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
-from moespec.backends.layer import Layer, documented, initial, layer_of
+from moespec.backends.layer import PARTS, Layer, documented, initial, layer_of
 from moespec.backends.optimizer import STATE
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import State
@@ -41,6 +41,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
 
     router: dict[str, Array]
     experts: dict[str, Array]
+    shared: dict[str, Array]
     layer: Layer = eqx.field(static=True)
     inference: bool
 
@@ -56,16 +57,20 @@ class MoE(eqx.Module):  # type: ignore[misc]
         gelu: str = "tanh",
         expert_init: str = "independent",
         seed: int = 0,
+        expert_activation: str = "gelu",
+        expert_bias: bool = True,
+        shared_experts: int = 0,
         inference: bool = False,
         **router_options: Any,
     ) -> None:
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
+        start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         self.layer = layer_of(
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
         params = jax.tree.map(jnp.asarray, initial(self.layer))
         params["router"].pop(STATE, None)
-        self.router, self.experts = params["router"], params["experts"]
+        self.router, self.experts, self.shared = (params.get(part, {}) for part in PARTS)
         self.inference = inference
 
     def __call__(
@@ -86,7 +91,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for a missing key.
         """
         train = not (self.inference if inference is None else inference)
-        params = {"router": self.router, "experts": self.experts}
+        params = {"router": self.router, "experts": self.experts, "shared": self.shared}
         return routed(self.layer, params, x, ids, key, train=train, state=state)
 
     def initial_state(self) -> State:

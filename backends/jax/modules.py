@@ -35,8 +35,8 @@ def routed(
 ) -> Routed:
     """The layer on x (images, ..., width), with ids (images, ...), or the places of the tokens, where the router needs ids.
 
-    params: `router` and `experts`. state: of a router that keeps one. key: of the gating noise, which there is in
-    training alone. Raises ConfigError where
+    params: `router`, `experts`, and `shared`, empty without a shared expert. state: of a router that keeps one. key: of the
+    gating noise, which there is in training alone. Raises ConfigError where
     it is missing, ShapeError for x of another width or images that do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
@@ -54,7 +54,8 @@ def routed(
         raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
     drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
     output = router.route(params["router"], tokens, options, state=state, noise=drawn, train=train, **needed)
-    y = B.moe_mlp(tokens, output.routing, params["experts"], gelu=layer.gelu)
+    form: Any = layer.form
+    y = B.moe_mlp(tokens, output.routing, params["experts"], shared=params["shared"] or None, **form)
     y = regrouped(y, of_image.shape).reshape(x.shape)
     return Routed(y, output.losses, output.metrics, output.statistics)
 

@@ -24,7 +24,7 @@ from flax.core.spmd import get_logical_axis_rules
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
-from moespec.backends.layer import documented, initial, layer_of
+from moespec.backends.layer import PARTS, documented, initial, layer_of
 from moespec.backends.optimizer import CONSTANTS, STATE
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
@@ -45,7 +45,7 @@ AXES = {
     **dict.fromkeys(("b1", "b3"), ("expert", "mlp")),
     **{"w2": ("expert", "mlp", "embed"), "b2": ("expert", "embed")},
 }
-"""The logical axes of the parameters of experts."""
+"""The logical axes of the parameters of experts; of a shared one all but the first."""
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
@@ -92,11 +92,15 @@ class MoE(nnx.Module):  # type: ignore[misc]
         gelu: str = "tanh",
         expert_init: str = "independent",
         seed: int = 0,
+        expert_activation: str = "gelu",
+        expert_bias: bool = True,
+        shared_experts: int = 0,
         deterministic: bool = False,
         rngs: nnx.Rngs | None = None,
         **router_options: Any,
     ) -> None:
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
+        start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         self.layer = layer_of(
             width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options
         )
@@ -105,6 +109,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         self.state = nnx.data({name: RouterState(value) for name, value in state.items()})
         self.router = nnx.data({name: _variable(name, value) for name, value in params["router"].items()})
         self.experts = nnx.data({name: _variable(name, value) for name, value in params["experts"].items()})
+        self.shared = nnx.data({name: _variable(name, value) for name, value in params.get("shared", {}).items()})
         self.deterministic = deterministic
         self.rngs = nnx.data(None) if rngs is None else rngs.gating.fork()
 
@@ -126,7 +131,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         train = not (self.deterministic if deterministic is None else deterministic)
         noisy = train and B.ROUTERS[self.layer.router].noise(self.layer.options) is not None
         key = _key(self.rngs if rngs is None else rngs) if noisy else None
-        params = {"router": _arrays(self.router), "experts": _arrays(self.experts)}
+        params = {part: _arrays(getattr(self, part)) for part in PARTS}
         y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
         if hasattr(self, "__captures__"):  # inside of `nnx.capture`; elsewhere nothing is kept
             # One name for each kind: of what two kinds have of the same name, capture loses one.
@@ -165,7 +170,7 @@ def _variable(name: str, value: Array) -> nnx.Variable:
     if name not in AXES:
         return nnx.Param(value)
     placed = bool(get_logical_axis_rules()) and not jax.sharding.get_abstract_mesh().empty
-    return nnx.Param(value, out_sharding=AXES[name], eager_sharding=placed)
+    return nnx.Param(value, out_sharding=AXES[name][-value.ndim :], eager_sharding=placed)
 
 
 def _arrays(variables: Any) -> Params:

@@ -133,6 +133,28 @@ def test_initial_values_are_those_of_torch(router):
                 np.testing.assert_array_equal(value, want[name].detach().numpy(), err_msg=name)
 
 
+def test_gated_experts_and_a_shared_one(x):
+    """All three layers start with the same values, and compute what the specification does."""
+    torch = pytest.importorskip("torch")
+    options = {"expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2, "bias": True}
+    moe, other = nnx_moe(**options, deterministic=True), equinox_moe(**options, inference=True)
+    layer = importlib.import_module("moespec.backends.torch.nn").MoE(
+        WIDTH, 16, 4, tokens=TOKENS, router="softmax_token_choice", **options
+    )
+    params = {part: jax.tree.map(np.asarray, getattr(other, part)) for part in ("router", "experts", "shared")}
+    for part, values in params.items():
+        assert set(values) == set(getattr(layer, part).params()) == set(getattr(moe, part))
+        for name, value in values.items():
+            np.testing.assert_array_equal(value, getattr(layer, part).params()[name].detach())
+            np.testing.assert_array_equal(value, getattr(moe, part)[name][...])
+    assert nnx.get_partition_spec(nnx.state(moe, nnx.Param))["shared"]["w3"].get_value() == jax.P("embed", "mlp")
+    tokens = np.asarray(x).reshape(4, TOKENS, WIDTH)
+    routing = reference.ROUTERS["softmax_token_choice"].route(params["router"], tokens, layer.options).routing
+    want = reference.moe_mlp(tokens, routing, params["experts"], shared=params["shared"], activation="silu")
+    for y in (moe(x), other(x).y, layer.eval()(torch.tensor(np.asarray(x))).detach()):
+        np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-5, atol=1e-6)
+
+
 def test_evaluation_needs_no_key(x):
     """In training a router with noise does; another key gives another result, and the same key the same."""
     moe, other = nnx_moe(), equinox_moe()
@@ -202,6 +224,9 @@ def test_arguments_are_checked(x):
             make("soft_moe", choices=7)
         with pytest.raises(ConfigError, match="gelu"):
             make(gelu="none")
+        for name, value in {"expert_activation": "silu", "expert_bias": 1, "shared_experts": -1}.items():
+            with pytest.raises(ConfigError, match=rf"^{name}\b.*expected.*"):
+                make(**{name: value})
         with pytest.raises(ConfigError, match=r"hashes: .* got 2"):
             make("hash", hashes=2)
     moe = equinox_moe(group_images=3, inference=True)

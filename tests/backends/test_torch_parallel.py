@@ -27,7 +27,7 @@ def test_four_processes_train_as_one(results, mode):
         assert result[mode]["norms"] == pytest.approx(result["norms"], rel=1e-12)
         assert min(result["norms"]) > processes.CLIP
         assert result[mode]["difference"] < 1e-13
-        assert result[mode]["parts"] == 3 * 2 * (8 * 16 + 16 + 16 * 8 + 8)
+        assert result[mode]["parts"] == 3 * 2 * (8 * 16 + 16 + 16 * 8 + 8) + 2 * (8 * 16 + 16)
 
 
 def test_a_state_dict_has_whole_tensors(results):

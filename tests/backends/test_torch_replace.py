@@ -220,20 +220,22 @@ def test_weight_decay_of_a_model():
 
 def test_weight_decay_by_the_rules_of_others():
     """timm goes by axes and the suffix .bias, transformers by the word bias: neither decays a bias of an expert."""
-    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch")
+    layer = modules.MoE(WIDTH, HIDDEN, 2, tokens=TOKENS, router="switch", expert_activation="geglu", shared_experts=1)
+    maps = [f"{part}.fc{number}" for part in ("experts", "shared") for number in (1, 2, 3)]
     timm = {name for name, p in layer.named_parameters() if p.ndim > 1 and not name.endswith(".bias")}
     transformers = {name for name, _ in layer.named_parameters() if "bias" not in name}
-    assert timm == transformers == {"router.kernel", "experts.fc1.weight", "experts.fc2.weight"}
-    assert layer.no_weight_decay() == {"experts.fc1.bias", "experts.fc2.bias"}
+    assert timm == transformers == {"router.kernel", *(f"{name}.weight" for name in maps)}
+    assert layer.no_weight_decay() == {f"{name}.bias" for name in maps}
 
 
 def test_capacity_is_known_to_the_compiler():
     """Other numbers in layers of one process: each compiles as it would alone."""
     x = torch.randn(2, 12, WIDTH)
+    more = {"expert_activation": "swiglu", "shared_experts": 1}
     torch._dynamo.reset()
     for router in ("softmax_token_choice", "softmax_expert_choice"):
         for factor in (1.0, 1.25, 2.0):
-            layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=12, router=router, capacity_factor=factor).eval()
+            layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=12, router=router, capacity_factor=factor, **more).eval()
             compiled = torch.compile(layer, fullgraph=True, backend="eager")
             torch.testing.assert_close(compiled(x), layer(x))
     torch._dynamo.reset()

@@ -5,9 +5,10 @@
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
 `MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
-Hugging Face transformers, which `from_pretrained` reads once it is saved. `parameter_groups` has the weight decay for an optimiser;
-`ExpertParallel` splits experts over processes, and `clip_grad_norm_` is torch's for such a model. `update_states(model)` once a step,
-after the optimiser's, moves what routers keep besides parameters, such as the bias of `sigmoid_token_choice`.
+Hugging Face transformers, which `from_pretrained` reads once it is saved; `from_transformers` and `to_transformers` convert a MoE
+block of theirs. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes, and
+`clip_grad_norm_` is torch's for such a model. `update_states(model)` once a step, after the optimiser's, moves what routers keep
+besides parameters, such as the bias of `sigmoid_token_choice`.
 
 What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
 with gradient) and `metrics` (for logs). Copies and pickles leave them out. Activation checkpointing inside a compiled
@@ -23,6 +24,7 @@ from moespec.backends.torch.nn.model import Model
 from moespec.backends.torch.nn.pretrained import from_pretrained
 from moespec.backends.torch.nn.replace import replace_mlps
 from moespec.backends.torch.nn.reporting import auxiliary_loss
+from moespec.backends.torch.nn.sparse_block import from_transformers, to_transformers
 from moespec.backends.torch.nn.state import update_states
 from moespec.backends.torch.nn.tree import ParameterTree
 
@@ -37,8 +39,10 @@ __all__ = [
     "auxiliary_loss",
     "clip_grad_norm_",
     "from_pretrained",
+    "from_transformers",
     "parameter_groups",
     "replace_mlps",
+    "to_transformers",
     "update_states",
 ]
 

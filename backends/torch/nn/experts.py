@@ -11,35 +11,50 @@ from moespec.backends.torch.split_experts import SplitOverGroup, mean_gradient
 
 
 class Linear(nn.Module):
-    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out)."""
+    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None; of one map without that axis."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int, **factory: Any) -> None:
+    def __init__(self, *shape: int, bias: bool, **factory: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(experts, inputs, outputs, **factory))
-        self.bias = nn.Parameter(torch.empty(experts, outputs, **factory))
+        self.weight = nn.Parameter(torch.empty(shape, **factory))
+        of_output = (*shape[:-2], shape[-1])
+        self.register_parameter("bias", nn.Parameter(torch.empty(of_output, **factory)) if bias else None)
 
 
-class Experts(nn.Module):
-    """`fc2(gelu(fc1(x)))` of each expert, for tokens that a routing sends to them.
+class Perceptrons(nn.Module):
+    """The linear maps `fc1`, `fc2` and, of gated ones, `fc3`, of one perceptron or of some experts."""
+
+    def __init__(self, width: int, hidden: int, *experts: int, gated: bool, **options: Any) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = Linear(*experts, width, hidden, **options), Linear(*experts, hidden, width, **options)
+        if gated:
+            self.fc3 = Linear(*experts, width, hidden, **options)
+
+    def params(self) -> dict[str, Tensor]:
+        """The parameters by the names that they have in the specification."""
+        return {
+            f"{parameter[0]}{linear[2:]}": value
+            for linear, module in self.named_children()
+            for parameter, value in module.named_parameters()
+        }
+
+
+class Experts(Perceptrons):
+    """`fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for tokens that a routing sends to them.
 
     The parameters of all experts, or, after `ExpertParallel`, tensors split along their first axis over `group`.
     """
 
-    def __init__(self, width: int, hidden: int, experts: int, gelu: str, **factory: Any) -> None:
-        super().__init__()
-        self.gelu = gelu
-        self.fc1, self.fc2 = Linear(experts, width, hidden, **factory), Linear(experts, hidden, width, **factory)
+    def __init__(self, width: int, hidden: int, experts: int, *, gelu: str, activation: str, **options: Any) -> None:
+        super().__init__(width, hidden, experts, **options)
+        self.gelu, self.activation = gelu, activation
         self.group: Group | None = None
 
-    def forward(self, tokens: Tensor, routing: Any) -> Tensor:
-        """tokens (groups, tokens, width) -> the same shape and dtype."""
+    def forward(self, tokens: Tensor, routing: Any, shared: dict[str, Tensor] | None = None) -> Tensor:
+        """tokens (groups, tokens, width) -> the same shape and dtype. shared: the parameters of an expert of every token."""
+        options: Any = {"shared": shared, "gelu": self.gelu, "activation": self.activation}
         if self.group is None:
-            y: Tensor = B.moe_mlp(tokens, routing, self.params(), gelu=self.gelu)
+            y: Tensor = B.moe_mlp(tokens, routing, self.params(), **options)
             return y
         local = {name: mean_gradient(value, self.group) for name, value in self.params().items()}
-        y = SplitOverGroup(self.group).moe_mlp(tokens, routing, local, gelu=self.gelu)
+        y = SplitOverGroup(self.group).moe_mlp(tokens, routing, local, **options)
         return y
-
-    def params(self) -> dict[str, Tensor]:
-        """The parameters by the names that they have in the specification."""
-        return {"w1": self.fc1.weight, "b1": self.fc1.bias, "w2": self.fc2.weight, "b2": self.fc2.bias}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
-from moespec.backends.layer import Layer, documented, drawn, layer_of
+from moespec.backends.layer import PARTS, Layer, documented, drawn, layer_of
 from moespec.backends.optimizer import STATE
 from moespec.backends.torch.nn.draws import draw
-from moespec.backends.torch.nn.experts import Experts
+from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
@@ -24,6 +24,8 @@ from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
+OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
+"""Arguments that a layer with the experts of an MLP does not take."""
 
 
 @documented
@@ -36,7 +38,8 @@ class MoE(Reporting, HubMixin):
     device, dtype: of parameters, as in other modules of torch. On the meta device nothing is drawn.
 
     Parameters: `router.kernel` and so on, and `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
-    `experts.fc2.weight`, `experts.fc2.bias`. Router logits, weights and losses are computed in float32 or better, also under
+    `experts.fc2.weight`, `experts.fc2.bias`; of gated experts `experts.fc3` as `fc1`, and of a shared one `shared.fc1.weight`
+    (width, hidden) and so on. Router logits, weights and losses are computed in float32 or better, also under
     autocast or in bfloat16. Gating noise comes from torch's generator, and only in training.
 
     A forward pass raises ShapeError for an input of another width or a batch that does not split into groups.
@@ -54,12 +57,16 @@ class MoE(Reporting, HubMixin):
         gelu: str = "tanh",
         expert_init: str = "independent",
         seed: int = 0,
+        expert_activation: str = "gelu",
+        expert_bias: bool = True,
+        shared_experts: int = 0,
         device: _Device = None,
         dtype: torch.dtype | None = None,
         **router_options: Any,
     ) -> None:
         super().__init__()
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
+        start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
         # compiled before would be a symbol to it, and capacities need its value.
@@ -70,7 +77,9 @@ class MoE(Reporting, HubMixin):
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
             self._state.update = partial(B.ROUTERS[router].update, layer.options)
-        self.experts = Experts(width, hidden, experts, gelu, device=device, dtype=dtype)
+        of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
+        self.experts = Experts(width, hidden, experts, **layer.form, **of_experts)
+        self.shared = Perceptrons(width, shared_experts * hidden, **of_experts) if shared_experts else None
         self.forget()
         if not self.experts.fc1.weight.is_meta:
             self.reset_parameters()
@@ -88,8 +97,10 @@ class MoE(Reporting, HubMixin):
     ) -> Self:
         """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
 
-        mlp: of any class, if it computes `fc2(gelu(fc1(x)))` with two `torch.nn.Linear`; this is tried on random numbers, which
-            also tells which GELU it has. Its dropout, if any, is not copied.
+        mlp: of any class, if it computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, with f GELU or SiLU, of two
+            `torch.nn.Linear` or three; two of a gated one have fc1 and fc3 packed, in either order, as timm's GluMlp and
+            SwiGLUPacked. This is tried on random numbers, which also tells what f is. Its dropout, if any, is not copied. Experts
+            have no biases where a gated MLP has none.
         options: `group_images` and those of the router.
 
         At evaluation the layer computes what the MLP did where the combine weights of each token sum to 1 and no token is
@@ -100,11 +111,17 @@ class MoE(Reporting, HubMixin):
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """
         copied = perceptron("mlp", mlp)
-        if fixed := sorted({"gelu", "expert_init", "device", "dtype"} & options.keys()):
+        if fixed := sorted(OF_MLP & options.keys()):
             raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
-        weight = copied.fc1.weight
-        width, hidden = copied.fc1.in_features, copied.fc1.out_features
-        start: dict[str, Any] = {"gelu": copied.gelu, "seed": seed, "dtype": weight.dtype}
+        weight = copied.weights["w1"]
+        width, hidden = weight.shape
+        biases = copied.expert_activation == "gelu" or any(name.startswith("b") for name in copied.weights)
+        start: dict[str, Any] = {
+            "gelu": copied.gelu,
+            "expert_activation": copied.expert_activation,
+            "expert_bias": biases,
+        }
+        start |= {"seed": seed, "dtype": weight.dtype}
         with torch.device("meta"):  # nothing is drawn that is overwritten
             layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
@@ -112,23 +129,22 @@ class MoE(Reporting, HubMixin):
         layer.to_empty(device=weight.device)
         layer._assign(["router"])
         with torch.no_grad():
-            for source, target in ((copied.fc1, layer.experts.fc1), (copied.fc2, layer.experts.fc2)):
-                target.weight.copy_(source.weight.T)
-                target.bias.copy_(torch.zeros(()) if source.bias is None else source.bias)
+            for name, target in layer.experts.params().items():
+                target.copy_(copied.weights.get(name, torch.zeros(())))
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
         """Gives all parameters and tables their initial values: on the meta device at first, `to_empty` and then this."""
-        self._assign(["router", "experts"])
+        self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
-        experts = self.experts.params()
+        of: Any = {"experts": self.experts, "shared": self.shared}
         for part, name, values in drawn(self._layer, parts):
             if name == STATE:
                 for each, array in values.items():
                     assign(getattr(self._state, each), array)
             else:
-                assign(getattr(self.router, name) if part == "router" else experts[name], values)
+                assign(getattr(self.router, name) if part == "router" else of[part].params()[name], values)
 
     @property
     def _state(self) -> RouterState:
@@ -205,7 +221,7 @@ class MoE(Reporting, HubMixin):
         output = router.route(params, tokens, options, state=state, noise=noise, train=self.training, **needed)
         if self.training and output.statistics:
             self._state.add(output.statistics)
-        y: Tensor = self.experts(tokens, output.routing)
+        y: Tensor = self.experts(tokens, output.routing, None if self.shared is None else self.shared.params())
         return y, output
 
     def extra_repr(self) -> str:

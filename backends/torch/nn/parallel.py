@@ -36,7 +36,7 @@ class ExpertParallel(ParallelStyle):
         experts = module.fc1.weight.shape[0]
         if experts % group.size():
             raise ConfigError(f"experts: {experts} do not divide among {group.size()} processes")
-        for linear in (module.fc1, module.fc2):
+        for linear in module.children():
             for name, parameter in list(linear.named_parameters()):
                 whole: Any = distribute_tensor(parameter.detach(), device_mesh, [Shard(0)])
                 linear.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))

@@ -1,57 +1,91 @@
 """What an MLP of somebody's model computes, found out by trying it."""
 
 import copy
+from collections.abc import Sequence
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from moespec.spec.errors import ConfigError
+import moespec.backends.torch as B
+from moespec.spec.errors import ConfigError, ShapeError
 
 ROWS = 5
 ALLOWED = 1e-9
 """Difference in float64 of outputs of about 1; the two forms of GELU differ by 1e-4."""
 
+ACTIVATIONS = (
+    *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
+    ("swiglu", "tanh", "silu"),
+)
+"""`expert_activation` and `gelu` of a layer, and the `activation` of `moe_mlp`."""
+
 
 class Perceptron(NamedTuple):
-    """The two linear maps of an MLP, and the form of GELU between them."""
+    """The parameters of an MLP by the names of `expert_mlp`, views of its own, and what is between its linear maps."""
 
-    fc1: nn.Linear
-    fc2: nn.Linear
+    weights: dict[str, Tensor]
+    expert_activation: str
     gelu: str
 
 
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
-    """The parts of an MLP that computes `fc2(gelu(fc1(x)))`, whatever its class.
+    """The parts of an MLP that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, whatever its class.
 
     A copy with other numbers is run. Raises ConfigError, with `name`, for one that computes something else.
     """
     if not isinstance(mlp, nn.Module):
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
-    layers = linears(mlp)
-    if len(layers) != 2:
-        raise ConfigError(f"{name}: {type(mlp).__name__} has {len(layers)} torch.nn.Linear, expected 2")
-    if layers[1].out_features != layers[0].in_features:
-        widths = f"{layers[0].in_features} to {layers[1].out_features}"
-        raise ConfigError(f"{name}: {type(mlp).__name__} goes from width {widths}, expected the same")
+    layers, of = linears(mlp), f"{name}: {type(mlp).__name__}"
+    if len(layers) not in (2, 3):
+        raise ConfigError(f"{of} has {len(layers)} torch.nn.Linear, expected 2, or 3 of a gated one")
     trial = copy.deepcopy(mlp).to_empty(device="cpu").double().eval()
     draws: Any = {"device": "cpu", "generator": torch.Generator("cpu").manual_seed(0)}
     with torch.no_grad():
         for tensor in (*trial.parameters(), *trial.buffers()):
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape, **draws) / max(tensor.shape[-1:] or (1,)) ** 0.5)
-        fc1, fc2 = linears(trial)
-        x = torch.randn(1, ROWS, fc1.in_features, **draws, dtype=torch.float64)
+        x = torch.randn(1, ROWS, layers[0].in_features, **draws, dtype=torch.float64)
         try:
             y = trial(x)
         except Exception as error:
-            raise ConfigError(f"{name}: {type(mlp).__name__} cannot be run on (1, tokens, width): {error}") from error
-        for form, approximate in (("tanh", "tanh"), ("erf", "none")):
-            expected = fc2(F.gelu(fc1(x), approximate=approximate)) if fc1.out_features == fc2.in_features else y + 1
-            if isinstance(y, Tensor) and y.shape == expected.shape and (y - expected).abs().max() < ALLOWED:
-                return Perceptron(layers[0], layers[1], form)
-    raise ConfigError(f"{name}: {type(mlp).__name__} computes something else than fc2(gelu(fc1(x)))")
+            raise ConfigError(f"{of} cannot be run on (1, tokens, width): {error}") from error
+        if isinstance(y, Tensor) and y.shape != x.shape:
+            raise ConfigError(f"{of} goes from width {x.shape[-1]} to {y.shape[-1]}, expected the same")
+        for weights, tried in zip(_readings(layers), _readings(linears(trial)), strict=True):
+            experts = {key: value[None] for key, value in tried.items()}
+            for kind, gelu, activation in ACTIVATIONS:
+                if (kind == "gelu") == ("w3" in tried):
+                    continue
+                try:
+                    expected = B.expert_mlp(x[None], experts, gelu=gelu, activation=activation)[0]
+                except ShapeError:
+                    break
+                if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
+                    return Perceptron(weights, kind, gelu)
+    raise ConfigError(
+        f"{of} computes something else than fc2(gelu(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU or the SiLU"
+    )
+
+
+def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
+    """The parameters of `expert_mlp` that two or three linear maps may be; of two the first may have two packed."""
+    maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
+    orders: Any = permutations(maps)
+    if len(maps) == 2:
+        (weight, bias), last = maps
+        halves = list(zip(weight.chunk(2, dim=1), (None, None) if bias is None else bias.chunk(2), strict=False))
+        orders = [maps, [*halves, last], [*halves[::-1], last]]
+    return [
+        {
+            f"{kind}{number}": value
+            for number, pair in zip((1, 2) if len(order) == 2 else (1, 3, 2), order, strict=True)
+            for kind, value in zip("wb", pair, strict=True)
+            if value is not None
+        }
+        for order in orders
+    ]
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:

@@ -86,7 +86,7 @@ def _places(model: nn.Module) -> Iterator[Place]:
     """Blocks with `mlp`, or with `intermediate`, and `output` that adds the residual."""
     for name, block in model.named_modules():
         children, prefix = dict(block.named_children()), f"{name}." if name else ""
-        if "mlp" in children and len(linears(children["mlp"])) == 2:
+        if "mlp" in children and len(linears(children["mlp"])) in (2, 3):
             yield Place(f"{prefix}mlp", children["mlp"], partial(setattr, block, "mlp"))
         elif {"intermediate", "output"} <= children.keys() and linears(children["intermediate"]):
             pair = _WithoutResidual(children["intermediate"], children["output"])

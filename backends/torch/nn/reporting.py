@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moespec.backends.optimizer import DECAYED
 
-KERNELS = re.compile(rf"{DECAYED}|(^|/)experts/fc[12]/weight$")
+KERNELS = re.compile(rf"{DECAYED}|(^|/)(experts|shared)/fc[123]/weight$")
 
 
 class Reporting(nn.Module):
