@@ -6,6 +6,7 @@ becomes one result: a sparse routing the record by slot, named results and array
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -132,7 +133,10 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router) -> Router:
-    """A router of the specification, run group by group. Those of the compiled backends are compared with it."""
+    """A router of the specification, run group by group. Those of the compiled backends are compared with it.
+
+    With a balance loss of all groups it is composed of the batched functions, as theirs are.
+    """
 
     def compose(
         B: Any,
@@ -145,6 +149,10 @@ def router_of_groups(router: Router) -> Router:
         state: State | None = None,
         **needed: Array,
     ) -> RouterOutput:
+        if getattr(options, "balance_scope", "group") != "group":
+            needed |= {} if state is None else {"state": state}
+            batched = router.bind(importlib.import_module(__package__))
+            return batched.route(params, tokens, options, noise=noise, train=train, **needed)
         outputs = [
             router.route(params, options=options, state=state, train=train, **group)
             for group in groups(tokens=tokens, noise=noise, **needed)
