@@ -150,7 +150,8 @@ class Adapter(Target):
             return "error cases are not run on an adapter"
         if not _is_layer(case) or job.stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
-        taken = [name for name in ("noise", "ids") if name in case.inputs]
+        parts = {name.partition("/")[0] for name in case.inputs}
+        taken = [name for name in ("noise", "ids", "state") if name in parts]
         if not taken and case.gradients and case.gradients.losses:
             return "an adapter returns no losses"
         return f"an adapter takes no {taken[0]}" if taken else ""

@@ -33,7 +33,8 @@ def layer(name, **options):
     noise = router_inputs.noise(rng, name, config, GROUPS)
 
     def loss(params, x, noise):
-        out = B.ROUTERS[name].route(params["router"], x, config, noise=noise)
+        state = B.ROUTERS[name].initial_state(config)
+        out = B.ROUTERS[name].route(params["router"], x, config, state=state, noise=noise)
         y = B.moe_layer(x, out.routing, partial(B.expert_mlp, params=params["experts"]))
         return B.sum(y * y) + sum(out.losses.values()), out.metrics
 
@@ -66,7 +67,7 @@ SPARSE = [name for name in spec.ROUTERS if name != "soft_moe"]
 @pytest.mark.parametrize("name", SPARSE)
 def test_forward_and_backward_are_gathers(name):
     """Nothing floating is added by a scatter, and nothing has the size tokens x experts x capacity."""
-    loss, arguments = layer(name, batch_priority="max", capacity_factor=0.9)
+    loss, arguments = layer(name, batch_priority="max", capacity_factor=0.9, dimensions=16)
     capacity = spec.expert_capacity(TOKENS, EXPERTS, 0.9, choices=2 if "token_choice" in name else 1)
     if name in ("dselect_k", "base", "strictly_balanced"):
         capacity = TOKENS  # by definition, for the last two without `train`

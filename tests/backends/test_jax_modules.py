@@ -47,7 +47,7 @@ def nnx_moe(router="softmax_token_choice", **options):
 
 
 def equinox_loss(moe, x, key):
-    y, losses, metrics, _ = moe(x, key=key)
+    y, losses, metrics, _ = moe(x, key=key, state=moe.initial_state())
     return (y * y).mean() + sum(losses.values()), (y, losses, metrics)
 
 
@@ -73,7 +73,10 @@ def test_equals_the_numpy_backend(router, x):
     params = jax.tree.map(np.asarray, {"router": moe.router, "experts": moe.experts})
     tokens = np.asarray(x).reshape(2, 2 * TOKENS, WIDTH)
     ids = {"ids": np.tile(np.arange(TOKENS), (2, 2))} if reference.ROUTERS[router].needs == "ids" else {}
-    output = reference.ROUTERS[router].route(params["router"], tokens, options, noise=noise, train=True, **ids)
+    state = reference.ROUTERS[router].initial_state(options)
+    output = reference.ROUTERS[router].route(
+        params["router"], tokens, options, state=state, noise=noise, train=True, **ids
+    )
     want = reference.moe_mlp(tokens, output.routing, params["experts"])
     np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-9, atol=1e-11)
     assert set(losses) == set(output.losses)
@@ -122,6 +125,9 @@ def test_initial_values_are_those_of_torch(router):
         moe = equinox_moe(router, **options)
         for part in ("router", "experts"):
             want = getattr(other, part).params()
+            for name, value in moe.initial_state().items() if "state" in want else ():
+                np.testing.assert_array_equal(value, want["state"][name])
+            want = {name: value for name, value in want.items() if name != "state"}
             assert set(getattr(moe, part)) == set(want)
             for name, value in getattr(moe, part).items():
                 np.testing.assert_array_equal(value, want[name].detach().numpy(), err_msg=name)

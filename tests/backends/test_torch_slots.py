@@ -2,6 +2,7 @@
 
 import importlib
 
+import numpy as np
 import pytest
 import router_inputs
 
@@ -143,22 +144,21 @@ class Sizes(TorchDispatchMode):
         return out
 
 
-def route(name, x, kernel):
-    config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0)
-    record = B.ROUTERS[name].noise(config)
+def route(name, x):
+    config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0, dimensions=16)
+    router = B.ROUTERS[name]
+    record, state = router.noise(config), router.initial_state(config)
     noise = None if record is None else torch.zeros(2, *record.shape)
-    levels = name == "hierarchical_top_k"  # whose kernel has columns for branches, too
-    kernel = torch.nn.functional.pad(kernel, (0, config.columns - 16)) if levels else kernel
-    params = {"kernel": kernel, "noise_kernel": kernel, "thresholds": torch.full((16,), 1 / 16)}
-    choices = config.items[1] if levels else getattr(config, "choices", 1)
-    return B.ROUTERS[name].route(params, x, config, noise=noise, train=True), choices
+    params = {k: torch.from_numpy(v).requires_grad_() for k, v in router.init(np.random.default_rng(0), config).items()}
+    state = {key: torch.from_numpy(value) for key, value in state.items()}
+    choices = config.items[1] if name == "hierarchical_top_k" else getattr(config, "choices", 1)
+    return router.route(params, x, config, state=state, noise=noise, train=True), choices
 
 
 @pytest.mark.parametrize("name", [name for name in B.ROUTERS if name not in ("soft_moe", "dselect_k", "hash")])
 def test_nothing_of_size_tokens_experts_capacity(name, generator):
     """Forward and backward, with losses and metrics, also inside the operators."""
     x = torch.randn(2, 256, 8, generator=generator, requires_grad=True)
-    kernel = torch.randn(8, 16, generator=generator, requires_grad=True)
     mlp = {
         "w1": torch.randn(16, 8, 8, generator=generator, requires_grad=True),
         "b1": torch.zeros(16, 8, requires_grad=True),
@@ -166,7 +166,7 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
         "b2": torch.zeros(16, 8, requires_grad=True),
     }
     with Sizes() as recorded:
-        output, choices = route(name, x, kernel)
+        output, choices = route(name, x)
         y = B.moe_layer(x, output.routing, lambda inputs: B.expert_mlp(inputs, mlp))
         (y.square().sum() + sum(output.losses.values())).backward()
     capacity = output.routing.token.shape[2]

@@ -58,7 +58,11 @@ def choosing(rounded):
     made["sparse_transport_affinity"] = lambda utility, **options: right.sparse_transport_affinity(
         rounded(utility), **options
     )
-    made["balance_loss"] = lambda scores: right.balance_loss(rounded(scores))
+    made["balance_loss"] = lambda scores, **options: right.balance_loss(rounded(scores), **options)
+    made["expert_load"] = lambda scores, **options: right.expert_load(rounded(scores), **options)
+    made["group_limited_scores"] = lambda scores, by=None, **options: right.group_limited_scores(
+        scores, rounded(scores if by is None else by), **options
+    )
     return module(**made, noisy_top_k_affinity=gates)
 
 

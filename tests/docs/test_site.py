@@ -149,7 +149,7 @@ def test_entries_are_found_by_what_they_concern_and_by_who_is_known():
 
 def test_variants_that_the_ledger_has_by_the_same_code_are_not_told_twice():
     names = {variant.name for variant in practice.beyond()}
-    assert names >= {"balance_counts_two", "negative_zero_last", "balance_after_drops"}
+    assert names >= {"negative_zero_last", "balance_after_drops"}
     assert not names & {"rerouted_always", "exact_gelu_by_default", "most_probable_kept"}  # of two code bases the last
     address = "https://github.com/a/b/issues/7"
     assert practice.with_issues("a/b (x; issue 7)") == f"a/b (x; [issue 7]({address}))"
