@@ -65,7 +65,6 @@ import numpy as np
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_choices, check_size
-from moespec.spec.errors import ContractError
 from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
 from moespec.spec.values import as_array
 
@@ -100,7 +99,7 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
         ConfigError: `choices` out of range.
         ShapeError: `scores` or `load` does not have the axes above, or their sizes differ.
         DtypeError: `scores` or `load` is not floating.
-        ContractError: `scores` or `load` holds NaN or infinity, or `load` less than 0 or nothing else than 0.
+        ContractError: `scores` or `load` holds NaN or infinity.
 
     Source: Switch, eqs. (4)-(6). `choices`: google/flaxformer, flaxformer/architectures/moe/routing.py,
     _load_balancing_loss. `load`: Qiu et al. 2025 (arXiv 2501.11873).
@@ -127,7 +126,5 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
     else:
         load = stop_gradient(as_array("load", load, "experts"))
         check_size("load", load, 0, experts, "the experts of scores")
-        if min(load) < 0 or not max(load):
-            raise ContractError(f"load: expected numbers of tokens, at least 0 and not all 0, got {load.tolist()}")
         fraction = choices * load / np.sum(load)
     return experts * np.sum(fraction * np.mean(scores, axis=0))

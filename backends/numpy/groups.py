@@ -6,7 +6,6 @@ becomes one result: a sparse routing the record by slot, named results and array
 """
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -151,8 +150,7 @@ def router_of_groups(router: Router) -> Router:
     ) -> RouterOutput:
         if getattr(options, "balance_scope", "group") != "group":
             needed |= {} if state is None else {"state": state}
-            batched = router.bind(importlib.import_module(__package__))
-            return batched.route(params, tokens, options, noise=noise, train=train, **needed)
+            return router.bind(B).route(params, tokens, options, noise=noise, train=train, **needed)
         outputs = [
             router.route(params, options=options, state=state, train=train, **group)
             for group in groups(tokens=tokens, noise=noise, **needed)

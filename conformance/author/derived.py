@@ -77,8 +77,7 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
     for case in cases:
         for stage in case.stages if case.expect is None else ():
             known = function(stage.call)
-            is_later = any(f"{stage.call}/{name}" in LATER for name in stage.arguments)
-            if known.run is None and not known.batched and not is_later:
+            if known.run is None and not known.batched:
                 alone = _alone(case, stage)
                 arrays = [alone.inputs[name].array for name in _own(alone)]
                 smallest = min([size for array in arrays for size in array.shape], default=0)
@@ -255,7 +254,7 @@ def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
     for d in definitions:
         if d.routed is not None and d.kind == "value" and f"ROUTERS.{d.routed.router}.route" not in routers:
             routers[f"ROUTERS.{d.routed.router}.route"] = _small(d, d.routed)
-        elif d.routed is None:
+        elif d.routed is None and not any(f"{s.call}/{name}" in LATER for s in d.stages for name in s.arguments):
             case = Case(d.id, d.algorithm, 1, "", "", d.kind, (), dict(d.inputs), d.stages)
             own.setdefault(d.algorithm, []).append(case)
     calls = {}

@@ -10,9 +10,6 @@ from wrong import favouring, load_of_scores, variance_alone
 
 from moespec.spec import (
     ConfigError,
-    ContractError,
-    DtypeError,
-    ShapeError,
     balance_loss,
     expert_load,
 )
@@ -75,21 +72,6 @@ def test_the_balance_loss_of_a_batch_in_a_router_is_that_of_one_group(name):
         losses.append(float(router.route({"kernel": arrays[0]}, arrays[1], options).losses["balance"]))
     assert losses[:2] == pytest.approx([losses[2]] * 2, rel=1e-6)
     assert losses[3] != pytest.approx(losses[2], rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("load", "error", "message"),
-    [
-        ([1.0, 2.0], ShapeError, "load"),
-        ([1, 1, 1], DtypeError, "load"),
-        ([1.0, np.nan, 1.0], ContractError, "load"),
-        ([1.0, -1.0, 1.0], ContractError, r"load: expected numbers of tokens, .* got \[1.0, -1.0, 1.0\]"),
-        ([0.0, 0.0, 0.0], ContractError, "load"),
-    ],
-)
-def test_loads_that_are_none(load, error, message):
-    with pytest.raises(error, match=message):
-        balance_loss(np.full((2, 3), 1 / 3), load)
 
 
 def test_a_load_of_another_scope():
