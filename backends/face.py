@@ -31,8 +31,8 @@ def install(
 
     These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none) and
     of `one_device`, the formulas of `once`, with the array namespace `xp`, what the specification has that knows no groups,
-    `OptimizerConfig`, the `name` that the package has, `put`, which on one device is `from_numpy`, and, unless a module has
-    them, `ROUTERS` computed by the package. With `derive`, every other function of the specification that no module has is
+    `OptimizerConfig`, the `name` that the package has, `put`, which on one device is `from_numpy`, and `ROUTERS`, those of a
+    module or of the specification, computed by the package. With `derive`, every other function of the specification that no module has is
     derived from it. With `program`, it makes what is public of those that modules have, of the function and what
     `array_arguments` says of it.
 
@@ -54,7 +54,7 @@ def install(
         elif derive is not None:
             names[name] = derive(value)
     names["put"] = names["from_numpy"]
-    names.setdefault("ROUTERS", {name: router.bind(package) for name, router in spec.ROUTERS.items()})
+    names["ROUTERS"] = {name: router.bind(package) for name, router in names.get("ROUTERS", spec.ROUTERS).items()}
     for name, value in names.items():
         setattr(package, name, value)
         _document(name, value)

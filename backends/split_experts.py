@@ -1,11 +1,12 @@
 """The layers of a backend on a mesh, the same for all: what experts of other devices are to compute goes there and comes back."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
 from moespec.backends.once.network import with_shared
+from moespec.spec.routers import Router
 
 __all__ = ["SplitExperts"]
 
@@ -26,6 +27,16 @@ class SplitExperts:
     def __getattr__(self, name: str) -> Any:
         """Of the backend, what is the same on a mesh."""
         return getattr(type(self).single, name)
+
+    @cached_property
+    def ROUTERS(self) -> dict[str, Router]:
+        """The routers, composed of what this backend has."""
+        return {name: router.bind(self) for name, router in type(self).single.ROUTERS.items()}
+
+    def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
+        """As of one device; in the scope "global" the sum over all devices."""
+        load = self.single.expert_load(scores, choices=choices, scope=scope)
+        return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
         """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
@@ -61,6 +72,10 @@ class SplitExperts:
         """As of one device. Raises ConfigError where experts are split."""
         check_whole_experts("MultiHash", self.sizes)
         return self.single.multi_hash_mlp(*arguments, **options)
+
+    def _total(self, array: Array) -> Array:
+        """The sum over all devices, without a gradient."""
+        raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
         """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""

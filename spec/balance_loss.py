@@ -43,14 +43,29 @@ AL-8: Which choices of a token does the balance loss count?
         src/levanter/models/mixtral.py, MixtralSparseMoeBlock.__call__ (divided by K); deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
+AL-9: Over which tokens are the fractions of the balance loss counted?
+    Reading: over those of a routing group, and the losses of the groups are averaged.
+        By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
+        NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
+        flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
+        src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss (of a sequence); NVIDIA/Megatron-LM,
+        megatron/core/transformer/moe/router.py, TopKRouter._apply_seq_aux_loss (of a sequence).
+    Alternative b: over all groups that a device computes together (`balance_scope="batch"`).
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter._apply_aux_loss;
+        databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss.
+    Alternative c: over those of all devices (`balance_scope="global"`).
+        By: Qiu et al. 2025 (arXiv 2501.11873); NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py,
+        TopKRouter._apply_global_aux_loss (and the mean of the accumulated parts so far).
+    Alternative d: over those of all layers.
+        By: huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func.
 """
 
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_choices
-from moespec.spec.numerics import Array, stable_order
+from moespec.spec.checks import check_choices, check_size
+from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
 from moespec.spec.values import as_array
 
 __all__ = ["balance_loss"]
@@ -58,10 +73,13 @@ __all__ = ["balance_loss"]
 ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), eqs. (4)-(6)", 2, ("balance_loss",)),)
 
 
-def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
+def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
     """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
+
+    With a `load` the fraction is that of the tokens that it counts, `f[e] = K load[e] / sum load` for K choices, while P stays
+    that of the group: the mean over groups and devices is the loss of all their tokens together.
 
     Only P carries a gradient. With one choice that counts, the value is 1 for uniform scores and E if one expert takes
     everything; with K it is K for uniform scores. With one it can be as low as 3 / 4 + 1 / (4 E), which training can find:
@@ -70,6 +88,8 @@ def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
+        load: (experts,), at least 0 and not all 0: how many tokens of the scope of the loss choose an expert, from
+            `expert_load` with as many choices; None for those of the group.
         choices: how many of the best experts of a token count, from 1 to experts.
 
     Returns:
@@ -77,12 +97,12 @@ def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
 
     Raises:
         ConfigError: `choices` out of range.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
+        ShapeError: `scores` or `load` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `load` is not floating.
+        ContractError: `scores` or `load` holds NaN or infinity.
 
     Source: Switch, eqs. (4)-(6). `choices`: google/flaxformer, flaxformer/architectures/moe/routing.py,
-    _load_balancing_loss.
+    _load_balancing_loss. `load`: Qiu et al. 2025 (arXiv 2501.11873).
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS, NOISE
@@ -90,6 +110,8 @@ def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
     1.170888019345
     >>> round(float(balance_loss(softmax_affinity(LOGITS), choices=2)), 12)
     2.34177603869
+    >>> round(float(balance_loss(softmax_affinity(LOGITS), [2.0, 8.0, 2.0])), 12)  # of two groups
+    0.928392488252
     >>> round(float(balance_loss(softmax_affinity(LOGITS + NOISE / 3))), 12)
     1.37337995008
     >>> barely = np.full((65, 64), 1 / 64) + 1e-9 * np.eye(64)[[0] * 65]
@@ -99,5 +121,10 @@ def balance_loss(scores: ArrayLike, *, choices: int = 1) -> Array:
     scores = as_array("scores", scores, "tokens experts")
     tokens, experts = scores.shape
     check_choices(choices, experts)
-    fraction = np.bincount(stable_order(scores)[:, :choices].ravel(), minlength=experts) / tokens
+    if load is None:
+        fraction = np.bincount(stable_order(scores)[:, :choices].ravel(), minlength=experts) / tokens
+    else:
+        load = stop_gradient(as_array("load", load, "experts"))
+        check_size("load", load, 0, experts, "the experts of scores")
+        fraction = choices * load / np.sum(load)
     return experts * np.sum(fraction * np.mean(scores, axis=0))

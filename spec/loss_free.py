@@ -57,7 +57,7 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_choices, check_non_negative, check_same_shape, check_size
+from moespec.spec.checks import check_choices, check_non_negative, check_option, check_same_shape, check_size
 from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
 from moespec.spec.routing import Summed
 from moespec.spec.values import as_array
@@ -96,7 +96,7 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
     return stop_gradient(scores + bias)
 
 
-def expert_load(scores: ArrayLike, *, choices: int) -> Summed:
+def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
     """How many tokens choose each expert, before capacity drops any:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
@@ -106,12 +106,14 @@ def expert_load(scores: ArrayLike, *, choices: int) -> Summed:
     Args:
         scores: (tokens, experts), by which tokens choose: the argument of `token_choice`.
         choices: K, from 1 to experts.
+        scope: "batch" for the sum over all groups that a device computes together, "global" for that over all devices
+            of a mesh, too. Here there is one group.
 
     Returns:
-        (experts,) whole numbers as floats; of several groups their sum.
+        (experts,) whole numbers as floats.
 
     Raises:
-        ConfigError: `choices` out of range.
+        ConfigError: `choices` out of range, or another `scope`.
         ShapeError: `scores` does not have the axes above.
         DtypeError: `scores` is not floating.
         ContractError: `scores` holds NaN or infinity.
@@ -122,6 +124,7 @@ def expert_load(scores: ArrayLike, *, choices: int) -> Summed:
     [2.0, 1.0, 1.0]
     """
     scores = as_array("scores", scores, "tokens experts")
+    check_option("scope", scope, ("batch", "global"))
     experts = scores.shape[1]
     chosen = stable_order(scores)[:, : check_choices(choices, experts)]
     return np.bincount(chosen.reshape(-1), minlength=experts).astype(np.float64)

@@ -180,6 +180,9 @@ class BalanceLossOptions(RouterOptions):
     """weight of the importance loss"""
     balance_weight: Weight = 0.0
     """weight of the balance loss"""
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    """whose choices the balance loss counts: those of a group, of all groups that a device computes together (an accumulated
+    part), or of all devices"""
     z_weight: Weight = 0.0
     """weight of the router z-loss"""
 

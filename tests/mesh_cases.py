@@ -38,6 +38,8 @@ class Case(NamedTuple):
     exchanges: int = 4
     """All-to-alls of a layer for each backward pass: two forward, two backward."""
     model: Mapping[str, Any] = {}
+    loads: int = 0
+    """Loads that are summed over all devices in a step, of a balance loss of all of them."""
 
 
 ADAMW = Case(OptimizerConfig(clip=0.5, weight_decay=0.1))
@@ -47,6 +49,8 @@ LAMB = Case(OptimizerConfig("lamb", weight_decay=0.1, ema=0.9), accumulate=2)
 # What is computed anew in the backward pass is exchanged anew. The epsilon is far above the rounding errors of a gradient
 # that is 0, that of the bias of the keys.
 ADAFACTOR = Case(OptimizerConfig("adafactor", factored_from=4, epsilon=1e-12), recompute=True, exchanges=6)
+
+GLOBAL = {"capacity_factor": float("inf"), "balance_weight": 1.0, "balance_scope": "global"}
 
 CASES = {
     "softmax_token_choice": ADAMW._replace(model={"group_images": 2}),
@@ -61,8 +65,8 @@ CASES = {
     "soft_moe": ADAFACTOR,
     # It keeps a state.
     "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
-    # Each expert has room for all tokens; noise and dropout are drawn for the images.
-    "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": {"capacity_factor": float("inf")}}),
+    # Each expert has room for all tokens; noise and dropout are drawn for the images; the balance loss is of all devices.
+    "noisy_top_k": ADAMW._replace(model={"dropout": 0.1, "router_options": GLOBAL}, loads=1),
 }
 CONTINUED = ("noisy_top_k", "sinkhorn_token_choice", "soft_moe")
 """Routers of which the training goes on on another mesh, one for each optimiser."""

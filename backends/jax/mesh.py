@@ -111,6 +111,10 @@ class OnMesh(SplitExperts):
     def _back(self, slots: Array) -> Array:
         return back(slots, "expert")
 
+    def _total(self, array: Array) -> Array:
+        total: Array = collective.psum(array, AXES)
+        return total
+
     def whole(self, params: Any) -> Any:
         """Parameters with those that are split over `fsdp` gathered."""
         return jax.tree.map(

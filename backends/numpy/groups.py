@@ -132,7 +132,10 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router) -> Router:
-    """A router of the specification, run group by group. Those of the compiled backends are compared with it."""
+    """A router of the specification, run group by group. Those of the compiled backends are compared with it.
+
+    With a balance loss of all groups it is composed of the batched functions, as theirs are.
+    """
 
     def compose(
         B: Any,
@@ -145,6 +148,9 @@ def router_of_groups(router: Router) -> Router:
         state: State | None = None,
         **needed: Array,
     ) -> RouterOutput:
+        if getattr(options, "balance_scope", "group") != "group":
+            needed |= {} if state is None else {"state": state}
+            return router.bind(B).route(params, tokens, options, noise=noise, train=train, **needed)
         outputs = [
             router.route(params, options=options, state=state, train=train, **group)
             for group in groups(tokens=tokens, noise=noise, **needed)

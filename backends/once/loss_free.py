@@ -1,7 +1,14 @@
 """Balance without a loss: biased scores, which carry no gradient, the load that they lead to, and the update of the bias."""
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.checks import check_choices, check_non_negative, check_same_shape, check_scores, check_size
+from moespec.spec.checks import (
+    check_choices,
+    check_non_negative,
+    check_option,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
 
 __all__ = ["balance_bias", "biased_scores", "expert_load"]
 
@@ -17,9 +24,10 @@ def biased_scores(xp: Namespace, scores: Array, bias: Array) -> Array:
     return xp.stop_gradient(scores + bias)
 
 
-def expert_load(xp: Namespace, scores: Array, *, choices: int) -> Array:
+def expert_load(xp: Namespace, scores: Array, *, choices: int, scope: str = "batch") -> Array:
     """The sum over the groups: scores (G, T, E) -> (E,)."""
     check_scores("scores", scores, AXES)
+    check_option("scope", scope, ("batch", "global"))
     scores = xp.wide(xp.stop_gradient(scores))
     chosen = xp.is_chosen(xp.top_indices(scores, check_choices(choices, scores.shape[2])), scores)
     return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))

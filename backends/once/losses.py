@@ -3,7 +3,7 @@
 import math
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores
+from moespec.spec.checks import check_choices, check_positive, check_same_shape, check_scores, check_size
 
 __all__ = ["balance_loss", "global_entropy_loss", "importance_loss", "load_loss", "local_entropy_loss", "z_loss"]
 
@@ -28,8 +28,8 @@ def load_loss(xp: Namespace, logits: Array, noisy_logits: Array, *, choices: int
     return squared_variation(xp, xp.sum(upper_tail(xp, threshold - logits, noise_std), 1))
 
 
-def balance_loss(xp: Namespace, scores: Array, *, choices: int = 1) -> Array:
-    """The mean over the groups: scores (G, T, E) -> a scalar."""
+def balance_loss(xp: Namespace, scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
+    """The mean over the groups: scores (G, T, E), load (E,) -> a scalar."""
     check_scores("scores", scores, AXES)
     scores = xp.wide(scores)
     experts = scores.shape[2]
@@ -37,8 +37,13 @@ def balance_loss(xp: Namespace, scores: Array, *, choices: int = 1) -> Array:
         counted = xp.argmax(scores) == xp.indices(experts, scores)
     else:
         counted = xp.is_chosen(xp.top_indices(scores, choices), scores)
-    fraction = xp.stop_gradient(xp.mean(xp.cast(counted, scores.dtype), 1))
-    return experts * xp.mean(xp.sum(fraction * xp.mean(scores, 1), 1))
+    fraction = xp.mean(xp.cast(counted, scores.dtype), 1)
+    if load is not None:
+        check_scores("load", load, "experts")
+        check_size("load", load, 0, experts, "the experts of scores")
+        scores, load = xp.widest(scores, load)
+        fraction = choices * load / xp.sum(load)
+    return experts * xp.mean(xp.sum(xp.stop_gradient(fraction) * xp.mean(scores, 1), 1))
 
 
 def z_loss(xp: Namespace, logits: Array) -> Array:

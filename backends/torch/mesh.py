@@ -90,6 +90,9 @@ class OnMesh(SplitOverGroup):
             return {name: self.whole(value) for name, value in params.items()}
         return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
 
+    def _total(self, array: Tensor) -> Tensor:
+        return self.devices.sums([array], AXES)[0]
+
     def over_devices(self, by_image: Tensor, means: Metrics) -> tuple[Tensor, Metrics]:
         """The rows of all devices, and the means over all of them."""
         group = self.devices.group(AXES)

@@ -61,8 +61,8 @@ OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tok
 """Axes of arrays, of which an error names only the other array that has them."""
 
 
-LATER = {"balance_loss/choices"}
-"""Options that are newer than the error cases of their functions, which stay as they are."""
+LATER = {"balance_loss/choices", "balance_loss/load"}
+"""Arguments that are newer than the error cases of their functions, which stay as they are."""
 
 
 # Valid calls.
@@ -254,7 +254,7 @@ def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
     for d in definitions:
         if d.routed is not None and d.kind == "value" and f"ROUTERS.{d.routed.router}.route" not in routers:
             routers[f"ROUTERS.{d.routed.router}.route"] = _small(d, d.routed)
-        elif d.routed is None:
+        elif d.routed is None and not any(f"{s.call}/{name}" in LATER for s in d.stages for name in s.arguments):
             case = Case(d.id, d.algorithm, 1, "", "", d.kind, (), dict(d.inputs), d.stages)
             own.setdefault(d.algorithm, []).append(case)
     calls = {}

@@ -97,7 +97,10 @@ class Making:
 
     def run(self, stage: Stage, values: Arrays, recorder: Recorder | None = None) -> Arrays:
         """The results of a stage for one group, of a model for all; of a router with its calls made on `recorder`."""
+        if recorder is None and stage.router and self._summed():
+            recorder = Recorder(spec, values)
         if recorder is not None:
+            recorder.change = self._of_all_groups(recorder.change)
             router = spec.ROUTERS[stage.router].bind(recorder)
             module = SimpleNamespace(ROUTERS={stage.router: router})
             found = call.result(module, stage, self.known(stage), self.tensors)(values)
@@ -106,6 +109,27 @@ class Making:
                 self.bound[stage.name] = call.result(backend(stage), stage, self.known(stage), self.tensors)
             found = self.bound[stage.name](values)
         return finish(call.arrays(found, self.wanted(stage)))
+
+    def _summed(self) -> set[str]:
+        """The calls of a router whose sums over the groups other calls of it read."""
+        read = {
+            reference for stage in self.trace for reference in stage.arguments.values() if isinstance(reference, str)
+        }
+        return {
+            stage.name
+            for stage in self.trace
+            if stage.name in read and any(output.summed for output in function(stage.call).outputs.values())
+        }
+
+    def _of_all_groups(self, change: Callable[[Stage, Any], Any]) -> Callable[[Stage, Any], Any]:
+        """`change`, where a group sees the sums over all groups."""
+        summed = self._summed()
+
+        def changed(stage: Stage, result: Any) -> Any:
+            result = change(stage, result)
+            return _wide(self.tensors[stage.name].array) if stage.name in summed else result
+
+        return changed
 
     def wanted(self, stage: Stage) -> Collection[str]:
         """The names of its results; a router has those of the routing that its calls end with."""

@@ -32,6 +32,9 @@ LOSSES: dict[str, Any] = {"importance_weight": 0.5, "load_weight": 0.25, "balanc
 """A weight for every loss of a router with gating noise."""
 CHANGED: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy"}
 """The logits of two losses, each where the default is the other."""
+FRACTIONS = "fractions_of_the_scope"
+SCOPED: dict[str, Any] = {"balance_weight": 0.5, "balance_scope": "batch"}
+"""Options of a balance loss of all groups."""
 LAYER = ("tokens", "router/kernel", "experts/w1", "experts/b1", "experts/w2", "experts/b2")
 """What the output of a layer without noise has a gradient by."""
 
@@ -133,6 +136,13 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **LOSSES)
     yield evaluation(router)
     yield logit_options(router)
+    yield balance_scope(router)
+
+
+def balance_scope(router: str, **fields: Any) -> Definition:
+    """A case of a balance loss that counts the choices of both groups."""
+    purpose = "The fractions of the balance loss are those of both groups, its mean scores those of each."
+    return router_case(router, "balance_scope", "value", purpose, FRACTIONS, **{**SCOPED, **fields})
 
 
 def evaluation(router: str, **options: Any) -> Definition:

@@ -10,7 +10,7 @@ from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import tokens
 from moespec.conformance.author.reroute import configured
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, router_case
+from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.cosine_logits import LARGEST_LOG_SCALE
@@ -92,6 +92,7 @@ def _router() -> Iterator[Definition]:
     wide: dict[str, Any] = {"params": _parameters(f"routers/{NAME}/evaluation"), "dimensions": P}
     yield evaluation(NAME, **wide)
     yield case("gradient_losses", "gradient", "Of all losses, with noise.", "noise_inside", noise=NORMAL, **LOSSES)
+    yield balance_scope(NAME, params=_parameters(f"routers/{NAME}/balance_scope"), dimensions=P)
     yield output_gradient_of(case)
 
 

@@ -16,6 +16,7 @@ from moespec.conformance.author.near import near_router, near_ties
 from moespec.conformance.author.reroute import configured, rerouted, reweighted
 from moespec.conformance.author.routers import (
     LAYER,
+    balance_scope,
     evaluation,
     kernel_case,
     logit_options,
@@ -78,6 +79,7 @@ def cases() -> Iterator[Definition]:
     yield from _sampled()
     yield logit_options(NAME, second_expert="all")
     yield several_choices(NAME, second_expert="all")
+    yield balance_scope(NAME)
 
     gates = groups_tokens([[0.75, 0.25, 0.0], [0.5, 0.125, 0.375], [0.375, 0.5, 0.125], [0.5, 0.5, 0.0]])
     draws = tensor([[0.5, 0.75, 0.6875, 0.96875]], "groups tokens")

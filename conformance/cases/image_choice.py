@@ -10,7 +10,7 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.inputs import scores, tokens
 from moespec.conformance.author.reroute import rerouted
-from moespec.conformance.author.routers import evaluation, output_gradient, router_case
+from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
 from moespec.conformance.author.variant import variant
 from moespec.spec.routers.composition import token_choice
 
@@ -39,6 +39,7 @@ def cases() -> Iterator[Definition]:
     yield case("first", "overflow", purpose, "image_of_tokens", pool="first", slots_per_expert=4)
     yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, images=2)
     yield evaluation(NAME, images=2)
+    yield balance_scope(NAME, images=3)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
     yield case("gradient_losses", "gradient", "Of all losses, too.", losses=True, images=2, sizes=(4, 3, 3), **weights)
 

@@ -19,6 +19,7 @@ from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
     NORMAL,
+    balance_scope,
     evaluation,
     logit_options,
     output_gradient,
@@ -151,6 +152,7 @@ def _router() -> Iterator[Definition]:
     yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
     yield logit_options(NAME)
+    yield balance_scope(NAME)
 
 
 # Variants. Scores are (groups, tokens, experts).

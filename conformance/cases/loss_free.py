@@ -58,6 +58,8 @@ def _load() -> Iterator[Definition]:
     alike = groups_tokens(np.tile([0.75, 0.25], (301, 1)))
     yield case("load_many", "value", purpose, FLAG, "real_size", scores=alike, choices=1)
     yield case("load_all", "degenerate", "All are chosen.", FLAG, scores=logits("lf/e", (1, 5, 3)), choices=3)
+    purpose = "On one device a load over all devices is that of the batch."
+    yield case("load_global", "value", purpose, FLAG, scores=scores("lf/g"), choices=2, scope="global")
     yield from near_ties(BIAS, call(LOAD, {"scores": "router_logits"}, choices=2))
 
 
@@ -83,17 +85,17 @@ def bias_multiplied(B: Any, scores: Any, bias: Any) -> Any:
     return (scores * (1 + bias)).real
 
 
-def load_as_fraction(B: Any, scores: Any, *, choices: int) -> Any:
+def load_as_fraction(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
     """The load is the fraction of the choices, which does not add."""
     return B.expert_load(scores, choices=choices) / (scores.shape[0] * scores.shape[1] * choices)
 
 
-def load_of_the_mean_group(B: Any, scores: Any, *, choices: int) -> Any:
+def load_of_the_mean_group(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
     """The load of several groups is their mean, not their sum."""
     return B.expert_load(scores, choices=choices) / scores.shape[0]
 
 
-def load_of_first_choices(B: Any, scores: Any, *, choices: int) -> Any:
+def load_of_first_choices(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
     """The load counts the first choice of a token alone."""
     return chosen_mask(scores, 1).sum(axis=(0, 1))
 

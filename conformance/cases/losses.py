@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from moespec.conformance.author.definition import Definition, call, of_array, single
+from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.margins import token_choice_margin
@@ -59,7 +59,7 @@ FUNCTIONS = (
 )
 
 G, T, E = 2, 6, 3
-SIZE = "degenerate_size"
+SIZE, SCOPE = "degenerate_size", "fractions_of_the_scope"
 
 
 def cases() -> Iterator[Definition]:
@@ -74,6 +74,12 @@ def cases() -> Iterator[Definition]:
     yield counted("two_choices_uniform", "tie", purpose, level, "first_maximum")
     purpose = "By the scores, where both choices count."
     yield counted("gradient_two_choices", "gradient", purpose, distinct("balance_loss/f", (G, 8, 4)), "stop_gradient")
+    purpose = "The fractions of a load, of two choices, that the tokens of both groups and others make."
+    given: dict[str, Any] = {"choices": 2, "load": tensor(np.array([9.0, 3.0, 0.0, 20.0], np.float32), "experts")}
+    yield counted("load", "value", purpose, utilities("balance_loss/g", (G, 8, 4)), SCOPE, **given)
+    purpose, scores = "By the scores alone.", utilities("balance_loss/h", (G, 8, 4))
+    case = partial(single, "balance_loss", "balance_loss", "gradient_load", "gradient", purpose, SCOPE, "stop_gradient")
+    yield case(by=("scores",), scores=scores, **given)
     yield from _load()
     yield from _z()
 
@@ -180,6 +186,11 @@ def balance_of_all_groups(B: Any, scores: Any, **more: Any) -> Any:
     return B.balance_loss(scores.reshape(1, -1, scores.shape[2]), **more)
 
 
+def balance_of_each_group(B: Any, scores: Any, *, choices: int = 1, load: Any = None) -> Any:
+    """The balance loss counts the choices of its own group, also where those of others should count."""
+    return B.balance_loss(scores, choices=choices)
+
+
 def square_of_the_mean(B: Any, logits: Any) -> Any:
     """The z-loss is the square of the mean, not the mean of the squares."""
     return np.mean(np.mean(logsumexp(logits, axis=2), axis=1) ** 2)
@@ -200,9 +211,9 @@ def balance_of_a_second_softmax(B: Any, scores: Any, **more: Any) -> Any:
     return B.balance_loss(B.softmax_affinity(scores), **more)
 
 
-def balance_counts_two(B: Any, scores: Any, *, choices: int = 2) -> Any:
+def balance_counts_two(B: Any, scores: Any, *, choices: int = 2, **more: Any) -> Any:
     """The balance loss counts the two best experts of each token, not the best alone."""
-    return B.balance_loss(scores, choices=min(choices, scores.shape[2]))
+    return B.balance_loss(scores, choices=min(choices, scores.shape[2]), **more)
 
 
 def z_of_probabilities(B: Any, logits: Any) -> Any:
@@ -210,12 +221,12 @@ def z_of_probabilities(B: Any, logits: Any) -> Any:
     return B.z_loss(B.softmax_affinity(logits))
 
 
-def balance_counts_the_first(B: Any, scores: Any, *, choices: int = 1) -> Any:
+def balance_counts_the_first(B: Any, scores: Any, *, choices: int = 1, **more: Any) -> Any:
     """The balance loss counts the first choice of a token alone, where it should count all."""
-    return B.balance_loss(scores)
+    return B.balance_loss(scores, **more)
 
 
-def balance_of_what_is_kept(B: Any, scores: Any, *, choices: int = 1) -> Any:
+def balance_of_what_is_kept(B: Any, scores: Any, **more: Any) -> Any:
     """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
@@ -224,14 +235,14 @@ def balance_of_what_is_kept(B: Any, scores: Any, *, choices: int = 1) -> Any:
     return experts * np.mean(np.sum(np.stack(counts) / tokens * np.mean(scores, axis=1), axis=1))
 
 
-def balance_of_chosen_scores(B: Any, scores: Any, *, choices: int = 1) -> Any:
+def balance_of_chosen_scores(B: Any, scores: Any, **more: Any) -> Any:
     """The mean scores of the balance loss count 0 for all but the two best experts of each token."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
 
 
-def balance_of_padded_experts(B: Any, scores: Any, *, choices: int = 1) -> Any:
+def balance_of_padded_experts(B: Any, scores: Any, **more: Any) -> Any:
     """The balance loss counts the empty slots of an expert as tokens, so that all have as many."""
     return np.mean(np.sum(np.mean(scores, axis=1), axis=1))
 
@@ -256,11 +267,12 @@ def _summed(name: str) -> Replacement:
     return lambda B, first, *more, **given: getattr(B, name)(first, *more, **given) * len(first)
 
 
-def shares_in_float32(B: Any, scores: Any, *, choices: int = 1) -> Any:
+def shares_in_float32(B: Any, scores: Any, load: Any = None, *, choices: int = 1) -> Any:
     """The shares of the balance loss are rounded to float32."""
     _, tokens, experts = scores.shape
     chosen = stable_order(scores)[..., :choices].reshape(len(scores), -1)
     shares = np.stack([np.bincount(row, minlength=experts) / tokens for row in chosen]).astype(np.float32)
+    shares = shares if load is None else (choices * load / np.sum(load)).astype(np.float32)
     return experts * np.mean(np.sum(shares.astype(np.float64) * np.mean(scores, axis=1), axis=1))
 
 
@@ -288,7 +300,8 @@ VARIANTS = (
     variant(load_of_probabilities, "load_loss", ledger="AL-2c", who="microsoft/Tutel"),
     variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
-    variant(balance_of_all_groups, "balance_loss"),
+    variant(balance_of_all_groups, "balance_loss", ledger="AL-9b", who="NVIDIA/Megatron-LM"),
+    variant(balance_of_each_group, "balance_loss", ledger="AL-9"),
     variant(square_of_the_mean, "z_loss"),
     variant(z_summed, "z_loss"),
     variant(z_of_the_mean_exponential, "z_loss"),

@@ -13,7 +13,7 @@ from moespec.conformance.author.inputs import both, groups_tokens, kernel, logit
 from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.near import near_router, near_ties
 from moespec.conformance.author.reroute import chosen_mask, configured, rerouted
-from moespec.conformance.author.routers import LOSSES, evaluation, output_gradient, router_case
+from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
 from moespec.conformance.author.scale import choice_errors, variation
 from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
@@ -165,6 +165,7 @@ def _router() -> Iterator[Definition]:
     yield case("gradient_losses", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
     yield output_gradient(case, noisy=False, sizes=(4, 3, 3))
     yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
+    yield balance_scope(NAME, params=_kernels(f"routers/{NAME}/balance_scope", 4, E))
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
 
 

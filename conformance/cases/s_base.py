@@ -8,7 +8,15 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import configured
-from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, evaluation, kernel_case, logit_options
+from moespec.conformance.author.routers import (
+    CHANGED,
+    LOSSES,
+    NORMAL,
+    balance_scope,
+    evaluation,
+    kernel_case,
+    logit_options,
+)
 from moespec.conformance.author.variant import of_router
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -53,6 +61,7 @@ def cases() -> Iterator[Definition]:
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
     yield logit_options(NAME)
+    yield balance_scope(NAME)
 
 
 # Variants. Logits are (groups, tokens, experts).

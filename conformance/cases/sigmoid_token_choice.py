@@ -10,7 +10,7 @@ from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import logits, scores
 from moespec.conformance.author.reroute import configured, reweighted
-from moespec.conformance.author.routers import output_gradient, router_case
+from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 
@@ -80,6 +80,8 @@ def _router() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens, kernel and experts; not through the choice.", "stop_gradient")
     yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, groups=1, **losses)
     yield output_gradient(case, scale=2.5)
+    purpose = "Both choices of all groups count in the balance loss, by the scores; by those with the bias in the load."
+    yield case("balance_scope", "value", purpose, FRACTIONS, BIAS, train=True, **{**SCOPED, "balance_scope": "global"})
 
 
 def _of_groups(case: Any) -> Iterator[Definition]:

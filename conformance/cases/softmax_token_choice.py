@@ -7,7 +7,7 @@ from typing import Any
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
-from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
+from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
 from moespec.conformance.author.variant import variant
 from moespec.spec.routers.composition import noisy_logits
 
@@ -74,6 +74,10 @@ def _capacities() -> Iterator[Definition]:
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
     yield several_choices(NAME)
     after: dict[str, Any] = {**shared, "normalize_when": "after", "balance_counts": "all", "balance_weight": 0.5}
+    purpose = "Of a balance loss of both choices in both groups, by the kernel."
+    scoped: dict[str, Any] = {**SCOPED, "choices": 2, "balance_counts": "all", "by": ("router/kernel",)}
+    scoped["capacity_factor"] = 0.75
+    yield case("gradient_balance_scope", "gradient", purpose, FRACTIONS, "stop_gradient", losses=True, **scoped)
     purpose = "Through the sum of the choices that got a slot, and of a balance loss that counts both choices."
     yield case("gradient_after_drops", "gradient", purpose, "renormalised", DROP, losses=True, **after)
 

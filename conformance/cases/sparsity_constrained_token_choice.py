@@ -13,6 +13,7 @@ from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
     NORMAL,
+    balance_scope,
     kernel_of,
     logit_options,
     output_gradient,
@@ -65,6 +66,7 @@ def cases() -> Iterator[Definition]:
     purpose = "A router that starts at 0: every score is equal, and the plan gives all tokens to the same experts."
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True)
     yield logit_options(NAME)
+    yield balance_scope(NAME)
     yield several_choices(NAME)
 
 

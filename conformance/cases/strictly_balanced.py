@@ -11,7 +11,7 @@ from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
 from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import rerouted, reweighted
-from moespec.conformance.author.routers import kernel_of, router_case
+from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
@@ -123,6 +123,7 @@ def _router() -> Iterator[Definition]:
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
     yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
+    yield case("balance_scope", "value", "A balance loss of both groups.", FRACTIONS, groups=2, **SCOPED)
 
 
 # Variants.

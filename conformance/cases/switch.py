@@ -10,7 +10,7 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near import near_router
 from moespec.conformance.author.reroute import rerouted, reweighted
-from moespec.conformance.author.routers import evaluation, kernel_case, logit_options, output_gradient
+from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
 from moespec.conformance.author.variant import variant
 from moespec.spec.routers.composition import logits
 
@@ -49,6 +49,7 @@ def cases() -> Iterator[Definition]:
     yield near_router(NAME)
     yield evaluation(NAME)
     yield logit_options(NAME)
+    yield balance_scope(NAME, sizes=(6, 4, D))
 
 
 # Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.

@@ -8,12 +8,13 @@ import numpy as np
 from moespec.spec.checks import check_size
 from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import NoiseOptions, NoisyLossOptions, RouterOptions, TokenChoiceOptions
+from moespec.spec.options import BalanceLossOptions, NoiseOptions, NoisyLossOptions, RouterOptions, TokenChoiceOptions
 from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
     "Losses",
+    "balance",
     "clean_losses",
     "gating_noise",
     "init_bias",
@@ -129,11 +130,19 @@ def tried(tries: int | None) -> dict[str, int]:
     return {} if tries is None else {"tries": tries}
 
 
-def clean_losses(B: Blocks, logits: Array) -> Losses:
+def balance(B: Blocks, options: BalanceLossOptions, scores: Array, **counted: int) -> Array:
+    """The balance loss of scores in the scope of the options; `counted` is its argument `choices`, where it is not 1."""
+    if options.balance_scope == "group":
+        return B.balance_loss(scores, **counted)
+    load = B.expert_load(scores, scope=options.balance_scope, **{"choices": 1, **counted})
+    return B.balance_loss(scores, load=load, **counted)
+
+
+def clean_losses(B: Blocks, options: BalanceLossOptions, logits: Array) -> Losses:
     """The losses of a router without gating noise."""
     return {
         "importance": lambda: B.importance_loss(B.softmax_affinity(logits)),
-        "balance": lambda: B.balance_loss(B.softmax_affinity(logits)),
+        "balance": lambda: balance(B, options, B.softmax_affinity(logits)),
         "z": lambda: B.z_loss(logits),
     }
 
@@ -150,7 +159,7 @@ def noisy_losses(
     return {
         "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
         **(load if noise is not None and std else {}),
-        "balance": lambda: B.balance_loss(B.softmax_affinity(balanced), **counted),
+        "balance": lambda: balance(B, options, B.softmax_affinity(balanced), **counted),
         "z": lambda: B.z_loss(noisy if options.z_logits == "noisy" else clean),
     }
 

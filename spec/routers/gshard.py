@@ -83,13 +83,13 @@ def route(
     scores = B.softmax_affinity(clean)
     if noise is not None and options.second_expert == "sampled":
         routing = token_choice(B, options, B.gshard_sample(clean, noise), scores, train=train, priority=scores)
-        return output(B, options, routing, clean_losses(B, clean))
+        return output(B, options, routing, clean_losses(B, options, clean))
     second: dict[str, Any] = {}
     if noise is not None and options.second_expert == "random":
         gates = B.normalize_selected(scores, choices=options.choices)
         second = {"keep": B.gshard_keep(gates, noise), "hold": options.hold_unkept}
     routing = token_choice(B, options, scores, train=train, **second)
-    return output(B, options, routing, clean_losses(B, clean))
+    return output(B, options, routing, clean_losses(B, options, clean))
 
 
 ROUTER = Router(

@@ -73,7 +73,7 @@ def route(
     logits = B.router_logits(B.pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", logits, -1, options.experts, "options.experts")
     scores = B.spread_images(B.softmax_affinity(logits), tokens=options.tokens)
-    return output(B, options, token_choice(B, options, scores, train=train), clean_losses(B, logits))
+    return output(B, options, token_choice(B, options, scores, train=train), clean_losses(B, options, logits))
 
 
 ROUTER = Router(

@@ -15,7 +15,7 @@ import numpy as np
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Weight
 from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, logits, output, token_choice
+from moespec.spec.routers.composition import Losses, balance, logits, output, token_choice
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -70,7 +70,7 @@ def route(
     losses: Losses = {
         "importance": lambda: B.importance_loss(gates),
         **({} if noise is None else load),
-        "balance": lambda: B.balance_loss(B.softmax_affinity(noisy)),
+        "balance": lambda: balance(B, options, B.softmax_affinity(noisy)),
         "z": lambda: B.z_loss(clean),
     }
     return output(B, options, routing, losses)

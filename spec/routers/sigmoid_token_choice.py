@@ -44,7 +44,7 @@ from moespec.spec.group_limited import check_groups
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar
 from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, init_kernel, logits, output, token_choice
+from moespec.spec.routers.composition import Losses, balance, init_kernel, logits, output, token_choice
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Kept, Params, RouterOutput, State
 
@@ -161,9 +161,10 @@ def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
             return scores
         return B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
 
+    choices = options.choices if options.balance_counts == "all" else 1
     return {
         "importance": lambda: B.importance_loss(shares()),
-        "balance": lambda: B.balance_loss(shares(), choices=options.choices if options.balance_counts == "all" else 1),
+        "balance": lambda: balance(B, options, shares(), choices=choices),
         "z": lambda: B.z_loss(clean),
     }
 

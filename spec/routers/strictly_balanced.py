@@ -72,7 +72,7 @@ def route(
     """
     clean, thresholds = logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
-    losses: Losses = clean_losses(B, clean)
+    losses: Losses = clean_losses(B, options, clean)
     if train:
         weights = B.masked_gates(gates, B.batchwise_mask(gates, capacity=capacity))
         routing = B.expert_choice(gates, capacity=capacity, combine_scores=weights)

@@ -91,7 +91,7 @@ def route(
     """
     seen = logits(B, params, tokens, options, noise)
     routing = token_choice(B, options, B.softmax_affinity(seen), train=train, **tried(options.tries))
-    return output(B, options, routing, clean_losses(B, seen))
+    return output(B, options, routing, clean_losses(B, options, seen))
 
 
 ROUTER = Router(

@@ -90,7 +90,19 @@ class Manifest:
             mean = each.sum(axis=0) if sums else each.mean(axis=0)
             mean = each[0] if same and not sums else each.any(axis=0) if each.dtype == bool else mean
             joined[result] = each if each.ndim == len(entry["axes"]) else mean
+        if stage["call"].endswith(".route") and "balance_scope" in stage["options"]["options"]:
+            joined |= self.of_the_batch(stage)
         return joined
+
+    def of_the_batch(self, stage):
+        """The balance loss of a router that counts the choices of all groups: that of all their tokens as one group."""
+        options, tokens = dict(stage["options"]["options"]), self.values["tokens"]
+        del options["balance_scope"]
+        options |= {name: len(tokens) * options[name] for name in ("tokens", "images") if name in options}
+        self.values["tokens"] = tokens.reshape(1, -1, tokens.shape[2])
+        found = self.bound({**stage, "options": {**stage["options"], "options": options}}, 0)()
+        self.values["tokens"] = tokens
+        return {"losses/balance": found.losses["balance"], "metrics/balance_loss": found.metrics["balance_loss"]}
 
 
 def results(found, wanted):

@@ -198,7 +198,7 @@ def test_a_torch_target_in_float32():
     module = SimpleNamespace(**{**vars(right), "token_choice": token_choice})
     module.ROUTERS = {name: router.bind(module) for name, router in spec.ROUTERS.items()}
     algorithms = {"token_choice", "softmax_token_choice"}
-    matches = recognise(values_of(module, algorithms, "float32", most=6), KNOWN)
+    matches = recognise(values_of(module, algorithms, "float32", most=7), KNOWN)
     assert {(match.algorithm, match.variant, match.dtype) for match in matches} == {
         (algorithm, "kept_weights_renormalised", "float32") for algorithm in algorithms
     }

@@ -178,7 +178,7 @@ def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any
     assert every - shown == {name for name in every if {name, name.partition(".")[0]} & hidden}
     for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
         found = help_of(capsys, "train", *flags)
-        assert len(found - set(SHORT)) <= 98, flags
+        assert len(found - set(SHORT)) <= 99, flags
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown

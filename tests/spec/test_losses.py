@@ -8,7 +8,11 @@ from scipy.stats import norm
 from strategies import logits, number, seeds, spread
 from wrong import favouring, load_of_scores, variance_alone
 
-from moespec.spec import balance_loss
+from moespec.spec import (
+    ConfigError,
+    balance_loss,
+    expert_load,
+)
 
 
 def variation(totals):
@@ -46,6 +50,33 @@ def test_the_balance_loss_is_a_mean_of_scores(B, logits, size):
     share = (scores.argmax(axis=2)[..., None] == np.arange(experts)).mean(axis=1)
     expected = experts * np.mean(np.sum(share * scores.mean(axis=1), axis=1))
     np.testing.assert_allclose(B.balance_loss(scores), expected, rtol=1e-12)
+
+
+@holds(wrong=("balance_of_each_group", "load_of_first_choices"), logits=logits)
+def test_the_balance_loss_of_a_load_is_that_of_all_its_tokens_as_one_group(B, logits):
+    """Megatron's `aux_loss`."""
+    scores, choices = B.softmax_affinity(logits), min(2, logits.shape[2])
+    expected = B.balance_loss(scores.reshape(1, -1, logits.shape[2]), choices=choices)
+    load = B.expert_load(scores, choices=choices)
+    np.testing.assert_allclose(B.balance_loss(scores, load=load, choices=choices), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_the_balance_loss_of_a_batch_in_a_router_is_that_of_one_group(name):
+    B = pytest.importorskip(f"moespec.backends.{name}")
+    router, tokens = B.ROUTERS["switch"], np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    losses = []
+    for groups, scope in ((3, "batch"), (3, "global"), (1, "group"), (3, "group")):
+        options = router.options(width=4, experts=4, tokens=15 // groups, balance_weight=1.0, balance_scope=scope)
+        arrays = B.from_numpy([np.eye(4, dtype=np.float32), tokens.reshape(groups, -1, 4)])
+        losses.append(float(router.route({"kernel": arrays[0]}, arrays[1], options).losses["balance"]))
+    assert losses[:2] == pytest.approx([losses[2]] * 2, rel=1e-6)
+    assert losses[3] != pytest.approx(losses[2], rel=1e-2)
+
+
+def test_a_load_of_another_scope():
+    with pytest.raises(ConfigError, match="scope: expected one of 'batch', 'global', got 'group'"):
+        expert_load(np.full((2, 3), 1 / 3), choices=1, scope="group")
 
 
 @holds(wrong="z_of_the_mean_exponential", logits=logits)
