@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "noisy_top_k_affinity": ("Noisy top-k gates",),
     "noisy_top_k_load_loss": ("Load loss of noisy top-k",),
     "normalize_selected": ("Renormalised gates",),
+    "quantile_balancing": ("Quantile balancing", "QB"),
     "relu_routing": ("ReLU gates and their penalty",),
     "sigmoid_loss": ("Sigmoid loss", "SigLIP"),
     "sinkhorn": ("Sinkhorn plan", "Sinkhorn"),

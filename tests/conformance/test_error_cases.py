@@ -213,6 +213,7 @@ NOT_SMOOTH = {
     **dict.fromkeys(("base_greedy",), "an assignment is not a number"),
     **dict.fromkeys(("moco/moco_loss/first_key", "moco/moco_loss/second_key"), "keys are constants"),
     **dict.fromkeys(("biased_scores", "group_limited_scores"), "they only select, and carry none"),
+    **dict.fromkeys(("required_biases", "quantile_bias"), "a state is moved by an update, and carries none"),
     "balance_bias": "a state is moved by an update, and carries none",
     "moe_layer/state/bias": "it only selects, and carries none",
     "gshard_keep": "whether a choice is made is not a number",
