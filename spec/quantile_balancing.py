@@ -29,9 +29,6 @@ QB-3: What are the scores to which the bias is added?
     Alternative b: the logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-
-Often done differently
-
 QB-4: Is the bias recentred?
     Reading: yes, its mean is 0.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta.

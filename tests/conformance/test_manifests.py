@@ -90,6 +90,7 @@ class Manifest:
                 "excess_gates",
                 "expert_load",
                 "required_biases",
+                "capacity_thresholds",
             )  # what adds
             mean = each.sum(axis=0) if sums else each.mean(axis=0)
             mean = each[0] if same and not sums else each.any(axis=0) if each.dtype == bool else mean
