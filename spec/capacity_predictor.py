@@ -104,7 +104,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
     """
     logits, mask = as_array("logits", logits, "tokens experts"), even("mask", mask)
     check_mask("mask", mask, logits.shape, "logit")
-    return np.mean(softplus(np.where(mask, -logits, logits)))
+    return np.asarray(np.mean(softplus(np.where(mask, -logits, logits))))
 
 
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:

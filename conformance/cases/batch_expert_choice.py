@@ -40,7 +40,7 @@ PREDICTOR = ("w1", "b1", "w2", "b2")
 D, E = 4, 3
 
 
-def _predictor(key: str) -> dict[str, Tensor]:
+def _predictor(key: str) -> dict[str, Any]:
     shapes = {"w1": ("width hidden", (D, D)), "b1": ("hidden", (D,)), "w2": ("hidden experts", (D, E))}
     shapes["b2"] = ("experts", (E,))
     return {name: tensor(grid(f"{key}/{name}", shape, reach=1.0), axes) for name, (axes, shape) in shapes.items()}
@@ -79,8 +79,10 @@ def cases() -> Iterator[Definition]:
 
 
 def _router() -> Iterator[Definition]:
-    def case(name: str, kind: str, purpose: str, *flags: str, alone: bool = False, **more: Any) -> Definition:
-        params = kernel_of(f"{NAME}/{name}", D, E) | ({} if alone else _predictor(f"{NAME}/{name}"))
+    def case(
+        name: str, kind: str, purpose: str, *flags: str, alone: bool = False, zero: bool = False, **more: Any
+    ) -> Definition:
+        params = kernel_of(f"{NAME}/{name}", D, E, zero=zero) | ({} if alone else _predictor(f"{NAME}/{name}"))
         state = {"thresholds": _thresholds(0.5, 0.375, 0.5)}
         options = {"predictor": not alone, "threshold_decay": 0.75, **more}
         return router_case(NAME, name, kind, purpose, *flags, params=params, state=state, **options)
@@ -89,6 +91,7 @@ def _router() -> Iterator[Definition]:
     purpose = "Other slots and another weight, of which evaluation sees nothing but the thresholds."
     slots: dict[str, Any] = {"slots_per_expert": 3, "predictor_weight": 0.25}
     yield case("slots", "value", purpose, FLAG, train=True, **slots)
+    yield case("zero_kernel", "tie", "The first tokens, alike.", "tie_order", zero=True, alone=True, train=True)
     yield case("evaluation", "value", "All that are above a threshold.", FLAG, "empty_slot", train=False)
     few: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "train": False}
     yield case("evaluation_factor", "overflow", "Two at most.", "evaluation_capacity", **few)
