@@ -216,4 +216,6 @@ def _columns(layer: MoeLayer) -> int:
         return int(settings.dimensions)
     if layer.router == "dselect_k":
         return int(settings.choices * (settings.experts + math.ceil(math.log2(settings.experts))))
+    if getattr(settings, "predictor", False):  # two matrices more
+        return int(2 * settings.experts + settings.width)
     return int(getattr(settings, "columns", settings.experts))

@@ -130,6 +130,11 @@ def check_choices(choices: Any, experts: int) -> int:
     return number
 
 
+def check_rivals(choices: int, experts: int) -> int:
+    """`choices` as an int; `ConfigError` unless a token leaves an expert that it does not choose."""
+    return check_capacity(choices, experts - 1, name="choices", of="experts less one")
+
+
 def check_tries(tries: Any, choices: int, experts: int) -> int:
     """`tries` as an int, `choices` if None; `ConfigError` unless `choices <= tries <= experts`."""
     if tries is None:
@@ -183,8 +188,7 @@ def check_segments(hashes: int, **sizes: int) -> None:
 
 def check_non_negative(name: str, value: Any) -> float:
     """`value` as a float; `ConfigError` unless it is finite and at least 0."""
-    kind = "a finite number of at least 0"
-    number = _number(name, value, kind)
+    number = _number(name, value, kind := "a finite number of at least 0")
     if number < 0:
         raise ConfigError(f"{name}: expected {kind}, got {value!r}")
     return number

@@ -72,6 +72,11 @@ def is_chosen(indices: Array, like: Array) -> Array:
     return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
 
 
+def count(index: Array, size: int, like: Array) -> Array:
+    """How often 0, ..., size - 1 are among the entries: (size,) in the dtype of `like`."""
+    return jnp.zeros(size, like.dtype).at[index.reshape(-1)].add(1)
+
+
 def put_true(indices: Array, like: Array, axis: int) -> Array:
     """Booleans of the shape of `like`, true at many indices along an axis."""
     return jnp.put_along_axis(jnp.zeros(like.shape, bool), indices, True, axis=axis, inplace=False)

@@ -92,6 +92,9 @@ class Namespace(Protocol):
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
         """Whether an entry is at one of a few indices: (..., k), for entries like (..., n) -> (..., n) booleans."""
 
+    def count(self, index: Array, size: int, like: Array, /) -> Array:
+        """How often 0, ..., size - 1 are among the entries of `index`: (size,) in the dtype of `like`."""
+
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
         """Booleans of the shape of `like`, true at many indices along an axis."""
 

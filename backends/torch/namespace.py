@@ -105,6 +105,12 @@ def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
     return put_true(indices, like, -1)
 
 
+def count(index: Tensor, size: int, like: Tensor) -> Tensor:
+    """How often 0, ..., size - 1 are among the entries: (size,) in the dtype of `like`."""
+    flat = index.flatten()
+    return like.new_zeros(size).index_add(0, flat, torch.ones_like(flat, dtype=like.dtype))
+
+
 def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
     """Booleans of the shape of `like`, true at the indices along an axis."""
     return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices, True)

@@ -40,7 +40,7 @@ FIXED = ("words", "pair")
 # What the types do not tell, as `function/argument`, of a router as `router/argument`.
 MAY_BE_ZERO = {"branch_rate/block", "hash_table_of/hash", "random_words/stream", "add_gating_noise/multiplier"}
 MAY_BE_ZERO |= {"branch_rate/rate", "dropout/rate", "importance_score_order/drop", "importance_score_choice/drop"}
-MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon"}
+MAY_BE_ZERO |= {"balance_bias/rate", "normalize_selected/epsilon", "router_jitter/epsilon", "moved_thresholds/decay"}
 ANY_INTEGERS = {"threefry/key", "threefry/counter", "random_words/origin", "unit_interval/words"}
 UNBOUNDED = {"hash_table_dispersed/clusters", "pair_ids/first", "previous_ids/ids"}
 ANY_AXES = {"gelu/x", "smooth_step/z", "unit_interval/words", "project_simplex/values", "project_sparse_simplex/values"}
@@ -58,6 +58,7 @@ OTHER_NAMED = {
     "multi_hash_mlp/tokens/width",
 }
 OTHER_NAMED |= {"hash_table_clustered/embeddings/width", "masked_gates/gates/tokens", "masked_gates/gates/experts"}
+OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
 """Axes of arrays, of which an error names only the other array that has them."""
 
 

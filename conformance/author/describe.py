@@ -127,6 +127,8 @@ ROUTE = Function(
         **{f"metrics/{name}": output for name, output in METRICS.items()},
         "metrics/*": Output(),
         "statistics/*": Output("experts", scale="unit", summed=True),
+        "statistics/reached": Output("pair experts", scale="unit", summed=True),
+        "statistics/required": Output("experts bins", scale="unit", summed=True),
     },
 )
 """The `route` of a router."""

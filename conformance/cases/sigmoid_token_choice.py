@@ -75,6 +75,8 @@ def _router() -> Iterator[Definition]:
         rounding="round",
     )
     yield from _of_groups(partial(case, sizes=(6, 8, 4)))
+    purpose = "Quantiles of what the tokens require are the next bias."
+    yield case("quantile", "value", purpose, BIAS, "quantile_bias", train=True, bias_update="quantile", bias_bins=9)
     purpose = "Every score is equal: the first experts."
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, balanced=True, train=True)
     yield case("gradient", "gradient", "By tokens, kernel and experts; not through the choice.", "stop_gradient")

@@ -8,6 +8,7 @@ __all__ = ["NAMES", "not_found"]
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
+    "batch_expert_choice": ("Batch-level Expert Choice", "DiffMoE"),
     "cosine_token_choice": ("Cosine Token Choice", "Cosine router", "Swin-MoE", "X-MoE"),
     "dselect_k": ("DSelect-k",),
     "gshard": ("GShard top-2", "GShard"),
@@ -54,6 +55,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "noisy_top_k_affinity": ("Noisy top-k gates",),
     "noisy_top_k_load_loss": ("Load loss of noisy top-k",),
     "normalize_selected": ("Renormalised gates",),
+    "capacity_predictor": ("Capacity predictor",),
+    "quantile_balancing": ("Quantile balancing", "QB"),
     "relu_routing": ("ReLU gates and their penalty",),
     "sigmoid_loss": ("Sigmoid loss", "SigLIP"),
     "sinkhorn": ("Sinkhorn plan", "Sinkhorn"),

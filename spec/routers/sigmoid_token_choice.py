@@ -37,7 +37,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moespec.spec.checks import check_choices
+from moespec.spec.checks import check_choices, check_rivals
 from moespec.spec.choice_options import BalanceCountOptions
 from moespec.spec.errors import ConfigError
 from moespec.spec.group_limited import check_groups
@@ -80,9 +80,17 @@ class Options(BalanceLossOptions, BalanceCountOptions, TokenChoiceOptions):
     """how much the bias of an expert moves in a step, against its load; 0 keeps it"""
     recentre_bias: bool = False
     """subtract the mean of all experts from what the biases move by"""
+    bias_update: Literal["sign", "quantile"] = "sign"
+    """how biases move: by the rate against the load, or to the quantiles of what tokens require, with the mean 0"""
+    bias_bins: Count = 1000
+    """bins in which the required biases of an expert are counted for their quantiles"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bias_update == "quantile":
+            check_rivals(self.choices, self.experts)
+            if self.affinity == "sqrt_softplus" or self.expert_groups > 1:
+                raise ConfigError("bias_update='quantile' needs scores from 0 to 1, and no groups of experts")
         if self.expert_groups == 1:
             if self.chosen_groups != 1:
                 raise ConfigError(f"chosen_groups={self.chosen_groups!r}: there is one group of experts")
@@ -116,8 +124,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the scores and the bias, among the experts of the best groups, combined with the scores alone.
 
-    With `batch_priority` the priority is the score with the bias. `statistics["load"]`: `expert_load`.
-
+    With `batch_priority` the priority is the score with the bias. `statistics`: `expert_load`, or `required_biases`.
     state: `bias` (experts,). noise: takes none. train: whether the capacity is that of training.
 
     Source: DeepSeek-V3, section 2.1.2.
@@ -136,8 +143,7 @@ def route(
     [[6, 6, 6, 6, 6, 6], [5, 6, 6, 6, 6, 6], [0, 1, 2, 3, 4, 6]] [0.0, 1.0, 5.0] [0.0, 0.5, 0.0]
     """
     clean = logits(B, params, tokens, options)
-    affinity = {"sigmoid": B.sigmoid_affinity, "sqrt_softplus": B.sqrt_softplus_affinity, "softmax": B.softmax_affinity}
-    scores = affinity[options.affinity](clean)
+    scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
         selection = B.group_limited_scores(
@@ -149,8 +155,11 @@ def route(
             outside=options.outside,
         )
     routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
-    load = {"load": B.expert_load(selection, choices=options.choices)}
-    return output(B, options, routing, _losses(B, options, clean, scores))._replace(statistics=load)
+    if options.bias_update == "sign":
+        sums = {"load": B.expert_load(selection, choices=options.choices)}
+    else:
+        sums = {"required": B.required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)}
+    return output(B, options, routing, _losses(B, options, clean, scores))._replace(statistics=sums)
 
 
 def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
@@ -170,7 +179,9 @@ def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
 
 
 def update(B: Blocks, options: Options, state: State, statistics: Any) -> State:
-    """The state after a step, of the `load` of all its tokens: see `balance_bias`."""
+    """The state after a step, of the statistics of all its tokens: see `balance_bias` and `quantile_bias`."""
+    if options.bias_update == "quantile":
+        return {"bias": B.quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
     rate, recentre = options.bias_update_rate, options.recentre_bias
     return {"bias": B.balance_bias(state["bias"], statistics["load"], rate=rate, recentre=recentre)}
 

@@ -86,7 +86,8 @@ class Manifest:
         for result, entry in stage["outputs"].items():
             each = np.stack([group[result] for group in groups])
             same = all(np.array_equal(each[0], one) for one in each)
-            sums = result.startswith("statistics/") or stage["call"] in ("excess_gates", "expert_load")  # what adds
+            adds = ["excess_gates", "expert_load", "required_biases", "capacity_thresholds"]
+            sums = result.startswith("statistics/") or stage["call"] in adds
             mean = each.sum(axis=0) if sums else each.mean(axis=0)
             mean = each[0] if same and not sums else each.any(axis=0) if each.dtype == bool else mean
             joined[result] = each if each.ndim == len(entry["axes"]) else mean

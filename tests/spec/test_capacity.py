@@ -96,7 +96,9 @@ def slots(name, *, train=False, **options):
 @pytest.mark.parametrize("name", WITH_CAPACITY)
 def test_the_capacity_as_a_number(name):
     assert slots(name, train=True, slots_per_expert=4, capacity_factor=1.0) == 4
-    at_evaluation = 6 if name == "strictly_balanced" else 4  # there tokens above a threshold find room
+    at_evaluation = (
+        6 if name in ("strictly_balanced", "batch_expert_choice") else 4
+    )  # there tokens above a threshold find room
     assert slots(name, slots_per_expert=4, capacity_factor=1.0) == at_evaluation
 
 

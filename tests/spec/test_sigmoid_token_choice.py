@@ -7,7 +7,7 @@ import pytest
 from implementations import holds
 from strategies import one_of, seeds
 
-from moespec.spec import ROUTERS, ConfigError, biased_scores, expert_load, sigmoid_affinity
+from moespec.spec import ROUTERS, ConfigError, biased_scores, expert_load, required_biases, sigmoid_affinity
 
 ROUTER = ROUTERS["sigmoid_token_choice"]
 T, E, D = 7, 8, 5
@@ -70,19 +70,32 @@ def test_it_is_the_router_of_the_papers(B, number, seed):
     np.testing.assert_array_equal(found["load"], np.bincount(chosen, minlength=E))
 
 
-def test_the_bias_balances_the_load():
+@pytest.mark.parametrize(("steps", "options"), [(400, {"bias_update_rate": 0.003}), (20, {"bias_update": "quantile"})])
+def test_the_bias_balances_the_load(steps, options):
     """Tokens that all prefer the same experts are spread over all of them."""
     random = np.random.default_rng(0)
-    tokens, options = random.normal(size=(512, D)), configured(0, bias_update_rate=0.003)
+    tokens, options = random.normal(size=(512, D)), configured(0, **options)
     tokens[:, 0] = 2.0
     scores = sigmoid_affinity(tokens @ random.normal(size=(D, E)))
     state, busiest = ROUTER.initial_state(options), []
-    for _ in range(400):
+    for _ in range(steps):
         load = expert_load(biased_scores(scores, state["bias"]), choices=2)
         busiest.append(load.max() / load.mean())
-        state = ROUTER.update(options, state, {"load": load})
+        required = required_biases(scores, state["bias"], choices=2, bins=options.bias_bins)
+        state = ROUTER.update(options, state, {"load": load, "required": required})
     assert busiest[0] > 2
     assert max(busiest[-10:]) < 1.25
+
+
+@holds(wrong=("required_by_the_last_choice", "cutoff_without_bias", "quantile_of_the_chosen"), seed=seeds)
+def test_the_next_bias_would_have_balanced_each_expert(B, seed):
+    """Up to a bin it is the K T / E-th smallest of what the tokens require, recentred."""
+    random = np.random.default_rng(seed)
+    scores, bias = random.uniform(size=(2, 3, 4)), random.uniform(-1, 1, size=4)
+    counts = B.required_biases(scores, bias, choices=2, bins=2000)
+    cutoff = np.sort(scores + bias)[..., 1:2]
+    exact = np.sort((cutoff - scores).reshape(6, 4), axis=0)[2]
+    np.testing.assert_allclose(B.quantile_bias(bias, counts, choices=2), exact - exact.mean(), rtol=0, atol=0.005)
 
 
 def test_loads_of_parts_add():
@@ -96,6 +109,9 @@ def test_loads_of_parts_add():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"bias_update": "quantile", "choices": 8}, "^choices: 8 is more than the 7 experts less one"),
+        ({"bias_update": "quantile", "affinity": "sqrt_softplus"}, "^bias_update='quantile' needs scores"),
+        ({"bias_update": "quantile", "expert_groups": 2}, "^bias_update='quantile' needs scores"),
         ({"expert_groups": 3}, "^expert_groups: 8 experts cannot be divided into 3"),
         ({"chosen_groups": 2}, "^chosen_groups=2: there is one group"),
         ({"expert_groups": 4, "chosen_groups": 5}, "^chosen_groups: 5 is more than the 4 groups"),
@@ -104,6 +120,6 @@ def test_loads_of_parts_add():
         ({"expert_groups": 4, "chosen_groups": 2, "choices": 3, "group_score": "top_k_over_m"}, "^chosen_groups=2 does"),
     ],
 )  # fmt: skip
-def test_groups_that_do_not_fit(given, message):
+def test_options_that_do_not_fit(given, message):
     with pytest.raises(ConfigError, match=message):
         ROUTER.options(width=D, experts=E, tokens=T, **given)

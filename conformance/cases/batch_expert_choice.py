@@ -1,0 +1,149 @@
+"""Batch-level Expert Choice: the predictor, its loss, the thresholds, and the router `batch_expert_choice`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, call, composed, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import logits, scores, tokens
+from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.routers import LAYER, kernel_of, router_case
+from moespec.conformance.author.variant import variant
+from moespec.conformance.format import Tensor
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
+LOGITS, LOSS, REACHED, MOVED = "capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds"
+ABOVE = "scores_above"
+FUNCTIONS = (
+    Function(LOGITS, {"logits": Output("groups tokens experts")}),
+    Function(LOSS, {"loss": Output()}),
+    Function(REACHED, {"sums": Output("pair experts", scale="unit", summed=True)}),
+    Function(MOVED, {"thresholds": Output("experts")}),
+    Function(
+        ABOVE,
+        {"scores": Output("groups tokens experts")},
+        Choice(
+            lambda scores, predicted, thresholds: np.stack(np.broadcast_arrays(predicted, thresholds), axis=-1),
+            lambda pairs, scale, options: token_choice_margin(pairs, scale, 1),
+        ),
+    ),
+)
+PREDICTOR = ("w1", "b1", "w2", "b2")
+D, E = 4, 3
+
+
+def _predictor(key: str) -> dict[str, Any]:
+    shapes = {"w1": ("width hidden", (D, D)), "b1": ("hidden", (D,)), "w2": ("hidden experts", (D, E))}
+    shapes["b2"] = ("experts", (E,))
+    return {name: tensor(grid(f"{key}/{name}", shape, reach=1.0), axes) for name, (axes, shape) in shapes.items()}
+
+
+def _thresholds(*values: float) -> Tensor:
+    return tensor(np.array(values, np.float32), "experts")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(single, PARTS, LOGITS)
+    yield case("logits", "value", "Two groups.", FLAG, tokens=tokens("cp/a"), **_predictor("cp/a"))
+    purpose = "By all but the tokens, which are constants."
+    made, inputs = (
+        call(LOGITS, {n: n for n in ("tokens", *PREDICTOR)}),
+        {"tokens": tokens("cp/b"), **_predictor("cp/b")},
+    )
+    yield composed(PARTS, "gradient_logits", "gradient", purpose, FLAG, inputs=inputs, stages=(made,), by=PREDICTOR)
+    mask = tensor(grid("cp/c", (2, 6, E)) > 0, "groups tokens experts")
+    for name, kind in (("loss", "value"), ("gradient_loss", "gradient")):
+        yield single(
+            PARTS, LOSS, name, kind, "Large logits, too.", FLAG, logits=logits("cp/d", reach=40.0, step=0.5), mask=mask
+        )
+    yield single(PARTS, REACHED, "reached", "value", "Two groups.", FLAG, scores=scores("cp/e"), capacity=2)
+    sums = tensor([[1.5, 0.25, 2.0], [2.0, 2.0, 2.0]], "pair experts")
+    kept = _thresholds(0.5, 0.0, 0.25)
+    yield single(PARTS, MOVED, "moved", "value", "Of two groups.", FLAG, thresholds=kept, reached=sums, decay=0.75)
+    for name, kind in (("above", "tie"), ("gradient_above", "gradient")):
+        purpose = "One at its threshold, or above it."
+        above: dict[str, Any] = {"predicted": scores("cp/g"), "thresholds": _thresholds(0.5, 0.75, 0.25)}
+        above["predicted"].array[0, 0, 0] = 0.5 if kind == "tie" else 0.625
+        values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
+        yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
+    yield from _router()
+
+
+def _router() -> Iterator[Definition]:
+    def case(
+        name: str, kind: str, purpose: str, *flags: str, alone: bool = False, zero: bool = False, **more: Any
+    ) -> Definition:
+        params = kernel_of(f"{NAME}/{name}", D, E, zero=zero) | ({} if alone else _predictor(f"{NAME}/{name}"))
+        state = {"thresholds": _thresholds(0.5, 0.375, 0.5)}
+        options = {"predictor": not alone, "threshold_decay": 0.75, **more}
+        return router_case(NAME, name, kind, purpose, *flags, params=params, state=state, **options)
+
+    yield case("training", "value", "Training, with the loss.", FLAG, "generated_code", train=True, capacity_factor=1.5)
+    purpose = "Other slots and another weight, of which evaluation sees nothing but the thresholds."
+    slots: dict[str, Any] = {"slots_per_expert": 3, "predictor_weight": 0.25}
+    yield case("slots", "value", purpose, FLAG, train=True, **slots)
+    yield case("zero_kernel", "tie", "The first tokens, alike.", "tie_order", zero=True, alone=True, train=True)
+    yield case("evaluation", "value", "All that are above a threshold.", FLAG, "empty_slot", train=False)
+    few: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "train": False}
+    yield case("evaluation_factor", "overflow", "Two at most.", "evaluation_capacity", **few)
+    yield case("alone", "value", "No predictor; a multiple of 4.", FLAG, train=True, alone=True, multiple_of=4)
+    yield case("alone_evaluation", "value", "Scores above thresholds.", FLAG, train=False, alone=True)
+    by = tuple(f"router/{name}" for name in ("kernel", *PREDICTOR))
+    yield case("gradient_losses", "gradient", "With the loss.", FLAG, "stop_gradient", train=True, losses=True, by=by)
+    yield case("gradient_output", "gradient", "Of the output.", "stop_gradient", train=True, by=LAYER, losses=False)
+
+
+# Variants. A change of the router is `(B, route, params, tokens, options, state=..., noise=None, train=False)`.
+
+
+def thresholds_of_one_group(B: Any, thresholds: Any, reached: Any, *, decay: float) -> Any:
+    """The sums of several groups are not divided by their number."""
+    return decay * thresholds + (1 - decay) * reached[0]
+
+
+def decay_of_the_new(B: Any, thresholds: Any, reached: Any, *, decay: float) -> Any:
+    """The decay weights the new thresholds."""
+    return B.moved_thresholds(thresholds, reached, decay=1 - decay)
+
+
+def first_not_reached(B: Any, scores: Any, *, capacity: int) -> Any:
+    """A threshold is the largest score that is not among the C."""
+    return B.capacity_thresholds(scores, capacity=min(capacity + 1, scores.shape[1]))
+
+
+def taken_at_the_threshold(B: Any, scores: Any, predicted: Any, thresholds: Any) -> Any:
+    """An expert takes a token at its threshold, too."""
+    return np.where(predicted.real >= thresholds, scores, 0)
+
+
+def loss_summed(B: Any, logits: Any, mask: Any) -> Any:
+    """The loss is a sum over the experts."""
+    return logits.shape[2] * B.capacity_loss(logits, mask)
+
+
+def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+    """An expert takes its C best tokens at evaluation, too."""
+    output = route(params, tokens, options, **more)
+    if more.get("train"):
+        return output
+    train = replace(options, eval_capacity_factor=None)
+    return rerouted(B, output, route(params, tokens, train, **{**more, "train": True}).routing)
+
+
+VARIANTS = (
+    variant(thresholds_of_one_group, MOVED),
+    variant(decay_of_the_new, MOVED),
+    variant(first_not_reached, REACHED),
+    variant(loss_summed, LOSS),
+    variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
+    variant(chosen_at_evaluation, NAME, ledger="BE-2"),
+)

@@ -1,0 +1,121 @@
+"""Quantile balancing: counts of the biases that tokens require, and the bias at their quantile."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, single, tensor
+from moespec.conformance.author.describe import Choice, Function, Output
+from moespec.conformance.author.inputs import TIED, both, logits, scores
+from moespec.conformance.author.variant import variant
+
+__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+
+ROW, REQUIRED, BIAS = "quantile_balancing", "required_biases", "quantile_bias"
+FLAG = "quantile_bias"
+
+
+def _positions(scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+    """Where the required biases are, in bins."""
+    selection, low = scores + bias, np.min(bias.real) - 1
+    order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
+    return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
+
+
+def _edge_margin(positions: Any, scale: Any, options: Any) -> float:
+    """Over the distances from the next edge between two bins."""
+    edge = np.clip(np.round(positions), 1, options["bins"] - 1)
+    return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf
+
+
+FUNCTIONS = (
+    Function(
+        REQUIRED,
+        {"counts": Output("experts bins", scale="unit", summed=True)},
+        Choice(_positions, _edge_margin),
+    ),
+    Function(BIAS, {"bias": Output("experts")}),
+)
+
+
+def _experts(values: Any) -> Any:
+    return tensor(np.asarray(values, np.float32), "experts")
+
+
+def cases() -> Iterator[Definition]:
+    """All cases of this module."""
+    case = partial(single, ROW, REQUIRED)
+    bias: dict[str, Any] = {"bias": _experts([-0.5, 0.0, 0.25])}
+    yield case("required", "value", "Two groups.", FLAG, scores=scores("qb/a"), **bias, choices=1, bins=7)
+    yield case("required_two", "value", "Two choices.", FLAG, scores=scores("qb/b"), **bias, choices=2, bins=5)
+    purpose = "No bias: the expert at the cutoff requires none, amid an odd number of bins."
+    zero = _experts([0.0] * 3)
+    yield case("required_tied", "tie", purpose, FLAG, scores=both(TIED), bias=zero, choices=1, bins=9)
+    purpose = "Scores that are not from 0 to 1 count in the first bin and the last."
+    far = logits("qb/c", reach=6.0)
+    yield case("required_far", "degenerate", purpose, FLAG, scores=far, bias=zero, choices=1, bins=3)
+    yield case("one_bin", "degenerate", "One bin has all.", FLAG, scores=scores("qb/d"), **bias, choices=1, bins=1)
+    yield from _quantiles()
+
+
+def _quantiles() -> Iterator[Definition]:
+    def case(name: str, kind: str, purpose: str, counts: Any, choices: int = 1) -> Definition:
+        experts = len(counts)
+        bias = _experts(np.linspace(-0.5, 0.25, experts))
+        tokens = tensor(np.asarray(counts, np.float32), "experts bins")
+        return single(ROW, BIAS, name, kind, purpose, FLAG, bias=bias, counts=tokens, choices=choices)
+
+    purpose = "A rank within a bin, at the end of one before an empty bin, and in the last."
+    yield case("values", "value", purpose, [[2, 1, 5, 0], [3, 0, 4, 1], [0, 0, 0, 8], [1, 1, 0, 6]])
+    yield case("two", "value", "Two choices of three.", [[2, 1, 4], [3, 4, 0], [0, 6, 1]], choices=2)
+    purpose = "More tokens than bfloat16 can count, at ranks near the ends of bins."
+    yield case("many", "value", purpose, [[300, 4, 596], [298, 600, 2], [302, 2, 596]])
+    yield case("none", "degenerate", "No token: no bias.", [[0, 0], [0, 0]])
+
+
+# Variants. Scores are (groups, tokens, experts).
+
+
+def required_by_the_last_choice(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+    """The cutoff is the K-th best of a token, which it chooses."""
+    return B.required_biases(scores, bias, choices=max(choices - 1, 1), bins=bins)
+
+
+def cutoff_without_bias(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+    """The bias of the step is left out."""
+    return B.required_biases(scores, 0 * bias, choices=choices, bins=bins)
+
+
+def required_of_the_mean_group(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+    """The counts of several groups are their mean, not their sum."""
+    return B.required_biases(scores, bias, choices=choices, bins=bins) / len(scores)
+
+
+def quantile_not_interpolated(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
+    """The bias is the upper end of the bin in which the rank lies."""
+    experts, bins = counts.shape
+    at = (experts * np.cumsum(counts, axis=1) < choices * counts.sum(axis=1, keepdims=True)).sum(axis=1)
+    found = (at + 1) * (np.max(bias) - np.min(bias) + 2) / bins
+    return found - np.mean(found)
+
+
+def quantile_of_the_chosen(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
+    """The rank is that of the tokens which should not choose the expert, T - K T / E."""
+    return -B.quantile_bias(-bias, counts[:, ::-1], choices=choices)
+
+
+def quantile_keeps_the_mean(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
+    """The biases keep their mean."""
+    return B.quantile_bias(bias, counts, choices=choices) + np.mean(bias)
+
+
+VARIANTS = (
+    variant(required_by_the_last_choice, REQUIRED),
+    variant(cutoff_without_bias, REQUIRED),
+    variant(required_of_the_mean_group, REQUIRED),
+    variant(quantile_not_interpolated, BIAS, ledger="QB-2"),
+    variant(quantile_of_the_chosen, BIAS),
+    variant(quantile_keeps_the_mean, BIAS, ledger="QB-4"),
+)

@@ -1,0 +1,135 @@
+"""Quantile balancing: after each step a bias becomes what would have balanced the load of the step.
+
+| here | Su 2026 (kexue.fm/archives/11619) |
+|---|---|
+| `scores` (T, E) | s |
+| cutoff of a token | alpha |
+| `bias` (E,) | -beta |
+| `choices` | k |
+
+The assignment that maximises `sum_te x[t, e] s[t, e]` with K experts of each token and K T / E tokens of each expert has the dual
+prices alpha of tokens and beta of experts. A step of coordinate descent gives each of them as a quantile of the scores less
+the other. BASE solves the same problem, with K = 1, in each group anew.
+
+Ambiguity ledger
+
+QB-1: Over which tokens is the quantile taken?
+    Reading: over all of a step, whose counts add.
+    Alternative b: over those of a device and a part of the batch; the quantiles are averaged.
+        By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
+        marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
+QB-2: Which bias lies at the quantile?
+    Reading: that of rank K T / E among the counted, interpolated within its bin.
+    Alternative b: that of rank K T / E + 1, exactly.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
+    Alternative c: that of rank K T / E, exactly.
+        By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
+QB-3: What are the scores to which the bias is added?
+    Reading: the sigmoid of logits, or another score from 0 to 1.
+    Alternative b: the logits.
+        By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
+        marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
+QB-4: Is the bias recentred?
+    Reading: yes, its mean is 0.
+        By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta.
+    Alternative b: no.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_at_least, check_rivals, check_size
+from moespec.spec.numerics import Array, Shared, stable_order, stop_gradient
+from moespec.spec.routing import Summed
+from moespec.spec.values import as_array
+
+__all__ = ["quantile_bias", "required_biases"]
+
+ALGORITHMS = (
+    Algorithm("quantile_balancing", "Su 2026 (kexue.fm/archives/11619)", 1, ("required_biases", "quantile_bias")),
+)
+
+
+def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
+    """How many tokens require which bias of an expert to choose it, what they choose by being as it is:
+
+        r[t, e] = (the K + 1st largest of s[t, :] + b) - s[t, e]
+
+    counted in bins of equal width from min(b) - 1 to max(b) + 1, in which all lie with scores from 0 to 1; others count in the
+    first and the last. Counts of groups, of accumulated parts and of devices add.
+
+    Args:
+        scores: s, (tokens, experts).
+        bias: b, (experts,), with which tokens choose now.
+        choices: K, from 1 to experts - 1.
+        bins: how many, at least 1.
+
+    Returns:
+        (experts, bins) whole numbers as floats; of several groups their sum.
+
+    Raises:
+        ConfigError: `choices` or `bins` out of range.
+        ShapeError: `scores` or `bias` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `bias` is not floating.
+        ContractError: `scores` or `bias` holds NaN or infinity.
+
+    Source: pytorch/torchtitan, torchtitan/models/kimi_k3/quantile_balance.py, QuantileBalancer.observe.
+
+    >>> required_biases([[0.75, 0.25, 0.5], [1.0, 0.5, 0.25]], [0.0, 0.0, 0.0], choices=1, bins=5).tolist()
+    [[0.0, 2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0]]
+    """
+    scores, bias = stop_gradient(as_array("scores", scores, "tokens experts")), as_array("bias", bias, "experts").real
+    experts = scores.shape[1]
+    check_size("bias", bias, 0, experts, "the experts of scores")
+    choices, bins = check_rivals(choices, experts), check_at_least("bins", bins, 1)
+    cutoff = np.take_along_axis(scores + bias, stable_order(scores + bias)[:, choices : choices + 1], 1)
+    low, width = _ends(bias)
+    position = (cutoff - scores - low) * (bins / width)
+    position = np.where(position < 0, 0, np.where(position < bins, position, bins - 1)).astype(int)
+    return np.stack([np.bincount(column, minlength=bins) for column in position.T]).astype(np.float64)
+
+
+def _ends(bias: Array) -> tuple[Array, Array]:
+    """The lower end of the bins, and the width of all together."""
+    first, *_, last = bias[stable_order(bias)]
+    return last - 1, first - last + 2
+
+
+def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
+    """The bias after a step, with which each expert would have been chosen by K T / E of the T tokens that it counts:
+
+        q[e] = the bias of rank K T / E among those of e, interpolated within its bin;    b'[e] = q[e] - mean of q
+
+    Without counts it is 0.
+
+    Args:
+        bias: b, (experts,), that of the step.
+        counts: (experts, bins), at least 0, from `required_biases`: those of all tokens of the step.
+        choices: K, from 1 to experts - 1.
+
+    Returns:
+        (experts,), with the mean 0.
+
+    Raises:
+        ConfigError: `choices` out of range.
+        ShapeError: `bias` or `counts` does not have the axes above, or their sizes differ.
+        DtypeError: `bias` or `counts` is not floating.
+        ContractError: `bias` or `counts` holds NaN or infinity.
+
+    Source: pytorch/torchtitan, torchtitan/models/kimi_k3/quantile_balance.py, QuantileBalancer.estimate_expert_bias.
+
+    >>> counts = [[0.0, 2.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]
+    >>> quantile_bias([0.0, 0.0], counts, choices=1).tolist()
+    [-0.25, 0.25]
+    """
+    bias, counts = as_array("bias", bias, "experts"), as_array("counts", counts, "experts bins")
+    check_size("counts", counts, 0, len(bias), "the experts of bias")
+    experts, bins = counts.shape
+    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank: whole numbers, as the counts are
+    below = experts * np.cumsum(counts, axis=1).real < rank.real[:, None]
+    at = below.sum(axis=1)
+    here = np.sum(np.where(np.arange(bins) == at[:, None], counts, 0.0), axis=1)
+    before = np.sum(np.where(below, counts, 0.0), axis=1)
+    position = at + (rank - experts * before) / np.where(here.real > 0, experts * here, 1.0)
+    return (position - np.mean(position)) * (_ends(bias)[1] / bins)

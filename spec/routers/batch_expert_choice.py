@@ -1,0 +1,143 @@
+"""Batch-level Expert Choice: in training an expert takes its tokens among all of a group, at evaluation each token alone.
+
+| here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
+|---|---|
+| `kernel` (D, E) | gate_weight |
+| `w1`, `b1`, `w2`, `b2` | capacity_predictor |
+| `capacity_factor` | capacity |
+| `thresholds`, a state | expert_threshold |
+| group | the batch, a global token pool |
+
+Ambiguity ledger
+
+BE-1: Among which tokens does an expert choose in training?
+    Reading: among those of a group of several images, at best the batch.
+        By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
+        theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
+    Alternative b: among those of an image, at evaluation, too: `softmax_expert_choice`.
+        By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
+BE-2: Which tokens does an expert take at evaluation?
+    Reading: those with a predicted probability above its threshold.
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
+    Alternative b: as many, but those of the largest scores.
+        By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
+    Alternative c: those with a score above a threshold of scores, without a predictor (`predictor=False`).
+BE-3: What are the scores?
+    Reading: the softmax over the experts.
+        By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
+    Alternative b: (1 + tanh) / 2 of each logit.
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_gate.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from moespec.spec.initial import lecun_normal
+from moespec.spec.options import ExpertChoiceOptions
+from moespec.spec.ranges import Factor, Range, Weight
+from moespec.spec.routers.blocks import Array, Blocks
+from moespec.spec.routers.composition import Losses, init_kernel, logits, output
+from moespec.spec.routers.record import Router
+from moespec.spec.routing import Kept, Params, RouterOutput, State
+
+__all__ = ["ROUTER", "Options", "init", "route", "state", "update"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ExpertChoiceOptions):
+    """Options of `batch_expert_choice`."""
+
+    eval_capacity_factor: Factor | None = None
+    """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
+    predictor: bool = True
+    """whether a predictor says who takes a token at evaluation, or the scores themselves"""
+    predictor_weight: Weight = 1.0
+    """weight of the loss of the predictor, which there is only in training"""
+    threshold_decay: Annotated[float, Range(0, 1)] = 0.95
+    """how much of the thresholds stays in a step"""
+
+    def capacity(self, *, train: bool = True) -> int:
+        """Slots C of an expert. Raises ConfigError if it has none, or more than tokens."""
+        return self.tokens if not train and self.eval_capacity_factor is None else super().capacity(train=train)
+
+
+def init(generator: np.random.Generator, options: Options) -> Params:
+    """`kernel` (width, experts); with a predictor `w1` (width, width), `b1` (width,), `w2` (width, experts), `b2` (experts,)."""
+    params, width = init_kernel(generator, options), options.width
+    for name, size in {"1": width, "2": options.experts}.items() if options.predictor else ():
+        params[f"w{name}"] = lecun_normal(generator, (width, size), width)
+        params[f"b{name}"] = np.zeros(size, np.float32)
+    return params
+
+
+def state(options: Options) -> dict[str, Kept]:
+    """`thresholds` (experts,), 0 at the start."""
+    return {"thresholds": Kept((options.experts,))}
+
+
+def route(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: Options,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the softmax if `train`, else of all tokens that are predicted to be chosen, with the same weights.
+
+    There is no noise.
+
+    state: `thresholds` (experts,). `statistics["reached"]`: `capacity_thresholds`.
+
+    >>> from moespec.spec import ROUTERS, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> router = ROUTERS["batch_expert_choice"]
+    >>> options = router.options(width=3, experts=3, tokens=6, predictor=False, threshold_decay=0.0)
+    >>> params, state = {"kernel": np.eye(3)}, router.initial_state(options)
+    >>> found = router.route(params, LOGITS, options, state=state, train=True)
+    >>> slot_tokens(found.routing).tolist()
+    [[4, 1], [5, 2], [3, 2]]
+    >>> state = router.update(options, state, found.statistics)
+    >>> slot_tokens(router.route(params, LOGITS, options, state=state).routing)[:, :2].tolist()
+    [[4, 6], [5, 6], [3, 6]]
+    """
+    scores = B.softmax_affinity(logits(B, params, tokens, options))
+    capacity, by = options.capacity(train=train), scores
+    losses: Losses = {}
+    if options.predictor:
+        predicted = B.capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
+        by = B.sigmoid_affinity(predicted)
+    reached = B.capacity_thresholds(by, capacity=options.capacity())
+    if train:
+        routing = B.expert_choice(scores, capacity=capacity)
+        if options.predictor:
+            chosen = B.batchwise_mask(scores, capacity=capacity)
+            losses = {"predictor": lambda: B.capacity_loss(predicted, chosen)}
+    else:
+        routing = B.expert_choice(B.scores_above(scores, by, state["thresholds"]), capacity=capacity, drop_zero=True)
+    return output(B, options, routing, losses)._replace(statistics={"reached": reached})
+
+
+def update(B: Blocks, options: Options, state: State, statistics: State) -> State:
+    """The state after a step, of what all its groups `reached`: see `moved_thresholds`."""
+    decay = options.threshold_decay
+    return {"thresholds": B.moved_thresholds(state["thresholds"], statistics["reached"], decay=decay)}
+
+
+ROUTER = Router(
+    __name__,
+    "Shi et al. 2025 (arXiv 2503.14487)",
+    Options,
+    init,
+    route,
+    state=state,
+    renew=update,
+    decays=("kernel", "w1", "w2"),
+    balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
+    cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
+    drops="tokens that no expert chooses",
+)
