@@ -33,7 +33,7 @@ without a name is a remark on the cases that the named variants leave.
 
 READ = {
     "AI-Hypercomputer/maxtext": "its package needs Python 3.12 or later",
-    "databricks/megablocks": "its package is built with another version of torch, for CUDA",
+    "databricks/megablocks": "its package is built with torch 2.7.0 alone",
     "deepseek-ai/DeepSeek-V3": "no package",
     "facebookresearch/fairseq": "its package has no `modules/moe`",
     "google/flaxformer": "no package",

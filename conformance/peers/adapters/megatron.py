@@ -59,6 +59,7 @@ def _sigmoid(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tens
     sigmoid_scores(replace(options, group_score="top_2"))
     if options.choices > 1 and not options.normalize_selected:
         raise NotImplementedError("gates are divided by their sum")
+    gates: Tensor
     gates, _ = moe_utils.topk_routing_with_score_function(
         tokens @ kernel.T, options.choices, num_groups=options.expert_groups,
         group_topk=options.chosen_groups if options.expert_groups > 1 else None, scaling_factor=options.scale,
@@ -69,6 +70,7 @@ def _sigmoid(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tens
 
 def _softmax(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
     """`moe_utils.topk_routing_with_score_function` with `score_function="softmax"`."""
+    gates: Tensor
     gates, _ = moe_utils.topk_routing_with_score_function(
         tokens @ kernel.T, options.choices, use_pre_softmax=not options.normalize_selected
     )
@@ -77,14 +79,15 @@ def _softmax(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
 
 def expert_load(scores: Tensor, *, choices: int) -> Tensor:
     """The sum of the map of `moe_utils.topk_routing_with_score_function`."""
-    _, chosen = moe_utils.topk_routing_with_score_function(scores.flatten(0, 1), choices)
+    chosen: Tensor = moe_utils.topk_routing_with_score_function(scores.flatten(0, 1), choices)[1]
     return chosen.sum(dim=0).to(scores.dtype)
 
 
 def balance_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
     """`moe_utils.get_updated_expert_bias`, whose sum over devices is left out."""
     with mock.patch.object(torch.distributed, "all_reduce"), mock.patch.object(moe_utils, "parallel_state"):
-        return moe_utils.get_updated_expert_bias(load, bias, rate)
+        moved: Tensor = moe_utils.get_updated_expert_bias(load, bias, rate)
+    return moved
 
 
 ROUTERS = {"sigmoid_token_choice": top_k_router(_sigmoid), "softmax_token_choice": top_k_router(_softmax)}

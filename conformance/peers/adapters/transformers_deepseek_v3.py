@@ -1,17 +1,18 @@
 """transformers: DeepSeek-V3's router, which is that of many models. It drops no token, so cases that do are not offered."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 from torch.func import functional_call
-from transformers.models.deepseek_v3 import modeling_deepseek_v3 as module
 
 from moespec.conformance.peers.adapters.on_torch import dense, shared, sigmoid_scores, top_k_router
 
 __all__ = ["ROUTERS"]
 
 __getattr__ = shared
+module: Any = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
 
 
 def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tensor:

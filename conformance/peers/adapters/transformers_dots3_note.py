@@ -1,17 +1,18 @@
 """transformers: the router of dots3's vision encoder. It drops no token, so cases that do are not offered."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 from torch.func import functional_call
-from transformers.models.dots3_note import modeling_dots3_note as module
 
 from moespec.conformance.peers.adapters.on_torch import dense, shared, sigmoid_scores, top_k_router
 
 __all__ = ["ROUTERS"]
 
 __getattr__ = shared
+module: Any = importlib.import_module("transformers.models.dots3_note.modeling_dots3_note")
 
 
 def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tensor:

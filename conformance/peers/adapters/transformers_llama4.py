@@ -1,18 +1,19 @@
 """transformers: Llama 4's router and layer, without its shared expert. No token is dropped: cases that do are not offered."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from transformers.models.llama4 import modeling_llama4 as module
 
 from moespec.conformance.peers.adapters.on_torch import Routed, dropless, float32_at_most, shared
 
 __all__ = ["moe_layer", "token_choice"]
 
 __getattr__ = shared
+module: Any = importlib.import_module("transformers.models.llama4.modeling_llama4")
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
@@ -33,7 +34,7 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
         peer: Any = SimpleNamespace(
             hidden_dim=tokens.shape[2], router=lambda _: router, experts=grouped, shared_expert=torch.zeros_like
         )
-        output, _ = module.Llama4TextMoe.forward(peer, tokens)
+        output: Tensor = module.Llama4TextMoe.forward(peer, tokens)[0]
         return output.reshape(tokens.shape)
 
     routing = dropless(scores, router[0].reshape(-1, count, experts), capacity).dense()

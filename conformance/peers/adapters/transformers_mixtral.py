@@ -1,18 +1,19 @@
 """transformers: Mixtral's router and balance loss. The router drops no token, so cases that do are not offered."""
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from transformers.models.mixtral import modeling_mixtral as module
 
 from moespec.conformance.peers.adapters.on_torch import dense, dropless, float32_at_most, log_of, shared, top_k_router
 
 __all__ = ["ROUTERS", "balance_loss", "token_choice"]
 
 __getattr__ = shared
+module: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
 
 
 def _gates(tokens: Tensor, kernel: Tensor, choices: int) -> Tensor:

@@ -3,6 +3,7 @@
 The draws of a case are those by which it keeps second experts; it has no place for those of a sampled one.
 """
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -10,8 +11,6 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from transformers import NllbMoeConfig
-from transformers.models.nllb_moe import modeling_nllb_moe as module
 
 from moespec.conformance.peers.adapters.on_torch import float32_at_most, shared, sparse
 from moespec.spec import RouterOutput
@@ -19,6 +18,7 @@ from moespec.spec import RouterOutput
 __all__ = ["PASSED", "ROUTERS"]
 
 __getattr__ = shared
+module: Any = importlib.import_module("transformers.models.nllb_moe.modeling_nllb_moe")
 PASSED = ("normalize_when",)
 
 
@@ -37,16 +37,16 @@ def _route(
             "the draws are those that keep a second expert, which uses up no place if it is not kept"
         )
     capacity = options.capacity(train=train)
-    settings = NllbMoeConfig(
+    settings = module.NllbMoeConfig(
         hidden_size=options.width, num_experts=options.experts, expert_capacity=capacity, router_bias=False,
         router_dtype="float32", moe_eval_capacity_token_fraction=-1.0,
         second_expert_policy="all" if noise is None else "random",
         batch_prioritized_routing=options.batch_priority == "max",
     )  # fmt: skip
     gates = []
-    for index, group in enumerate(tokens):
+    for group, draws in zip(tokens, [None] * len(tokens) if noise is None else noise, strict=True):
         peer = module.NllbMoeTop2Router(settings).eval()
-        with mock.patch.object(torch, "rand_like", lambda _, index=index: noise[index]):
+        with mock.patch.object(torch, "rand_like", return_value=draws):
             gates.append(functional_call(peer, {"classifier.weight": params["kernel"].T}, (group,))[1])
     scores = (tokens @ params["kernel"]).softmax(dim=-1)
     order = (
