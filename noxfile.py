@@ -336,14 +336,15 @@ def cuda(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("peer", list(PEERS))
+@nox.parametrize("peer", list(dict.fromkeys(needs["package"] for needs in PEERS.values())))
 def peers(session: nox.Session, peer: str) -> None:
     """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""
-    needs = PEERS[peer]
+    names = [name for name, needs in PEERS.items() if needs["package"] == peer]
+    needs = PEERS[names[0]]
     session.install(*CONSTRAINTS, "-e", ".", *needs["requires"])
     if "alone" in needs:
         session.install("--no-deps", *needs["alone"])
     session.run(
-        "python", "-m", "moespec.conformance.peers", "--peer", peer, *session.posargs,
+        "python", "-m", "moespec.conformance.peers", *(f"--peer={name}" for name in names), *session.posargs,
         env={**QUIET, **QUICK},
     )  # fmt: skip

@@ -61,7 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
         records = [read_record(path) for path in paths.values() if path.exists()]
         rows = readings(records, cases)
     except (ImportError, PackageNotFoundError) as error:
-        print(f"--peer {name}: {error}; `nox -s \"peers(peer='{name}')\"` installs what it needs", file=sys.stderr)
+        print(
+            f"--peer {name}: {error}; `nox -s \"peers(peer='{PEERS[name].package}')\"` installs what it needs",
+            file=sys.stderr,
+        )
         return 1
     except (VectorError, ValueError) as error:
         print(error, file=sys.stderr)

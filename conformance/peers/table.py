@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import MEASURED
-from moespec.models.ledger.places import of_package
+from moespec.models.ledger.places import of_package, places
 
 __all__ = ["table"]
 
@@ -31,6 +31,25 @@ What a package *computes instead* has a name where its results equal those of on
 without a name is a remark on the cases that the named variants leave.
 """
 
+READ = {
+    "AI-Hypercomputer/maxtext": "its package needs Python 3.12 or later",
+    "databricks/megablocks": "its package is built with torch 2.7.0 alone",
+    "deepseek-ai/DeepSeek-V3": "no package",
+    "facebookresearch/fairseq": "its package has no `modules/moe`",
+    "google/flaxformer": "no package",
+    "google/praxis": "its package needs TensorFlow 2.9, which is older than this suite's Python",
+    "laekov/fastmoe": "no package",
+    "microsoft/Tutel": "no package",
+    "stanford-crfm/levanter": "its package has no mixture of experts",
+}
+"""Repositories whose code the ledger knows by reading, and why it is not run."""
+
+TAIL = """
+## Read, not run
+
+Of these the ambiguity ledger says what their code does ([implementations.md](implementations.md)): it was read.
+"""
+
 
 def table(records: Sequence[Record]) -> str:
     """The table as Markdown: all peers, then each by its functions and where it differs."""
@@ -41,17 +60,28 @@ def table(records: Sequence[Record]) -> str:
         entries = [entry for function in functions.values() for entry in function["cases"]]
         rows.append(
             [
-                f"[{record['package']}](#{_anchor(record)})",
+                f"[{record['peer']}](#{_anchor(record)})",
                 f"[{_version(record)}]({of_package(record['package'], _version(record))})",
                 *_numbers(entries),
                 ", ".join(differing) or "nothing",
             ]
         )
-    return "\n".join([HEAD, *_grid(rows), *(line for record in records for line in _section(record))]) + "\n"
+    sections = (line for record in records for line in _section(record))
+    return "\n".join([HEAD, *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
+
+
+def _read() -> list[list[str]]:
+    """The repositories of `READ`, with the files that were read."""
+    rows = [["repository", "why it is not run", "what was read", "what it does"]]
+    for name, why in READ.items():
+        commit, lines = places()[name]["commit"], places()[name]["lines"]
+        files = ", ".join(f"[{path}](https://github.com/{name}/blob/{commit}/{path})" for path in lines)
+        rows.append([name, why, files, f"`moespec ledger --by {name}`"])
+    return rows
 
 
 def _heading(record: Record) -> str:
-    return f"{record['package']} {_version(record)}"
+    return f"{record['peer']} {_version(record)}"
 
 
 def _version(record: Record) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from moespec.conformance import call
 from moespec.conformance.check.target import Facts, Job, Target, Values
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
@@ -16,7 +17,7 @@ __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "rou
 ERRORS = "a peer has errors of its own"
 SHARED = "not the peer's code"
 NOT_PASSED = ("bias", "jitter", "logit_cap", "normalize_when", "normalize_norm", "slot_order")
-"""Options of routers that no adapter passes on to its peer."""
+"""Options of routers that an adapter passes on to its peer only if its `PASSED` names them."""
 
 
 def router_of(case: Case) -> str:
@@ -48,10 +49,15 @@ def checked_stages(case: Case, function: str) -> list[str]:
 
 
 def routing_only(case: Case) -> Case:
-    """A case of a router without its losses and metrics; any other case unchanged."""
+    """A case of a router without its losses, metrics and the update of its state; any other case unchanged."""
     if not router_of(case):
         return case
-    return replace(case, stages=tuple(replace(stage, outputs=_routing(stage.outputs)) for stage in case.stages))
+    stages = (stage for stage in case.stages if not stage.call.endswith(".update"))
+    return replace(
+        case,
+        stages=tuple(replace(stage, outputs=_routing(stage.outputs)) for stage in stages),
+        gradients=None if case.gradients and case.gradients.losses else case.gradients,
+    )
 
 
 def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
@@ -65,7 +71,8 @@ def _lacking(module: Any, stage: Stage) -> str:
     if stage.router:
         defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
         given = stage.options["options"]
-        return next((name for name in NOT_PASSED if name in given and given[name] != defaults[name]), "")
+        unknown = [name for name in NOT_PASSED if name not in getattr(module, "PASSED", ())]
+        return next((name for name in unknown if name in given and given[name] != defaults[name]), "")
     function = getattr(module, stage.call, None)
     if not inspect.isfunction(function):
         return ""
@@ -96,8 +103,9 @@ class PeerTarget(Target):
         own = not router or router in getattr(self.module, "ROUTERS", {})
         if not own or not checked_function(self.module, job.stage, job.case):
             raise NotOfferedError(SHARED)
-        if lacking := _lacking(self.module, job.stage):
-            raise NotOfferedError(f"{job.stage.call}: no {lacking}")
+        for stage in (job.stage, *call.earlier(job.stage, job.stages, job.values)):
+            if lacking := _lacking(self.module, stage):
+                raise NotOfferedError(f"{stage.call}: no {lacking}")
         run = super().result(job, compile)
 
         def offered(values: Values) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +149,31 @@ def test_of_a_router_the_losses_are_not_compared():
     assert found == [True, False]
 
 
+def test_of_a_router_neither_the_gradient_of_losses_nor_the_update_is_compared():
+    whole, part = BY_ID["sigmoid_token_choice/gradient_losses"], routing_only(BY_ID["sigmoid_token_choice/values"])
+    assert whole.gradients
+    assert routing_only(whole).gradients is None
+    assert routing_only(BY_ID["sigmoid_token_choice/gradient_output"]).gradients
+    assert part.whole == ["route", "moe_layer"]
+
+
+def test_peers_of_one_package_share_an_environment():
+    needs = {(peer.package, peer.requires, peer.alone) for peer in PEERS.values()}
+    assert len(needs) == len({package for package, *_ in needs})
+
+
+def test_a_package_without_capacity_is_compared_where_it_drops_nothing():
+    torch = pytest.importorskip("torch")
+    from moespec.conformance.peers.adapters.on_torch import dropless, sparse
+
+    scores = torch.tensor([[[0.5, 0.25], [0.75, 0.125]]])
+    gates = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
+    assert dropless(scores, gates, 1).dense().combine.tolist() == [[[[0.0], [2.0]], [[3.0], [0.0]]]]
+    assert sparse(scores, gates[:, :, :1].expand(1, 2, 2), 1, 2).token.tolist() == [[[1, 2], [2, 2]]]
+    with pytest.raises(NotImplementedError, match="no token is dropped"):
+        dropless(scores, gates.flip(2)[:, :, :1].expand(1, 2, 2) + 1, 1)
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_answers_questions_of_the_ledger(name):
     assert PEERS[name].answers
@@ -260,6 +286,19 @@ def test_a_peer_is_not_run_on_our_errors_nor_on_what_adapters_share():
     assert results["softmax_affinity/values"].state == "pass"
     assert results["softmax_token_choice/values"].state == "not implemented"
     assert {outcome.state for outcome in results["softmax_token_choice/values"].outcomes} == {"not implemented"}
+
+
+def test_of_a_router_that_lacks_an_option_the_layer_is_not_offered_either(monkeypatch):
+    pytest.importorskip("torch")
+    target = PeerTarget(PEERS["torch"].target, DTYPES["float32"])
+
+    def route(*arguments, **options):
+        raise AssertionError("it is not asked")
+
+    monkeypatch.setattr(target.module, "ROUTERS", {"softmax_token_choice": SimpleNamespace(route=route)}, raising=False)
+    (result,) = run_cases(target, [routing_only(BY_ID["softmax_token_choice/several_choices"])], "eager")
+    states = {outcome.stage.split("/")[0]: outcome.state for outcome in result.outcomes}
+    assert (states["route"], states["moe_layer"]) == ("not implemented", "not implemented")
 
 
 def test_a_wrong_peer_fails(monkeypatch):

@@ -11,7 +11,22 @@ from torch.overrides import TorchFunctionMode
 
 from moespec.spec import RouterOutput
 
-__all__ = ["Recorded", "Routed", "SlotRouting", "SuiteExpert", "SuiteExperts", "shared", "soft_moe_router"]
+__all__ = [
+    "Recorded",
+    "Routed",
+    "SlotRouting",
+    "SuiteExpert",
+    "SuiteExperts",
+    "dense",
+    "dropless",
+    "float32_at_most",
+    "log_of",
+    "shared",
+    "sigmoid_scores",
+    "soft_moe_router",
+    "sparse",
+    "top_k_router",
+]
 
 _backend: Any = importlib.import_module("moespec.backends.torch")
 SlotRouting = _backend.SlotRouting
@@ -89,4 +104,87 @@ def soft_moe_router(soft_routing: Callable[..., Routed], runs: str) -> SimpleNam
         return RouterOutput(soft_routing(tokens, params["slots"], scale=params["scale"], **forms), {}, {})
 
     route.__doc__ = runs
+    return SimpleNamespace(route=route)
+
+
+def float32_at_most(array: Tensor) -> None:
+    """Reject float64, for a router that computes in float32 then, too."""
+    if array.dtype == torch.float64:
+        raise NotImplementedError("the router computes in float32 at most")
+
+
+def dense(experts: int, chosen: Tensor, gates: Tensor) -> Tensor:
+    """Gates of all experts (n, E), 0 for those not chosen, of the chosen (n, K) and their gates (n, K)."""
+    return gates.new_zeros(len(gates), experts).scatter(1, chosen, gates)
+
+
+def log_of(scores: Tensor) -> Tensor:
+    """The logits whose softmax scores are."""
+    if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
+        raise NotImplementedError("the package takes a softmax, so scores are positive and sum to 1")
+    return scores.log()
+
+
+def sigmoid_scores(options: Any) -> None:
+    """Reject the options of `sigmoid_token_choice` that packages do not have: all but the sigmoid, 1e-20 and two best."""
+    wanted = {
+        "affinity": "sigmoid",
+        "epsilon": 1e-20,
+        "group_score": "top_2",
+        "group_bias": True,
+        "outside": "excluded",
+    }
+    for name, value in wanted.items():
+        if getattr(options, name) != value:
+            raise NotImplementedError(f"there is no {name} to choose")
+
+
+def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
+    """The routing of gates (G, T, E), 0 where an expert is not chosen, of a package that drops no token.
+
+    It has no slots: their order is that of the suite, by these scores. Cases in which tokens are dropped are not offered.
+    """
+    chosen = gates > 0
+    if (chosen.sum(dim=1) > capacity).any():
+        raise NotImplementedError("no token is dropped, whatever the capacity")
+    choices, scores = int(chosen.sum(dim=2).max()), scores.masked_fill(~chosen, -torch.inf)
+    return _backend.token_choice(scores, choices=choices, capacity=capacity, combine_scores=gates)
+
+
+def sparse(scores: Tensor, gates: Tensor, choices: int, capacity: int, order: Tensor | None = None) -> Any:
+    """The routing of gates (G, T, E), 0 where an expert is not among the best by scores, or has no room for a token."""
+    best = scores.argsort(dim=2, descending=True, stable=True)[..., :choices]
+    keep = (gates > 0).gather(2, best)
+    return _backend.token_choice(
+        scores, choices=choices, capacity=capacity, combine_scores=gates, order=order, keep=keep
+    )
+
+
+def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> SimpleNamespace:
+    """A router made of a package's choice without capacity, whose docstring says what runs.
+
+    `choose(tokens, kernel, options, **state)` returns the gates (n, E) of tokens (n, D) by a kernel (E, D), 0 where an
+    expert is not chosen. double: whether it computes in float64, too.
+    """
+
+    def route(
+        params: Mapping[str, Tensor],
+        tokens: Tensor,
+        options: Any,
+        *,
+        train: bool = False,
+        noise: Any = None,
+        **more: Any,
+    ) -> RouterOutput:
+        if noise is not None or options.batch_priority != "none":
+            raise NotImplementedError("there is no noise, and no order of tokens")
+        if not double:
+            float32_at_most(tokens)
+        state = more.get("state", {})
+        gates = choose(tokens.flatten(0, 1), params["kernel"].T, options, **state)
+        logits = tokens @ params["kernel"]
+        scores = logits.sigmoid() + state["bias"] if state else logits
+        return RouterOutput(dropless(scores, gates.reshape(scores.shape), options.capacity(train=train)), {}, {})
+
+    route.__doc__ = choose.__doc__
     return SimpleNamespace(route=route)

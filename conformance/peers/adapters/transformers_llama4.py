@@ -1,0 +1,50 @@
+"""transformers: Llama 4's router and layer, without its shared expert. No token is dropped: cases that do are not offered."""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from moespec.conformance.peers.adapters.on_torch import Routed, dropless, float32_at_most, shared
+
+__all__ = ["moe_layer", "token_choice"]
+
+__getattr__ = shared
+module: Any = importlib.import_module("transformers.models.llama4.modeling_llama4")
+
+
+def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
+    """`Llama4Router` on the logits whose sigmoid the scores are."""
+    float32_at_most(scores)
+    _, count, experts = scores.shape
+    if choices > experts or (scores <= 0).any() or (scores >= 1).any():
+        raise NotImplementedError("there are experts to choose, and a sigmoid is between 0 and 1")
+    settings: Any = SimpleNamespace(num_experts_per_tok=choices, num_local_experts=experts, hidden_size=experts)
+    weights = {"weight": torch.eye(experts, dtype=scores.dtype)}
+    router = functional_call(module.Llama4Router(settings), weights, (scores.logit().flatten(0, 1),))
+
+    def layer(tokens: Tensor, inner: Any) -> Tensor:
+        def grouped(inputs: Tensor) -> Tensor:
+            outputs: Tensor = inner(inputs.reshape(1, experts, -1, inputs.shape[1]))
+            return outputs.flatten(0, 2)
+
+        peer: Any = SimpleNamespace(
+            hidden_dim=tokens.shape[2], router=lambda _: router, experts=grouped, shared_expert=torch.zeros_like
+        )
+        output: Tensor = module.Llama4TextMoe.forward(peer, tokens)[0]
+        return output.reshape(tokens.shape)
+
+    routing = dropless(scores, router[0].reshape(-1, count, experts), capacity).dense()
+    return Routed(routing.dispatch, routing.combine, layer)
+
+
+def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
+    """`Llama4TextMoe.forward` with the experts of the suite.
+
+    The gates multiply what the experts are given, not what they return.
+    """
+    assert routing.layer is not None
+    return routing.layer(tokens, experts)

@@ -1,0 +1,58 @@
+"""transformers: NLLB-MoE's router, with the capacity of the case and without padding.
+
+The draws of a case are those by which it keeps second experts; it has no place for those of a sampled one.
+"""
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from moespec.conformance.peers.adapters.on_torch import float32_at_most, shared, sparse
+from moespec.spec import RouterOutput
+
+__all__ = ["PASSED", "ROUTERS"]
+
+__getattr__ = shared
+module: Any = importlib.import_module("transformers.models.nllb_moe.modeling_nllb_moe")
+PASSED = ("normalize_when",)
+
+
+def _route(
+    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, noise: Tensor | None = None
+) -> RouterOutput:
+    """`NllbMoeTop2Router`."""
+    float32_at_most(tokens)
+    second = getattr(options, "second_expert", "all")
+    if options.choices != 2 or not options.normalize_selected or options.batch_priority == "sum":
+        raise NotImplementedError(
+            "the router divides the gates of two experts, and knows the order of the largest gate"
+        )
+    if noise is not None and (second != "random" or options.hold_unkept):
+        raise NotImplementedError(
+            "the draws are those that keep a second expert, which uses up no place if it is not kept"
+        )
+    capacity = options.capacity(train=train)
+    settings = module.NllbMoeConfig(
+        hidden_size=options.width, num_experts=options.experts, expert_capacity=capacity, router_bias=False,
+        router_dtype="float32", moe_eval_capacity_token_fraction=-1.0,
+        second_expert_policy="all" if noise is None else "random",
+        batch_prioritized_routing=options.batch_priority == "max",
+    )  # fmt: skip
+    gates = []
+    for group, draws in zip(tokens, [None] * len(tokens) if noise is None else noise, strict=True):
+        peer = module.NllbMoeTop2Router(settings).eval()
+        with mock.patch.object(torch, "rand_like", return_value=draws):
+            gates.append(functional_call(peer, {"classifier.weight": params["kernel"].T}, (group,))[1])
+    scores = (tokens @ params["kernel"]).softmax(dim=-1)
+    order = (
+        scores.amax(dim=-1).argsort(dim=-1, descending=True, stable=True) if options.batch_priority == "max" else None
+    )
+    return RouterOutput(sparse(scores, torch.stack(gates), 2, capacity, order), {}, {})
+
+
+ROUTERS = {name: SimpleNamespace(route=_route) for name in ("gshard", "softmax_token_choice")}
