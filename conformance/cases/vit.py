@@ -212,6 +212,7 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
     "mixture_of_depths": (0, LEAST),
     "image_choice": (0, LEAST),
     "relu": (0, {**LEAST, "router_options": {"initial_penalty": 0.0625}}),
+    "batch_expert_choice": (2, LEAST),
 }
 """Router, the number of the draw of its numbers (the first without a step near a tie), and its model."""
 
@@ -298,8 +299,9 @@ def _training(router: str) -> Definition:
     # 0 but for rounding (the gradient of a key's bias) does not become a full step.
     optimizer = {"b1": 0.75, "b2": 0.9375, "weight_decay": 0.0625, "clip": 1.0, "epsilon": 2.0**-10}
     rates = [2.0**-6] * 2 + [2.0**-5] * 8 + [2.0**-6] * 10
-    # These assign differently in training than at evaluation.
-    mode: dict[str, Any] = {"train": True} if router in ("base", "s_base", "strictly_balanced") else {}
+    # These assign differently in training than at evaluation, or move a state only there.
+    training = "base s_base strictly_balanced batch_expert_choice mixture_of_depths sigmoid_token_choice relu"
+    mode: dict[str, Any] = {"train": True} if router in training.split() else {}
     stages = (stage_of("vit_train", inputs, model=model, optimizer=optimizer, rates=rates, batch=2, **mode),)
     purpose = f"Twenty steps of AdamW with clip and decay, {router}: losses, routing of each step, parameters."
     flags = ("model", "generated_code") if router == "softmax_token_choice" else ("model",)
