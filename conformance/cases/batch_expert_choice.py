@@ -130,6 +130,11 @@ def loss_summed(B: Any, logits: Any, mask: Any) -> Any:
     return logits.shape[2] * B.capacity_loss(logits, mask)
 
 
+def gelu_in_the_predictor(B: Any, tokens: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    """The activation of the predictor is GELU."""
+    return B.gelu(tokens @ w1 + b1, form="tanh") @ w2 + b2
+
+
 def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     """An expert takes its C best tokens at evaluation, too."""
     output = route(params, tokens, options, **more)
@@ -144,6 +149,7 @@ VARIANTS = (
     variant(decay_of_the_new, MOVED),
     variant(first_not_reached, REACHED),
     variant(loss_summed, LOSS),
+    variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b"),
     variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
     variant(chosen_at_evaluation, NAME, ledger="BE-2"),
 )

@@ -146,13 +146,10 @@ def route(
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
+        by = None if options.group_bias else scores
+        groups, limit, best = options.expert_groups, options.chosen_groups, options.best_of_group
         selection = B.group_limited_scores(
-            selection,
-            None if options.group_bias else scores,
-            groups=options.expert_groups,
-            limit=options.chosen_groups,
-            best=options.best_of_group,
-            outside=options.outside,
+            selection, by, groups=groups, limit=limit, best=best, outside=options.outside
         )
     routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
     if options.bias_update == "sign":
@@ -170,10 +167,11 @@ def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
             return scores
         return B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
 
-    choices = options.choices if options.balance_counts == "all" else 1
     return {
         "importance": lambda: B.importance_loss(shares()),
-        "balance": lambda: balance(B, options, shares(), choices=choices),
+        "balance": lambda: balance(
+            B, options, shares(), choices=options.choices if options.balance_counts == "all" else 1
+        ),
         "z": lambda: B.z_loss(clean),
     }
 
