@@ -38,7 +38,7 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
     of_device: False for figures that are the same on every machine, whose file is `<name>.json`.
     """
     result = {
-        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": _command(),
         "machine": {
             "gpu": _gpu(),
             "cpu": _cpu(),
@@ -49,11 +49,27 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "figures": figures,
     }
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
     before = _earlier(path)
     if all(before.get(key) == result[key] for key in ("command", "machine", "versions")):
         result["before"] = before["figures"]
+    return _written(path, result)
+
+
+def add(name: str, part: str, rows: dict[str, dict[str, Any]]) -> Path:
+    """Add rows of another run to a part of the figures of a result, each with its command, and return the path of its file."""
+    path = RESULTS / f"{name}-{device_slug()}.json"
+    result = json.loads(path.read_text())
+    result["figures"][part] |= {key: {**row, "command": _command()} for key, row in rows.items()}
+    return _written(path, result)
+
+
+def _command() -> str:
+    return " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+
+
+def _written(path: Path, result: dict[str, Any]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(result, indent=1) + "\n")
     temporary.replace(path)

@@ -10,7 +10,7 @@ import numpy as np
 class Routed(NamedTuple):
     """A router on tokens `(groups, tokens, width)`.
 
-    params: its parameters under "router". batch: what it is given: ids, noise, tables in place of parameters.
+    params: its parameters under "router". batch: what it is given: ids, noise, state, tables in place of parameters.
     route: from these and tokens to its output. shape: how many groups it makes of how many tokens.
     """
 
@@ -44,10 +44,14 @@ def routed(
     if noise := router.noise(settings):
         batch["noise"] = drawn(random, replace(noise, shape=(shape[0], *noise.shape)))
 
+    if state := router.initial_state(settings):
+        batch["state"] = state
+
     def route(params: Any, batch: Any, x: Any) -> Any:
-        needed = {"ids": batch["ids"]} if ids else {}
+        needed: dict[str, Any] = {"ids": batch["ids"]} if ids else {}
         own, grouped = (batch if ids else params)["router"], x.reshape((*shape, width))
-        return router.route(own, grouped, settings, noise=batch.get("noise"), train=True, **needed)
+        needed |= {"state": batch.get("state"), "noise": batch.get("noise")}
+        return router.route(own, grouped, settings, train=True, **needed)
 
     return Routed({} if ids else weights, batch, route, shape)
 

@@ -94,7 +94,14 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     if mostly_empty(routing):
         return {key: row[key] for key in ("temporary_mib", "compile_seconds")}
     slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
-    return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * EXPERTS)
+    own, others = of.params.get("router", {}), EXPERTS
+    if (
+        "w1" in own
+    ):  # a predictor, whose first product needs no gradient of its tokens, which are constants: two products of three
+        others += 2 * WIDTH // 3 + EXPERTS
+    if "projection" in own:
+        others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
+    return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * others)
 
 
 def over_count(
