@@ -43,6 +43,7 @@ __all__ = [
     "placed",
     "renewal",
     "renewed",
+    "returned",
     "run_block",
     "split",
 ]
@@ -449,6 +450,11 @@ def moe(
     else:
         y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)
     return regrouped(y, items.shape), output
+
+
+def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
+    """What a loss returns."""
+    return (total, metrics, statistics) if statistics else (total, metrics)
 
 
 def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from moespec.conformance.author.models import forward_function, inputs_of, prepa
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import routing_arrays
 from moespec.models.draws import of_step
-from moespec.models.layers import renewal
-from moespec.models.training.objectives.record import returned
+from moespec.models.layers import renewal, returned
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
 

@@ -12,8 +12,9 @@ from moespec.models.evaluation.evaluate import evaluate, evaluation_size
 from moespec.models.evaluation.metrics import make_forward, moe_metrics
 from moespec.models.families import Config as Model
 from moespec.models.families import family
+from moespec.models.layers import returned
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, returned, trained
+from moespec.models.training.objectives.record import Loss, Objective, trained
 
 __all__ = ["CLASSIFICATION", "make_loss"]
 

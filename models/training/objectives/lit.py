@@ -36,11 +36,12 @@ from moespec.models.evaluation.retrieval import retrieval
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.files import write_atomically
+from moespec.models.layers import returned
 from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
 from moespec.models.tensors import decoded
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, returned, trained
+from moespec.models.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, trained
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 

@@ -32,6 +32,7 @@ from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.neighbours import nearest_neighbours, spread
 from moespec.models.families import Config as Model
 from moespec.models.families import family
+from moespec.models.layers import returned
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.record import (
@@ -41,7 +42,6 @@ from moespec.models.training.objectives.record import (
     as_it_is,
     contrasted,
     is_plain,
-    returned,
     trained,
 )
 from moespec.spec.errors import ConfigError

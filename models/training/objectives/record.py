@@ -16,7 +16,7 @@ from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
-__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", "returned", "trained"]
+__all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", "trained"]
 
 AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
@@ -47,11 +47,6 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
     output: Output = module.forward(B, tower, params, inputs, **how)
     return output
-
-
-def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
-    """What a loss returns."""
-    return (total, metrics, statistics) if statistics else (total, metrics)
 
 
 def is_plain(data: DataConfig) -> bool:
