@@ -154,7 +154,8 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
 
 def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
     """The section `model` of a run without the options that its router does not have, and without a table of none."""
-    options = {name: value for name, value in section["router_options"].items() if name in own}
+    then = {*own} if section.get("router") == "switch" else {*own} - {"jitter"}  # which other routers had not, then
+    options = {name: value for name, value in section["router_options"].items() if name in then}
     return {name: value for name, value in {**section, "router_options": options}.items() if value != {}}
 
 
