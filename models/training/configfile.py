@@ -28,7 +28,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
-    *("recipes", "update", "with_decay", "with_model", "written"),
+    *("recipes", "update", "with_decay", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -79,7 +79,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
-        table = with_decay(table)
+        table = with_decay(without_jitter(table))
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(tower := table.get("text", {}), dict):
@@ -145,6 +145,14 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "optimizer": {"decay": older, **optimizer}}
 
 
+def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of a run without what an early 0.1 wrote for every router, and only `switch` had then."""
+    if not _of_version_0_1(table) or table["model"].get("router") == "switch":
+        return table
+    options = {name: value for name, value in table["model"]["router_options"].items() if name != "jitter"}
+    return {**table, "model": {**table["model"], "router_options": options}}
+
+
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:
     """Whether an early 0.1 wrote it for a run: with the options of every router, as no router has all of `EVERY_ROUTER`."""
     section = table.get("model")
@@ -154,8 +162,7 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
 
 def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
     """The section `model` of a run without the options that its router does not have, and without a table of none."""
-    then = {*own} if section.get("router") == "switch" else {*own} - {"jitter"}  # which other routers had not, then
-    options = {name: value for name, value in section["router_options"].items() if name in then}
+    options = {name: value for name, value in section["router_options"].items() if name in own}
     return {name: value for name, value in {**section, "router_options": options}.items() if value != {}}
 
 
