@@ -14,7 +14,7 @@ from moespec.backends.once.namespace import Namespace
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.numerics import Leading, Shared
-from moespec.spec.routing import Routing
+from moespec.spec.routing import Routing, Summed
 
 __all__ = ["array_arguments", "install", "specified", "takes_groups"]
 
@@ -50,7 +50,8 @@ def install(
         if not takes_groups(value):
             names.setdefault(name, value)
         elif name in names:
-            names[name] = program(names[name], array_arguments(value)) if program is not None else names[name]
+            if program is not None:
+                names[name] = program(names[name], array_arguments(value), is_summed(value))
         elif derive is not None:
             names[name] = derive(value)
     names["put"] = names["from_numpy"]
@@ -122,6 +123,11 @@ def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
     hints.pop("return", None)
     kinds = {name: _kind(hint) for name, hint in hints.items()}
     return {name: kind for name, kind in kinds.items() if kind}
+
+
+def is_summed(function: Callable[..., Any]) -> bool:
+    """Whether what a function of the specification returns adds over groups, as its type `Summed` says."""
+    return bool(get_type_hints(function, include_extras=True).get("return") == Summed)
 
 
 def _kind(hint: Any) -> str:

@@ -112,7 +112,7 @@ def layer_of(router: str) -> tuple[Any, Any, Any, Any]:
         state = own.pop(STATE, None)
         output = B.ROUTERS[router].route(own, x, layer.options, state=state, noise=drawn, train=True, **ids)
         y = B.moe_mlp(x, output.routing, params["experts"])
-        return (y * y).mean() + sum(output.losses.values()), (y, output.losses, output.metrics)
+        return (y * y).mean() + sum(output.losses.values()), (y, output.losses, output.metrics, output.statistics)
 
     return function, params, x, (drawn, ids)
 

@@ -1,7 +1,7 @@
 """Functions of groups on arrays whose types say how they are split over a mesh of the user's, by axes that are explicit.
 
 Where groups are split, each device runs the program of one device on its own, mapped by `jax.shard_map`. Nothing travels
-but the means over all groups, and what goes to experts that other devices have and comes back. What is split in another
+but the means and sums over all groups, and what goes to experts that other devices have and comes back. What is split in another
 way is left to JAX, which knows how to go on or says what it misses.
 """
 
@@ -39,12 +39,12 @@ class Split(NamedTuple):
         return self.groups + tuple(axis for axis in self.experts if axis not in self.groups)
 
 
-def by_groups(kinds: Mapping[str, str]) -> Callable[[Function], Function]:
+def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Function], Function]:
     """Maps a function over the devices where the types of its arrays say that groups are split, or experts.
 
     kinds: "group" for an argument with groups as its first axis, "experts" for the parameters of experts; what else is an
-    array is the same for all groups. The function returns arrays with groups as their first axis, and means over groups. Where
-    it takes "experts", its other argument and its result are slots, (G, E, C, D).
+    array is the same for all groups. The function returns arrays with groups as their first axis, and means over groups, or
+    sums if it is `summed`. Where it takes "experts", its other argument and its result are slots, (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -61,7 +61,8 @@ def by_groups(kinds: Mapping[str, str]) -> Callable[[Function], Function]:
             split = None if any(map(callable, fixed.values())) else _split_of(arrays, kinds)
             if split is None:
                 return function(*arguments, **options)
-            return _mapped(functools.partial(function, **fixed), arrays, kinds, split)
+            whole = collective.psum if summed else collective.pmean
+            return _mapped(functools.partial(function, **fixed), arrays, kinds, split, whole)
 
         return cast(Function, call)
 
@@ -123,7 +124,13 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
     return Split(mesh, groups, experts)
 
 
-def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str], split: Split) -> Any:
+def _mapped(
+    function: Callable[..., Any],
+    arrays: dict[str, Any],
+    kinds: Mapping[str, str],
+    split: Split,
+    whole: Callable[..., Any],
+) -> Any:
     rows, same = PartitionSpec(split.axes), PartitionSpec()
     of_kind = {"group": rows, "experts": PartitionSpec(split.experts)}
     specs = {
@@ -143,7 +150,7 @@ def _mapped(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping
             moved = {name: there(arrays[name], split.experts) for name in names}
             return back(function(**{**arrays, **moved}), split.experts)
         return jax.tree.map(
-            lambda leaf, by_group: leaf if by_group else collective.pmean(leaf, split.axes),
+            lambda leaf, by_group: leaf if by_group else whole(leaf, split.axes),
             function(**arrays),
             returned,
         )

@@ -20,16 +20,16 @@ Static = tuple[tuple[str, type, Any], ...]
 NO_KINDS: Mapping[str, str] = {}
 
 
-def program(function: Function, kinds: Mapping[str, str] = NO_KINDS) -> Function:
+def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: bool = False) -> Function:
     """`function`, whose calls with arrays of JAX, and options that can be told from each other, are compiled.
 
-    kinds: which arguments have groups, as `array_arguments` says: see `by_groups`.
+    kinds, summed: which arguments have groups, as `array_arguments` says, and whether the result adds: see `by_groups`.
 
     Others, with arrays of NumPy or functions among the arguments, are made as they are, as are those that do not fit the
     signature, whose errors are the function's own.
     """
     signature = inspect.signature(function)
-    function = by_groups(kinds)(function)
+    function = by_groups(kinds, summed=summed)(function)
 
     def of_arrays(arrays: dict[str, Any], static: Static) -> Any:
         return function(**arrays, **{name: value for name, _, value in static})

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 
 from moespec import spec
-from moespec.backends.face import array_arguments
+from moespec.backends.face import array_arguments, is_summed
 from moespec.spec.errors import ShapeError
 from moespec.spec.routers import Router
-from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State, Summed
+from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State
 from moespec.spec.values import even
 
 __all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
@@ -63,7 +63,7 @@ def batched(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     grouped = [name for name, kind in kinds.items() if kind != "shared"]
     returned = get_type_hints(function, include_extras=True).get("return")
-    how = {"is_dense": returned == DenseRouting, "is_sum": returned == Summed}
+    how = {"is_dense": returned == DenseRouting, "is_sum": is_summed(function)}
     signature = inspect.signature(function)
 
     @functools.wraps(function)

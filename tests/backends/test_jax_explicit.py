@@ -15,8 +15,8 @@ for framework in ("jax", "flax", "equinox"):
     pytest.importorskip(framework)
 
 SCRIPT = Path(__file__).parents[1] / "explicit_process.py"
-CHOSEN = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "base")
-"""Routers that choose tokens, experts, neither, and that solve; of the others what is traced is enough."""
+CHOSEN = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "base", "sigmoid_token_choice")
+"""Routers that choose tokens, experts, neither, that solve, and whose statistics add; of the others what is traced is enough."""
 
 
 def some(routers):
