@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from moespec.backends.torch.nn import ExpertParallel, MoE, auxiliary_loss, clip_grad_norm_, parameter_groups
+from moespec.backends.torch.nn import (
+    ExpertParallel,
+    MoE,
+    auxiliary_loss,
+    clip_grad_norm_,
+    parameter_groups,
+    update_states,
+)
 from moespec.spec.errors import ConfigError
 
 PROCESSES, STEPS, CLIP = 4, 3, 0.5
@@ -107,6 +114,16 @@ def difference(a: nn.Module, b: nn.Module) -> float:
     return max((whole(x).detach() - whole(y).detach()).abs().max().item() for x, y in pairs)
 
 
+def bias_of(x: Tensor) -> list[float]:
+    """What a router keeps after a step in which each process has seen its `x`."""
+    torch.manual_seed(0)
+    moe = MoE(8, 16, 4, tokens=12, router="sigmoid_token_choice", choices=2).double()
+    moe(x)
+    update_states(moe)
+    bias: list[float] = moe.router.state.bias.tolist()
+    return bias
+
+
 def run(rank: int, address: str, folder: Path) -> None:
     """Writes what this process found out."""
     torch.set_num_threads(1)
@@ -124,6 +141,7 @@ def run(rank: int, address: str, folder: Path) -> None:
         }
         norms = trained(spread(model, mesh, world), x[2 * rank : 2 * rank + 2], clip_grad_norm_, model)
         results[mode] = {"norms": norms, "difference": difference(alone, model), "parts": sum(parts.values())}
+    results["biases"] = [bias_of(part) for part in (x, x[2 * rank : 2 * rank + 2])]
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(model, options=options)
     results["state"] = {name: list(value.shape) for name, value in state.items()}

@@ -30,6 +30,12 @@ def test_four_processes_train_as_one(results, mode):
         assert result[mode]["parts"] == 3 * 2 * (8 * 16 + 16 + 16 * 8 + 8) + 2 * (8 * 16 + 16)
 
 
+def test_what_a_router_keeps_is_of_the_tokens_of_all_processes(results):
+    for whole, parts in (result["biases"] for result in results):
+        assert whole == parts == results[0]["biases"][0]
+        assert any(whole)
+
+
 def test_a_state_dict_has_whole_tensors(results):
     shapes = results[0]["state"]
     assert shapes["blocks.0.mlp.experts.fc1.weight"] == [4, 8, 16]

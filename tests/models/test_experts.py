@@ -53,7 +53,7 @@ def test_experts_by_block_are_those_of_the_specification(backend: str, rounded: 
     (noise,) = vit.moe_noise(config, 2)  # of block 3 alone
     drawn = [np.random.default_rng(2).standard_normal(noise.shape)]
 
-    def output(B: Any) -> Any:
+    def output(B: Any, params: Any = params) -> Any:
         arrays = B.from_numpy({"params": params, "images": images, "noise": drawn})
         return vit.forward(B, config, arrays["params"], arrays["images"], noise=arrays["noise"], train=True)
 
@@ -61,6 +61,9 @@ def test_experts_by_block_are_those_of_the_specification(backend: str, rounded: 
         got, want = output(B), output(reference)
     np.testing.assert_allclose(B.to_numpy(got.logits), want.logits, rtol=1e-9, atol=1e-9)
     assert [metrics["load"].shape for metrics in got.metrics] == [(4,), (3,)]
+    for part in ("/moe/experts/w3", "/moe/shared/w2"):  # each counts
+        fewer = nested({name: value * (part not in name) for name, value in flatten(params).items()})
+        assert np.abs(output(reference, fewer).logits - want.logits).max() > 1e-2
 
 
 def test_the_parameters_are_those_of_the_fields() -> None:
