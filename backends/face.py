@@ -25,7 +25,7 @@ def install(
     apart: Collection[str] = (),
     xp: Namespace | None = None,
     derive: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
-    program: Callable[[Callable[..., Any], Mapping[str, str]], Callable[..., Any]] | None = None,
+    program: Callable[[Callable[..., Any], Mapping[str, str], bool], Callable[..., Any]] | None = None,
 ) -> list[str]:
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
@@ -34,7 +34,7 @@ def install(
     `OptimizerConfig`, the `name` that the package has, `put`, which on one device is `from_numpy`, and `ROUTERS`, those of a
     module or of the specification, computed by the package. With `derive`, every other function of the specification that no module has is
     derived from it. With `program`, it makes what is public of those that modules have, of the function and what
-    `array_arguments` says of it.
+    `array_arguments` and `is_summed` say of it.
 
     Raises ImportError for a name that two modules have.
     """
