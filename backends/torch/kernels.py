@@ -3,8 +3,9 @@
     add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
     combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
     split_product      out = tokens (parts[0] + parts[1] + parts[2])
+    threefry           the random words of pairs of counters
 
-The operators of `rows` and `products` call them on a GPU, and have plain operations beside them for everything else. An index
+The operators of `rows`, `products` and `threefry` call them on a GPU, and have plain operations beside them for everything else. An index
 equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
 program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in registers, so there is no
 float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.torch.arrays import wide
+from moespec.spec.threefry import INJECTIONS, PARITY, ROTATIONS
 
 TOTAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 OPTIONS = {"enable_fp_fusion": True}
@@ -161,3 +163,41 @@ def split_product_kernel(
             tile = tl.load(parts + place, mask=(down < width) & (column < stride), other=0)
             total = tl.dot(rows.to(EXACT), tile.to(EXACT), total)
     tl.store(out + n.to(tl.int64) * columns + column, total, mask=(n < count) & (column < columns))
+
+
+def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """key (2,), first (...), second (...) -> (..., 2), all int32: see `moespec.spec.threefry`."""
+    out = first.new_empty((*first.shape, 2))
+    if first.numel():
+        with torch.cuda.device_of(first):
+            threefry_kernel[(triton.cdiv(first.numel(), 1024),)](
+                key.contiguous(), first.contiguous(), second.contiguous(), out, first.numel(),
+                INJECTIONS=INJECTIONS, PARITY=PARITY, EVEN=ROTATIONS[0], ODD=ROTATIONS[1], WIDE=1024,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def threefry_kernel(
+    key, first, second, out, count,
+    INJECTIONS: tl.constexpr, PARITY: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    zeroth, other = tl.load(key).to(tl.uint32, bitcast=True), tl.load(key + 1).to(tl.uint32, bitcast=True)
+    schedule = (zeroth, other, zeroth ^ other ^ PARITY)
+    a = tl.load(first + n, mask=n < count, other=0).to(tl.uint32, bitcast=True) + zeroth
+    b = tl.load(second + n, mask=n < count, other=0).to(tl.uint32, bitcast=True) + other
+    for injection in tl.static_range(1, INJECTIONS + 1):
+        for turn in tl.static_range(4):
+            a += b
+            b = turned(b, EVEN[turn] if injection % 2 else ODD[turn]) ^ a
+        a += schedule[injection % 3]
+        b += schedule[(injection + 1) % 3] + injection
+    place = out + 2 * n.to(tl.int64)
+    tl.store(place, a.to(tl.int32, bitcast=True), mask=n < count)
+    tl.store(place + 1, b.to(tl.int32, bitcast=True), mask=n < count)
+
+
+@triton.jit
+def turned(words, BITS: tl.constexpr):
+    return (words << BITS) | (words >> (32 - BITS))

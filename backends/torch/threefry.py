@@ -6,7 +6,7 @@ Words are int32, the one integer of 32 bits that has every operation on every de
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.operators import operator
+from moespec.backends.torch.operators import operator, uses_kernel
 from moespec.spec.checks import check_floating, check_rank
 from moespec.spec.dropout import check_draws, threshold
 from moespec.spec.threefry import INJECTIONS, PARITY, ROTATIONS
@@ -31,6 +31,10 @@ def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
+    if uses_kernel(first):
+        from moespec.backends.torch import kernels
+
+        return kernels.threefry(key, first, second)
     first, second = first + key[0], second + key[1]
     for injection in range(1, INJECTIONS + 1):
         for bits in ROTATIONS[(injection - 1) % 2]:

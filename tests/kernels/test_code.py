@@ -116,3 +116,11 @@ def test_product(columns: int, capability: int, compiled: Any) -> None:
     assert "cp.async.cg.shared.global" in text
     assert "ld.global.b16" not in text
     assert code.metadata.shared <= SHARED[capability] * 1024
+
+
+def test_random_words(compiled: Any) -> None:
+    """All rounds are written out, each rotation one instruction."""
+    words = torch.zeros(3072).int()
+    code = compiled("threefry_kernel", kernels.threefry, words[:2], words, words)
+    assert code.asm["ptx"].count("shf.l.wrap.b32") >= 4 * kernels.INJECTIONS
+    assert "ld.global.v4.b32" in code.asm["ptx"]

@@ -18,8 +18,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 B = importlib.import_module("moespec.backends.torch")
-kernels, operators, products, rows = (
-    importlib.import_module(f"moespec.backends.torch.{name}") for name in ("kernels", "operators", "products", "rows")
+kernels, operators, products, rows, threefry = (
+    importlib.import_module(f"moespec.backends.torch.{name}")
+    for name in ("kernels", "operators", "products", "rows", "threefry")
 )
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -124,6 +125,16 @@ def test_gradients_of_the_weighted_sum(dtype: Any, width: int, kernel: Any) -> N
     incoming = torch.cat([gradient, gradient.new_zeros(1, width)])[index].double()
     close(to_rows, (incoming * weight[:, None].double()).to(dtype))
     close(to_weight, (incoming * x.double().nan_to_num()).sum(dim=1).float())
+
+
+def test_random_words(kernel: Any) -> None:
+    """Of counters that broadcast, more than a program makes, and none."""
+    first, second = torch.arange(-3, 4, dtype=torch.int32)[:, None], torch.arange(300, dtype=torch.int32) * 7777777
+    for one, other in ((first, second), (first[:0], second)):
+        kernel(True)
+        got = threefry.threefry(key := torch.tensor([2**31 - 1, -5], dtype=torch.int32), one, other)
+        kernel(False)
+        assert torch.equal(got, threefry.threefry(key, one, other))
 
 
 def test_empty(kernel: Any) -> None:
