@@ -136,7 +136,7 @@ class Router:
             shape = tuple(state[name].shape)  # type: ignore[index]
             if shape != kept.shape:
                 raise ShapeError(f"state.{name}: expected the shape {kept.shape}, got {shape}")
-        return bool(wanted)
+        return len(wanted) > 0
 
     def bind(self, B: Any) -> "Router":
         """The router whose `route` is computed by `B`, the specification or a backend."""
