@@ -128,7 +128,9 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = invert(row, lax.broadcasted_iota(jnp.int32, row.shape, 1), size, fill=row.size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    return Rows(token, weight, jnp.append(row[0], size)[slots.row]), ends
+    # Flat: a TPU reads whole tiles for a gather whose index has a small last axis.
+    places = jnp.append(row[0], size)[slots.row.reshape(-1)].reshape(slots.row.shape)
+    return Rows(token, weight, places), ends
 
 
 def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
