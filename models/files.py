@@ -6,12 +6,16 @@ An error of the system, such as a full disk, names the file.
 import hashlib
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["named_errors", "signed", "sync_directory", "unsigned", "write_atomically", "write_synced"]
+__all__ = [
+    *("named_errors", "signed", "sweep", "sync_directory", "unfinished", "unsigned", "write_atomically", "write_synced"),
+]
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
@@ -38,19 +42,33 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file under another name, flushes it to the disk and renames it to `path`."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = unfinished(path)
     try:
         write_synced(temporary, content)
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)  # what a full disk took of it is of no use
         raise
     sync_directory(path.parent)
 
 
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is written: no other process has it, and nobody can put a link there before."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def sweep(folder: Path) -> None:
+    """Removes from a folder what a killed process left half-written or half-removed."""
+    for rest in folder.glob(".*.tmp"):
+        if rest.is_dir() and not rest.is_symlink():
+            shutil.rmtree(rest, ignore_errors=True)
+        else:
+            rest.unlink(missing_ok=True)
+
+
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
-    with named_errors(path), path.open("wb") as file:
+    """Writes a new file and waits until it is on the disk. FileExistsError if there is one, or a link, which it does not follow."""
+    with named_errors(path), path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -34,7 +34,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = [
     *("Checkpoint", "amend", "encoded", "finish", "latest", "read", "read_record", "set_aside", "steps"),
-    *("sweep", "unfinished", "write"),
+    *("unfinished", "write"),
 ]
 
 FORMATS = (1, 2, 3)
@@ -116,12 +116,6 @@ def latest(folder: Path) -> Path | None:
     """The newest checkpoint in `folder`, or None."""
     present = steps(folder)
     return folder / f"{present[-1]:08d}" if present else None
-
-
-def sweep(folder: Path) -> None:
-    """Removes what a killed process left half-written or half-removed."""
-    for rest in folder.glob(".*.tmp"):
-        shutil.rmtree(rest, ignore_errors=True)
 
 
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.files import write_atomically
+from moespec.models.files import sweep, write_atomically
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
@@ -117,7 +117,8 @@ class RunDirectory:
             aside = self._go_on(config, classes, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
-        checkpoint.sweep(self.checkpoints)
+        for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
+            sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         if classes:
             write_atomically(self.path / CLASSES, (json.dumps(list(classes)) + "\n").encode())

@@ -132,8 +132,8 @@ def full(name: str) -> Disturb:
         real = Path.open
 
         def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
-            is_full = path.name.removeprefix(".").removesuffix(".tmp") == name and mode in ("wb", "a")
-            return real(Path("/dev/full") if is_full else path, mode, **options)
+            is_full = name in (path.name, path.name[1 : -len(".01234567.tmp")]) and mode in ("xb", "a")
+            return real(Path("/dev/full") if is_full else path, mode.replace("x", "w"), **options)
 
         patch.setattr(Path, "open", open_full)
 
@@ -168,7 +168,7 @@ DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
 CASES = {
     **{name: Case(signaled(name), STOPPED.format(name), [4, 6], 128 + getattr(signal, name, 0)) for name in SIGNALS},
     **{
-        name: Case(full(name), rf"\[Errno 28\] No space left on device: '.*/a run/.*{re.escape(name)}(\.tmp)?'", steps)
+        name: Case(full(name), rf"\[Errno 28\] No space left on device: '.*/a run/.*{re.escape(name)}(\.\w+\.tmp)?'", steps)
         for steps, names in (
             ([], ("config.toml", "metrics.jsonl", "arrays.safetensors", "state.json")),
             ([4, 8, 12], ("report.html",)),

@@ -82,8 +82,7 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
     (other / FEATURES).write_bytes(content)
     assert f"{FEATURES}: damaged, its checksum" in said(["train", "--run", str(other), "--resume"], 2)
     arrays = load_file(locked / FEATURES) | {"validation": 2 * load_file(locked / FEATURES)["validation"]}
-    digest = lit._digest({name: arrays[name] for name in ("train", "validation")})
-    save_file({**arrays, "sha256": digest}, other / FEATURES)
+    save_file(arrays, other / FEATURES)
     wrong = said(["train", "--run", str(other), "--resume"], 2)
     assert f"{FEATURES}: features of another tower, or of other images" in wrong
     (other / FEATURES).unlink()
