@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
 from moespec.models.files import sweep, write_atomically
+from moespec.models.router_options import named
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
@@ -43,7 +44,12 @@ class RunDirectory:
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
-        return configfile.read(file) if isfile(file) else None
+        if not isfile(file):
+            return None
+        config = configfile.read(file)
+        with named(f"{file}: ", ("model",)):
+            model_config(config.model)
+        return config
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
