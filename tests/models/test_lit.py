@@ -80,7 +80,7 @@ def test_features_of_a_locked_tower_are_kept_and_checked(locked: Path, tmp_path:
     content = bytearray((locked / FEATURES).read_bytes())
     content[-3] ^= 1
     (other / FEATURES).write_bytes(content)
-    assert f"{FEATURES}: damaged, its checksum" in said(["train", "--run", str(other), "--resume"], 2)
+    assert f"{FEATURES}: damaged or edited, its checksum" in said(["train", "--run", str(other), "--resume"], 2)
     arrays = load_file(locked / FEATURES) | {"validation": 2 * load_file(locked / FEATURES)["validation"]}
     save_file(arrays, other / FEATURES)
     wrong = said(["train", "--run", str(other), "--resume"], 2)
