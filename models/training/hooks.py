@@ -152,4 +152,4 @@ class Save:
             self._progress.sync()
             seconds, owed = self._progress.seconds, {"owed": after.due} if after.due else {}
             record = record_of(after.B, after.config, after.done, seconds=seconds, **self._said)
-            self._saver.save(after.exported, {**record, **owed})
+            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **owed})

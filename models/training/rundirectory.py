@@ -204,19 +204,23 @@ class RunDirectory:
         overrides = [*record.get("overrides", []), entry]
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
 
-    def load(self, shapes: Mapping[str, Any], *, step: int | None = None, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, or that of `step`, of a model with parameters of `shapes`; None if there is none.
+    def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
+        """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.
 
         whole: False reads arrays when slices of them are asked for.
         """
+        path = self.place()
+        return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
+
+    def place(self, step: int | None = None) -> Path | None:
+        """The folder of the newest checkpoint, or of that of `step`; None if there is none. CheckpointError if there is not that one."""
         steps = checkpoint.steps(self.checkpoints)
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(
                 f"step={step!r}: not in {self.checkpoints}, which has checkpoints of the steps {listed}"
             )
-        path = checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
-        return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
+        return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:

@@ -39,11 +39,12 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
 
-    again: the kinds of which it drops the line of `step` too, as that line is written again.
+    again: the kinds of which it drops the line of `step` too, as that line is written again. logged: how many lines there were when
+    the state of `step` was saved; of fewer it says so. `lines` is how many there are.
     """
 
-    def __init__(self, run: Path, step: int, again: Collection[str] = ()) -> None:
-        path = run / NAME
+    def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
+        path, earlier, damaged = run / NAME, list[bytes](), list[str]()
         if path.exists():
             content = path.read_bytes()
             lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
@@ -53,6 +54,9 @@ class RunLog:
                 print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
             earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
             write_atomically(path, b"".join(line + b"\n" for line in earlier))
+        if (there := len(earlier) + len(damaged)) < logged:
+            print(f"{path}: has {there} of the {logged} lines that were there at step {step}. The run goes on without the rest")
+        self.lines = len(earlier)
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 
@@ -61,6 +65,7 @@ class RunLog:
         with named_errors(self._path):
             self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
             self._file.flush()
+        self.lines += 1
         if self._board is not None:
             self._board.write(kind, step, values)
 

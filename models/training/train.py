@@ -71,14 +71,14 @@ def train(
         how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
         return begin(B, config, directory, examples=len(dataset.train), **how)
 
-    state, start, seconds, overrides, owed = begun()
+    state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     with (
         Interruption() as interruption,
-        Progress(run, settings, start=start, seconds=seconds, owed=owed, leads=B.process == 0) as progress,
+        Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0) as progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         batches.ahead(start) as steps,
     ):

@@ -151,6 +151,9 @@ def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, mes
     assert copy.read_bytes() == damaged
     assert copy.name in capsys.readouterr().out
     assert {1, 4} <= {record["step"] for record in read_log(tmp_path, "train")} <= {1, 3, 4}
+    path.write_bytes(first + b"[1, 2]")
+    RunLog(tmp_path, 4, logged=4).close()
+    assert "metrics.jsonl: has 1 of the 4 lines that were there at step 4" in capsys.readouterr().out
 
 
 def test_tensorboard_when_installed(tmp_path: Path) -> None:
