@@ -21,7 +21,7 @@ from moespec.backends.contract import Backend
 from moespec.models import families, vit
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.hashing import token_ids
 from moespec.models.streams import TABLES, generator
 from moespec.models.tensors import decoded, reason
@@ -199,9 +199,9 @@ def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
 def read(path: Path, model: vit.VitConfig) -> HashTables:
     """The file's codebook and tables. Raises DataError when it cannot be read, or was made for other models."""
     try:
+        tensors = decoded(read_file(path))
         with safetensors.safe_open(path, framework="numpy") as file:
             made_for = file.metadata() or {}
-        tensors = decoded(path.read_bytes())
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise DataError(
             f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({reason(error)})"

@@ -16,7 +16,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.tensors import decoded
 
 __all__ = [
@@ -35,7 +35,7 @@ Arrays = dict[str, NDArray[Any]]
 def content_of(path: Path) -> bytes:
     """What is in a file. Raises CheckpointError if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
