@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageMetadata, PackageNotFoundError, distribution
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,9 +26,7 @@ def licences(extras: Sequence[str] = ()) -> dict[str, list[str]]:
             found.setdefault("not installed", []).append(name)
             continue
         if name not in (*(each for names in found.values() for each in names), "moespec"):
-            found.setdefault(_licence(dict(package.metadata), package.metadata.get_all("Classifier", [])), []).append(
-                name
-            )
+            found.setdefault(_licence(package.metadata), []).append(name)
         for text in package.requires or ():
             other = Requirement(text)
             if not other.marker or any(other.marker.evaluate({"extra": extra}) for extra in ("", *need.extras)):
@@ -36,12 +34,11 @@ def licences(extras: Sequence[str] = ()) -> dict[str, list[str]]:
     return {licence: sorted(set(names)) for licence, names in sorted(found.items())}
 
 
-def _licence(about: dict[str, str], classifiers: Sequence[str]) -> str:
+def _licence(about: PackageMetadata) -> str:
     """In one line: the SPDX expression, or the classifiers, or how the text begins."""
-    known = [line.rpartition(" :: ")[2] for line in classifiers if line.startswith("License ::")]
-    return (
-        about.get("License-Expression") or ", ".join(known) or about.get("License", "not stated").strip().split("\n")[0]
-    )
+    known = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")]
+    expression, text = (about.get_all(name, [""])[0] for name in ("License-Expression", "License"))
+    return expression or ", ".join(known) or text.strip().split("\n")[0] or "not stated"
 
 
 def table(extras: Sequence[str] = ()) -> str:

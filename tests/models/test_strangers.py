@@ -1,5 +1,6 @@
 """What a stranger's files cannot do, as SECURITY.md says: run code, ask addresses, open other files, fill the memory, make it wait."""
 
+import contextlib
 import http.server
 import io
 import os
@@ -137,14 +138,22 @@ def test_a_picture_is_of_the_formats_that_are_taken(tmp_path: Path) -> None:
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Makes a pipe that nobody writes to; who waits for it fails."""
+    made: list[Path] = []
+
+    def end(number: int, frame: Any) -> None:
+        for path in made:  # threads wait for it too
+            with contextlib.suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        pytest.fail("it waits for the pipe")
 
     def make(name: str) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
+        made.append(path)
         return path
 
-    before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail("it waits for the pipe"))
+    before = signal.signal(signal.SIGALRM, end)
     signal.alarm(20)
     yield make
     signal.alarm(0)
