@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from moespec.models.commandline.chosen import check_concerns, chosen, early
+from moespec.models.commandline.chosen import check_concerns, check_functions, chosen, early
 from moespec.models.commandline.parsing import parse, printable
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
@@ -382,6 +382,7 @@ def _configured(name: str, kind: type[Any], arguments: list[str], base: Config, 
 def _train(arguments: list[str]) -> None:
     parsed = _configured("train", TrainArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
+    check_functions(arguments, parsed.settings)
     from moespec.models.commandline import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
@@ -413,6 +414,7 @@ def _finetune(arguments: list[str]) -> None:
     if parsed.settings.init != source:
         raise ConfigError(f"init={parsed.settings.init!r}: the weights are those of the source, {source!r}")
     check_concerns(rest, parsed.settings)
+    check_functions(rest, parsed.settings)
     settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
     commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
 

@@ -1,20 +1,23 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part of it.
+"""Writing files so that a crash leaves the old content or the new one, never a part of it, and reading those of strangers.
 
 An error of the system, such as a full disk, names the file.
 """
 
+import errno
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("named_errors", "signed", "sweep", "sync_directory", "unfinished", "unsigned", "write_atomically", "write_synced"),
+    *("named_errors", "read_file", "regular", "signed", "sweep", "sync_directory", "unfinished", "unsigned", "write_atomically"),
+    "write_synced",
 ]
 
 
@@ -38,6 +41,21 @@ def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
 
 def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """The `opener` of a file that may be anything: OSError, which names it, for a pipe, which would be waited for, or a device."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` says itself what is a folder
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """What is in a regular file. Raises OSError, which names it."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

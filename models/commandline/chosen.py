@@ -4,6 +4,7 @@ A model and a router have options of their own, so which options there are to pa
 """
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from os.path import isfile
@@ -14,8 +15,9 @@ from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.training import concerns, configfile
 from moespec.models.training.config import LENGTHS, Config
 from moespec.models.training.modelconfig import SHORT
+from moespec.spec.errors import ConfigError
 
-__all__ = ["check_concerns", "chosen", "early"]
+__all__ = ["check_concerns", "check_functions", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -57,6 +59,20 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
         concerns.check((name for name in written if name != "init_skip"), own, *configs)
 
 
+def check_functions(arguments: Sequence[str], config: Config) -> None:
+    """ConfigError for a function that training would import and neither the command line nor its file names.
+
+    The configuration of a run does, which is gone on with or fine-tuned, and may be a stranger's.
+    """
+    known = early(arguments)
+    for option, value in config.functions.items() if not known["config"] else ():
+        if known[option] is None:
+            raise ConfigError(
+                f"{option}={value!r}: the run's config.toml names it, and training would import it; "
+                f"if you trust it, add --{option} {shlex.quote(value)}"
+            )
+
+
 def early(arguments: Sequence[str]) -> dict[str, Any]:
     """What these options say, None for those that are not there. A value that is missing, the parser that comes after reports."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -64,6 +80,7 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
     options |= {"text": ["--text.name"], "text_router": ["--text.router"]}
     options |= {"optimizer": ["--optimizer.name"], **{name: [f"--training.{name}"] for name in LENGTHS}}
+    options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
     known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])

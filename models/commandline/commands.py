@@ -55,6 +55,7 @@ __all__ = [
     "inspect_command",
     "left_out",
     "load_run",
+    "read_data",
     "scan_command",
     "train_command",
 ]
@@ -302,11 +303,16 @@ def configuration(run: Path) -> tuple[RunDirectory, Config]:
     return directory, config
 
 
+def read_data(config: Config) -> Dataset:
+    """The data of a run that is read: its configuration, which may be a stranger's, names no folder that is written to."""
+    return load_data(replace(config, data=replace(config.data, cache="")))
+
+
 def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
     """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory, config = configuration(run)
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    dataset = load_data(config)
+    dataset = read_data(config)
     directory.check_classes(dataset.classes)
     return LoadedRun(load_backend(name), config, dataset, params, found)

@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from moespec.models.data.captions import LONGEST, Captions, caption
 from moespec.models.data.dataset import numbered_classes
-from moespec.models.data.folder import ENDINGS, hidden
+from moespec.models.data.folder import hidden
+from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
-from moespec.models.files import signed, unsigned, write_atomically
+from moespec.models.files import regular, signed, unsigned, write_atomically
 from moespec.version import version
 
 __all__ = ["Shards", "find_shards"]
@@ -36,6 +37,8 @@ __all__ = ["Shards", "find_shards"]
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD = ("val", "test")
 """Words in the name of a shard, or of its folder, that is for validation, where others have the word train."""
+LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
+"""Bytes of a label, of the JSON that has one, and of a caption, at most."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,11 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     of_images = ("text", "ends") if captions else ("label",)
-    with suppress(Exception), np.load(index, allow_pickle=False) as saved:  # a damaged index is made again
+    with (
+        suppress(Exception),  # a damaged index is made again
+        open(index, "rb", opener=regular) as file,
+        np.load(file, allow_pickle=False) as saved,
+    ):
         table = {key: saved[key] for key in (*keys, *of_images)}
         if {**unsigned(saved["record"].tobytes()), "version": version()} == _record(stamps, table):
             _check(table, np.array([path.stat().st_size for path in paths]))
@@ -150,19 +157,25 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
     values: dict[str, int | str] = {}
     endings = (".txt",) if captions else (".cls", ".json")
     try:
-        with tarfile.open(path, "r:") as file:
+        with open(path, "rb", opener=regular) as shard, tarfile.open(fileobj=shard, mode="r:") as file:
             for member in file:
                 if not member.isfile() or hidden(Path(member.name)):
                     continue
+                name = f"{path}:{member.name}"
+                if member.issparse():  # of any size in a shard of any other
+                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 head, slash, base = member.name.rpartition("/")
                 stem, dot, ending = base.partition(".")
                 key, ending = f"{head}{slash}{stem}", f"{dot}{ending}".lower()
                 if ending in ENDINGS:
                     pictures[key] = member
                 elif ending in endings and (content := file.extractfile(member)) is not None:
-                    name = f"{path}:{member.name}"
-                    limit = 4 * LONGEST + 1
-                    value = caption(content.read(limit), name) if captions else _label(content.read(), ending, name)
+                    if member.size > LIMITS[ending] and not captions:
+                        raise DataError(
+                            f"{name}: {member.size:,} bytes, expected a label of at most {LIMITS[ending]:,}"
+                        )
+                    text = content.read(LIMITS[ending] + 1)
+                    value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:
                         values[key] = value
     except (tarfile.TarError, EOFError, OSError) as error:

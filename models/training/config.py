@@ -240,3 +240,9 @@ class Config:
     def logs(self) -> tuple[str, ...]:
         """The names in `log`."""
         return tuple(dict.fromkeys(self.log.split(","))) if self.log else ()
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """What training imports of the user's modules, by the option that names it."""
+        own = {"data.transform": self.data.transform, "log": self.log if set(self.logs) - TRACKERS.keys() else ""}
+        return {option: value for option, value in own.items() if value}

@@ -19,7 +19,7 @@ from moespec.backends.contract import Backend
 from moespec.models import families, vit
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.hashing import token_ids
 from moespec.models.streams import TABLES, generator
 from moespec.models.tensors import sealed, unsealed
@@ -196,7 +196,7 @@ def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
 def read(path: Path, model: vit.VitConfig) -> HashTables:
     """The file's codebook and tables. Raises DataError when it cannot be read, or was made for other models."""
     try:
-        tensors, made_for = unsealed(path.read_bytes())
+        tensors, made_for = unsealed(read_file(path))
     except (OSError, ValueError) as error:
         raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
     arrays = {name: tensor.array for name, tensor in tensors.items()}

@@ -104,9 +104,10 @@ class Stop:
         if after.stopped_by is None:
             return
         self._saver.wait()
+        named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
         raise Interrupted(
             f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
-            f"moespec train --run {shlex.quote(str(self._run))} --resume",
+            f"moespec train --run {shlex.quote(str(self._run))} --resume{named}",
             after.stopped_by,
         )
 

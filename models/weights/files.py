@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.tensors import sealed, unsealed
 
 __all__ = [
@@ -33,7 +33,7 @@ Arrays = dict[str, NDArray[Any]]
 def content_of(path: Path) -> bytes:
     """What is in a file. Raises CheckpointError if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
