@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("named_errors", "read_file", "regular", "signed", "sweep", "sync_directory", "unfinished", "unsigned", "write_atomically"),
-    "write_synced",
+    *("named_errors", "read_file", "regular", "signed", "sweep", "sync_directory", "unfinished", "unsigned"),
+    *("write_atomically", "write_synced"),
 ]
 
 

@@ -70,7 +70,9 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
     content = safetensors.numpy.save(contiguous, {"moespec.version": json.dumps(version()), **(metadata or {})})
     header, rest = _parts(content)
     about = {**header[METADATA], CHECKSUM: _digest(header, rest)}
-    text = json.dumps({METADATA: dict(sorted(about.items())), **{name: header[name] for name in header if name in arrays}})
+    text = json.dumps(
+        {METADATA: dict(sorted(about.items())), **{name: header[name] for name in header if name in arrays}}
+    )
     text += " " * (-len(text) % 8)  # the numbers are aligned
     return b"".join((len(text).to_bytes(8, "little"), text.encode(), rest))
 

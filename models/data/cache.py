@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,26 +99,27 @@ def cached(pictures: Pictures, labels: NDArray[np.int64], folder: Path, *, whole
         sides[:] = pictures.size
     ends = np.cumsum(sides.prod(axis=1) * pictures.channels)
     places = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    if not (path.is_file() and (path.stat().st_size == ends[-1] or _sums(path, pictures, int(ends[-1])) is not None)):
+    if (sums := _sums(path, pictures, int(ends[-1]))) is None and not (
+        path.is_file() and path.stat().st_size == ends[-1]
+    ):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _write(path, pictures, int(ends[-1]), whole=whole, workers=workers)
         except OSError as error:
             raise DataError(f"data.cache={str(folder)!r}: cannot be written to ({error})") from error
-    stored = Stored(path, places, sides, pictures, _sums(path, pictures, int(ends[-1])))
+        sums = _sums(path, pictures, int(ends[-1]))
+    stored = Stored(path, places, sides, pictures, sums)
     return Split(stored.middles, labels, stored.whole) if whole else Split(stored.read, labels, pictures.picture)
 
 
 def _sums(path: Path, pictures: Pictures, size: int) -> NDArray[np.uint32] | None:
     """The checksums after the pixels, or None if they are damaged or there are none."""
-    with path.open("rb") as file:
+    with suppress(OSError, ValueError), path.open("rb") as file:
         file.seek(size)
         sums, record = file.read(4 * len(pictures)), file.read(2**16)
-    try:
-        intact = unsigned(record).get("sums") == hashlib.sha256(sums).hexdigest()
-    except ValueError:
-        return None
-    return np.frombuffer(sums, "<u4") if intact else None
+        if unsigned(record).get("sums") == hashlib.sha256(sums).hexdigest():
+            return np.frombuffer(sums, "<u4")
+    return None
 
 
 def _write(path: Path, pictures: Pictures, size: int, *, whole: bool, workers: int) -> None:

@@ -60,8 +60,8 @@ class Captions:
         text, ends = self.text, self.ends
         if text.dtype != np.uint8 or text.ndim != 1 or ends.dtype != np.int64 or ends.shape != (count,):
             raise ValueError("dtypes or shapes of captions")
-        if (np.diff(ends, prepend=0) < 1).any() or ends[-1] != len(text):
-            raise ValueError("ends of captions")
+        if (np.diff(ends, prepend=0) < 1).any() or ends[-1] != len(text) or (text[ends[:-1]] & 0xC0 == 0x80).any():
+            raise ValueError("ends of captions, or one within a character")
         text.tobytes().decode()
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ numbers, the labels. No other column is decoded, and a picture that is not in th
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -75,7 +76,8 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
         ) from error
     try:
         with _offline(datasets):
-            tables = _saved(datasets, folder) or _found(datasets, folder.resolve())
+            saved = _saved(datasets, folder.resolve())
+            tables = _found(datasets, folder.resolve()) if saved is None else saved
     except DataError:
         raise
     except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
@@ -99,10 +101,8 @@ def _offline(datasets: Any) -> Iterator[None]:
     """The libraries of Hugging Face ask nothing of the network, wherever they were imported; they would also tell what is loaded."""
     from huggingface_hub import constants
 
-    switches = [
-        (constants, "HF_HUB_OFFLINE"),
-        *((datasets.config, f"HF_{name}_OFFLINE") for name in ("HUB", "DATASETS")),
-    ]
+    config = datasets.config
+    switches = [(constants, "HF_HUB_OFFLINE"), (config, "HF_HUB_OFFLINE"), (config, "HF_DATASETS_OFFLINE")]
     before = [getattr(module, name) for module, name in switches]
     try:
         for module, name in switches:
@@ -145,18 +145,15 @@ def _found(datasets: Any, folder: Path) -> Any:
 def _of(kind: str, file: Path) -> bool:
     """Whether a file is for the builder `kind` of the library."""
     ending = file.suffix.lower()
-    return (
-        (ending == ".parquet") > (file.name in METADATA)
-        if kind == "parquet"
-        else ending in ENDINGS or file.name in METADATA
-    )
+    if kind == "parquet":
+        return ending == ".parquet" and file.name not in METADATA
+    return ending in ENDINGS or file.name in METADATA
 
 
 def _below(folder: Path, name: str | Path, where: str) -> Path:
-    """A file that third-party data name. DataError, which begins with `where`, unless it is in the folder, also where links lead."""
-    root, path = folder.resolve(), (folder / name).resolve()
-    if root.parent.name == "snapshots":  # of the hub's cache, whose files are links into the folder `blobs`
-        root = root.parents[1]
+    """A file that third-party data name. DataError, which begins with `where`, unless it is, or is a link, in the folder."""
+    root = folder.resolve()
+    path = Path(os.path.normpath(root / name))
     if not (path.is_relative_to(root) and path.is_file()):
         raise DataError(f"{where}: names {str(name)!r}, which is not a file below {folder}")
     return path

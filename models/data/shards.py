@@ -30,6 +30,7 @@ from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 from moespec.models.files import regular, signed, unsigned, write_atomically
+from moespec.models.memory import check_unpacked
 from moespec.version import version
 
 __all__ = ["Shards", "find_shards"]
@@ -107,6 +108,7 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
         open(index, "rb", opener=regular) as file,
         np.load(file, allow_pickle=False) as saved,
     ):
+        check_unpacked(saved.zip.infolist())
         table = {key: saved[key] for key in (*keys, *of_images)}
         if {**unsigned(saved["record"].tobytes()), "version": version()} == _record(stamps, table):
             _check(table, np.array([path.stat().st_size for path in paths]))
@@ -161,15 +163,16 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
             for member in file:
                 if not member.isfile() or hidden(Path(member.name)):
                     continue
-                name = f"{path}:{member.name}"
-                if member.issparse():  # of any size in a shard of any other
-                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 head, slash, base = member.name.rpartition("/")
                 stem, dot, ending = base.partition(".")
-                key, ending = f"{head}{slash}{stem}", f"{dot}{ending}".lower()
+                key, ending, name = f"{head}{slash}{stem}", f"{dot}{ending}".lower(), f"{path}:{member.name}"
+                if ending not in {*ENDINGS, *endings}:
+                    continue
+                if member.issparse():  # of any size in a shard of any other
+                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     pictures[key] = member
-                elif ending in endings and (content := file.extractfile(member)) is not None:
+                elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
                         raise DataError(
                             f"{name}: {member.size:,} bytes, expected a label of at most {LIMITS[ending]:,}"

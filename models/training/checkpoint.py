@@ -44,6 +44,8 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
 }
 """What state.json must have, besides its format, its own checksum and those of arrays."""
+MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int}
+"""What it may have, which older versions did not write."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         by = record.get("version", "0.1")  # which did not say
         raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
-    for key, kind in {**ENTRIES, **arrays}.items():
+    for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):

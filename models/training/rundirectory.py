@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.files import sweep, write_atomically
+from moespec.models.files import signed, sweep, unsigned, write_atomically
 from moespec.models.router_options import named
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
@@ -57,7 +57,8 @@ class RunDirectory:
         if not isfile(file):
             return ()
         try:
-            names = json.loads(file.read_bytes())
+            content = file.read_bytes()  # version 0.1 and early 0.2 wrote a list
+            names = json.loads(content) if content[:1] == b"[" else unsigned(content).get("classes")
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{file}: cannot be read ({error})") from error
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -127,7 +128,7 @@ class RunDirectory:
             sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         if classes:
-            write_atomically(self.path / CLASSES, (json.dumps(list(classes)) + "\n").encode())
+            write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 

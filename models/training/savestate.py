@@ -79,7 +79,9 @@ def begin(
     except ValueError as error:  # of an array that is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
-    return Start(state, step, record["seconds"], record.get("overrides", []), record.get("owed", []), record.get("logged", 0))
+    return Start(
+        state, step, record["seconds"], record.get("overrides", []), record.get("owed", []), record.get("logged", 0)
+    )
 
 
 def record_of(

@@ -78,7 +78,9 @@ def train(
     update = make_step(config.optimizer)
     with (
         Interruption() as interruption,
-        Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0) as progress,
+        Progress(
+            run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0
+        ) as progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         batches.ahead(start) as steps,
     ):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
 from moespec.models.files import read_file, write_atomically
+from moespec.models.memory import check_unpacked
 from moespec.models.tensors import sealed, unsealed
 
 __all__ = [
@@ -57,6 +58,7 @@ def read_npz(path: Path) -> Arrays:
     content, arrays, name = io.BytesIO(content_of(path)), {}, ""
     try:
         with zipfile.ZipFile(content) as archive:
+            check_unpacked(archive.infolist())
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
                 with io.BytesIO(archive.read(member)) as file:

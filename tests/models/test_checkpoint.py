@@ -135,6 +135,7 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
+        ({"logged": "7"}, r"state\.json: logged='7': not what a checkpoint has there"),
         ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
         ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
         ({"step": True}, r"state\.json: step=True: not what"),
@@ -192,8 +193,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: lis
 def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processes that write one name each has a file of its own, and one that was there first is an error."""
     (tmp_path / "other").write_bytes(b"other")
-    names = [unfinished(tmp_path / "x") for _ in range(9)]
-    assert len({*names}) == 9
+    assert len({unfinished(tmp_path / "x") for _ in range(9)}) == 9
     monkeypatch.setattr("secrets.token_hex", lambda _: "random")
     for link in (tmp_path / ".x.random.tmp", tmp_path / "y"):
         link.symlink_to("other")
@@ -201,12 +201,6 @@ def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch
         with pytest.raises(FileExistsError, match=r"random\.tmp" if path.name == "x" else "y"):
             write(path, b"new")
     assert (tmp_path / "other").read_bytes() == b"other"
-    before = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "z", b"new")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "z").stat().st_mode) == 0o640
 
 
 @POSIX
@@ -269,7 +263,11 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(
         monkeypatch.setattr(os, name, full)
     writes: list[tuple[str, Callable[[], Any]]] = [("", lambda: write_atomically(tmp_path / "x", b"newer"))]
     if "fsync" in failing:
-        writes = [(r"x\.\w+\.tmp'", writes[0][1]), (f"'{tmp_path}'", lambda: sync_directory(tmp_path)), ("jsonl'", log.sync)]
+        writes = [
+            (r"\w\.tmp'", writes[0][1]),
+            (f"'{tmp_path}'", lambda: sync_directory(tmp_path)),
+            ("jsonl'", log.sync),
+        ]
     for name, write in writes:
         with pytest.raises(OSError, match=f"No space left on device.*{name}"):
             write()

@@ -13,7 +13,6 @@ from moespec import spec
 from moespec.backends import numpy as B
 from moespec.models import cli, text, vit
 from moespec.models.training.config import Config, LitConfig, ModelConfig
-from moespec.models.training.objectives import lit
 from moespec.models.training.objectives.table import besides, objective_of
 from moespec.models.training.runlog import read_log
 

@@ -33,7 +33,7 @@ from moespec.models.evaluation.metrics import make_features, moe_metrics
 from moespec.models.evaluation.retrieval import retrieval
 from moespec.models.families import Config as Model
 from moespec.models.families import family
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.layers import returned
 from moespec.models.parameters import Parameter, constant
 from moespec.models.router_options import named
@@ -218,10 +218,12 @@ def _features(
         return found
     advice = "without the file they are computed anew"
     try:
-        tensors, _ = unsealed(path.read_bytes())
+        tensors, _ = unsealed(read_file(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {advice}") from error
-    found = {name: tensor.array for name, tensor in tensors.items() if name != "sha256"}  # which an earlier 0.2 had there
+    found = {
+        name: tensor.array for name, tensor in tensors.items() if name != "sha256"
+    }  # which an earlier 0.2 had there
     if found.keys() != splits.keys():
         raise CheckpointError(f"{path}: not features of {' and '.join(splits)} images; {advice}")
     few = np.arange(min(COMPARED, len(dataset.validation)))
