@@ -61,7 +61,7 @@ class Stored:
         height, width = self.sides[index].tolist()
         shape, start = (height, width, self.pictures.channels), int(self.places[index])
         pixels = self.pixels[start : start + height * width * self.pictures.channels]
-        if self.sums is not None and zlib.crc32(pixels) != self.sums[index]:
+        if self.sums is not None and zlib.crc32(pixels.data) != self.sums[index]:
             name = self.pictures.name(index)
             raise DataError(f"{self.path}: damaged, not the pixels of {name}; without the file all are decoded anew")
         return pixels.reshape(shape)

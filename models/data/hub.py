@@ -9,7 +9,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -103,14 +103,11 @@ def _offline(datasets: Any) -> Iterator[None]:
 
     config = datasets.config
     switches = [(constants, "HF_HUB_OFFLINE"), (config, "HF_HUB_OFFLINE"), (config, "HF_DATASETS_OFFLINE")]
-    before = [getattr(module, name) for module, name in switches]
-    try:
+    with ExitStack() as after:
         for module, name in switches:
+            after.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, True)
         yield
-    finally:
-        for (module, name), value in zip(switches, before, strict=True):
-            setattr(module, name, value)
 
 
 def _saved(datasets: Any, folder: Path) -> Any:

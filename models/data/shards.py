@@ -140,14 +140,14 @@ def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, A
 
 
 def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
-    """ValueError for a table that cannot be one of shards with these sizes, in bytes."""
+    """ValueError or IndexError for a table that cannot be one of shards with these sizes, in bytes."""
     shard, offset, size, label = (table.get(key, table["shard"]) for key in ("shard", "offset", "size", "label"))
     whole = all(array.dtype == np.int64 and array.shape == (len(shard),) for array in (shard, offset, size, label))
     if not whole or table["name"].dtype.kind != "U" or table["name"].shape != shard.shape or not len(shard):
         raise ValueError("dtypes or shapes")
-    if shard.min() < 0 or shard.max() >= len(sizes) or label.min() < 0 or label.max() >= 2**31:
-        raise ValueError("numbers of shards, or labels")
-    if offset.min() < 0 or size.min() < 0 or (size > sizes[shard]).any() or (offset > sizes[shard] - size).any():
+    if min(shard.min(), offset.min(), size.min(), label.min()) < 0 or label.max() >= 2**31:
+        raise ValueError("negative numbers, or large labels")
+    if (offset > sizes[shard] - size).any():
         raise ValueError("places")
     if "ends" in table:
         Captions(table["text"], table["ends"]).check(len(shard))
