@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 from jax._src import distributed as jax_distributed
 from jax._src import xla_bridge
-from jax._src.lib import _jax
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
@@ -46,7 +45,7 @@ from moespec.backends.processes import Process
 from moespec.backends.split_experts import SplitExperts
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "abandon", "devices", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
 # What JAX has declared no types for.
 untyped: Any = jax
@@ -81,6 +80,8 @@ def join(process: Process, address: str, timeout: float) -> None:
 
 
 def _cpu_client(address: str) -> Any:
+    from jax._src.lib import _jax
+
     client = jax_distributed.global_state.client
     return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
 
@@ -93,10 +94,6 @@ def devices() -> int:
 def leave() -> None:
     """Waits for the other processes and leaves them."""
     untyped.distributed.shutdown()
-
-
-def abandon() -> None:
-    """Leaves the other processes after an error, without a word to them."""
 
 
 class OnMesh(SplitExperts):

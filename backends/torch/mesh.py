@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,10 @@ from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "abandon", "devices", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
 SIOCGIFADDR = 0x8915
 """What asks Linux for the address of an interface."""
-SECONDS = 5.0
-"""That the threads of a group get to end after an error."""
 
 Metrics = dict[str, Tensor]
 
@@ -88,16 +85,6 @@ def leave() -> None:
     """Waits for the other processes and leaves them."""
     dist.barrier()
     dist.destroy_process_group()
-
-
-def abandon() -> None:
-    """Leaves the other processes after an error, without a word to them, which may wait for this one.
-
-    Threads that still run at the end of the process would abort it. They end at once, but for one that waits for another process.
-    """
-    thread = Thread(target=dist.destroy_process_group, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
 
 
 class OnMesh(SplitOverGroup):

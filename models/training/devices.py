@@ -7,6 +7,7 @@ Every process reads the same configuration and the same data, and ends with an e
 import importlib
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -24,8 +25,8 @@ from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.configfile import flat
 from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.resolve import load_backend, model_config
-from moespec.models.training.watchdog import Watchdog
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.models.training.watchdog import Watchdog, ended
+from moespec.spec.errors import ConfigError, ShapeError, SpecError
 
 __all__ = ["check_batch", "check_expert_axis", "check_layout", "check_same", "connected", "led"]
 
@@ -73,10 +74,12 @@ def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, RuntimeError):
             watchdog.settle()
-        watchdog.leave(None if isinstance(error, Interrupted) else str(error) or type(error).__name__)
-        on_mesh.abandon()
+        watchdog.leave(None if isinstance(error, Interrupted) else str(error) or type(error).__name__, well=False)
         if isinstance(error, RuntimeError):
             raise RunError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(error, SpecError | OSError | MemoryError | KeyboardInterrupt):
+            traceback.print_exc()
+            ended(1)
         raise
     watchdog.leave()
 

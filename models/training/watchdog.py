@@ -26,7 +26,7 @@ from moespec.models.errors import RunError
 from moespec.models.training.hooks import AfterStep
 from moespec.spec.errors import ConfigError
 
-__all__ = ["Watchdog", "tell"]
+__all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
 """Times the timeout for processes to come, and to do their first step."""
@@ -76,6 +76,7 @@ class Watchdog:
     """
 
     current: "ClassVar[Watchdog | None]" = None
+    abandoned: ClassVar[bool] = False
 
     def __init__(self, process: Process, timeout: float) -> None:
         """Waits for all, and says for which. Raises RunError when one does not come within `START` times the timeout."""
@@ -84,8 +85,14 @@ class Watchdog:
         if self._port == 2**16:
             raise ConfigError(f"MASTER_PORT={port}: expected less, the processes need the next port too")
         self.step: int | None = None
-        self._index, self._count, self._timeout, self._beat = process.index, process.count, timeout, min(2.0, timeout / 10)
+        self._index, self._count, self._timeout, self._beat = (
+            process.index,
+            process.count,
+            timeout,
+            min(2.0, timeout / 10),
+        )
         self._contacts: list[_Contact] = []
+        self._leaving: list[_Contact] = []
         self._failed: tuple[float, str] | None = None
         self._left = False
         self._until, self._word = time.monotonic() + START * timeout, time.monotonic() + WORD
@@ -127,7 +134,9 @@ class Watchdog:
         try:
             return socket.create_server(("127.0.0.1" if near else "", self._port), family=family, dualstack_ipv6=both)
         except OSError as error:
-            raise RunError(f"port {self._port}, the next after MASTER_PORT, cannot be listened on: {error.strerror}") from error
+            raise RunError(
+                f"port {self._port}, the next after MASTER_PORT, cannot be listened on: {error.strerror}"
+            ) from error
 
     def _is_missing(self, new: _Contact, missing: Collection[int]) -> bool:
         try:
@@ -205,7 +214,9 @@ class Watchdog:
         if "lost" in message:
             self._end(str(message["lost"]))
         if "left" in message and (message["left"] is None or self._left):
-            self._close(contact)
+            if self._index and contact in self._contacts:  # process 0 waits until it is gone
+                self._contacts.remove(contact)
+                self._leaving.append(contact)  # what ends the connection is the end of this process
         elif "left" in message:
             text = f"process {contact.index} of {self._count} on {contact.host} ended with an error: {message['left']}"
             self._failed = self._failed or (time.monotonic() + GRACE, text)
@@ -241,12 +252,18 @@ class Watchdog:
     def settle(self) -> None:
         """Waits after an error of the framework until it is clear whether another process is lost, which then ends this one."""
         until = time.monotonic() + GRACE
-        while time.monotonic() < until or any(time.monotonic() - each.heard > 3 * self._beat for each in self._contacts):
+        while time.monotonic() < until or any(
+            time.monotonic() - each.heard > 3 * self._beat for each in self._contacts
+        ):
             time.sleep(self._beat / 2)
 
-    def leave(self, error: str | None = None) -> None:
-        """Tells the others that this process ends, and with which error if with one; they end soon after then."""
+    def leave(self, error: str | None = None, *, well: bool = True) -> None:
+        """Tells the others that this process ends, and with which error if with one; they end soon after then.
+
+        well: whether it has left them through its framework too; else `ended` ends it.
+        """
         self._left, Watchdog.current = True, None
+        Watchdog.abandoned = not well
         for each in self._contacts:
             each.send(left=error and error[:1000])
         # Until they have read it; and JAX aborts the others when process 0, its coordinator, is gone before they are.
@@ -257,6 +274,16 @@ def tell(after: AfterStep) -> None:
     """A hook: the watchdog tells the others what is done."""
     if Watchdog.current is not None:
         Watchdog.current.step = after.done
+
+
+def ended(status: int) -> int:
+    """The exit status of a command. After an error among several processes it ends this one at once: JAX and torch would wait
+    for the others, or abort when these have ended."""
+    if Watchdog.abandoned:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 LOST = 2
