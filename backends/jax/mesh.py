@@ -63,7 +63,7 @@ class _Part:
         self.array, self.axis = array, axis
 
 
-def join(process: Process, address: str, timeout: float) -> None:
+def join(process: Process, address: str | None = None, timeout: float = 10.0) -> None:
     """Joins the other processes, whose devices `jax.devices()` then has too. To be called before JAX is used.
 
     address: the IP address that others reach this machine by. By itself gloo takes that of the machine's name, which may be
@@ -79,7 +79,7 @@ def join(process: Process, address: str, timeout: float) -> None:
     jax.distributed.initialize(process.address, process.count, process.index, heartbeat_timeout_seconds=seconds)
 
 
-def _cpu_client(address: str) -> Any:
+def _cpu_client(address: str | None) -> Any:
     from jax._src.lib import _jax
 
     client = jax_distributed.global_state.client

@@ -40,7 +40,7 @@ SIOCGIFADDR = 0x8915
 Metrics = dict[str, Tensor]
 
 
-def join(process: Process, address: str, timeout: float) -> None:
+def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
     """Joins the other processes. The device of this one is the GPU of its number on its machine, or the CPU.
 
     address: the IP address that others reach this machine by; gloo takes its network unless GLOO_SOCKET_IFNAME names another.
@@ -48,7 +48,7 @@ def join(process: Process, address: str, timeout: float) -> None:
 
     Raises RuntimeError, of torch.distributed, when the others do not come in time.
     """
-    if network := _network(address):
+    if address and (network := _network(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
     on_gpu = default_device().type == "cuda"
     if on_gpu:
