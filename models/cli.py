@@ -25,6 +25,7 @@ from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
 from moespec.models.training.length import images_seen
+from moespec.models.training.watchdog import ended
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = ["TrainArguments", "main"]
@@ -350,24 +351,24 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
-        return 128 + signal.SIGPIPE
+        status = 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
         print(f"moespec{_which()}: {printable(str(error))}", file=sys.stderr)
-        return 2
+        status = 2
     except UnicodeEncodeError as error:
         print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
-        return 2
+        status = 2
     except MemoryError as error:
         print(f"moespec{_which()}: not enough memory ({error})", file=sys.stderr)
-        return 2
+        status = 2
     except Interrupted as stop:
         print(f"moespec{_which()}: {stop}", file=sys.stderr)
-        return 128 + stop.signal
+        status = 128 + stop.signal
     except KeyboardInterrupt:
         way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
         print(f"moespec: interrupted{way_on if name in COMMANDS else ''}", file=sys.stderr)
-        return 130
-    return status or 0
+        status = 130
+    return ended(status or 0)
 
 
 def _configured(name: str, kind: type[Any], arguments: list[str], base: Config, words: list[str] | None = None) -> Any:

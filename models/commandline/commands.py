@@ -90,12 +90,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
         path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
-        try:
-            _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
-        except RuntimeError as error:
-            if B.processes == 1:
-                raise
-            raise RunError(f"the {B.processes} processes lost contact with one of them: {error}") from error
+        _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
 def _silent(text: str) -> None: ...

@@ -28,6 +28,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
 from moespec.models.training.step import step_maker
+from moespec.models.training.watchdog import tell
 
 __all__ = ["Trained", "train"]
 
@@ -88,7 +89,7 @@ def train(
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
         save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
-        each: list[Hook] = [stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+        each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)
         if owed:
             evaluate(after)
