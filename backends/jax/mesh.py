@@ -80,10 +80,9 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
 
 def _cpu_client(address: str | None) -> Any:
-    from jax._src.lib import _jax
-
+    bridge: Any = xla_bridge
     client = jax_distributed.global_state.client
-    return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
+    return bridge.make_cpu_client(bridge._jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
 
 
 def devices() -> int:
