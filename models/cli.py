@@ -479,6 +479,8 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
+    if parsed.settings.init != chosen(arguments, digits()).init:
+        raise ConfigError(f"init={parsed.settings.init!r} concerns nothing here: no weights are read for a plan")
     from moespec.models.planning.command import plan_command
 
     how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}

@@ -24,6 +24,7 @@ from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
 from moespec.conformance.format import Case, Value
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
+from moespec.spec.errors import ConfigError
 
 __all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
 
@@ -60,8 +61,10 @@ def generate(
 
     A case is written when it is made, so that nothing made is lost if another fails. Raises StaleError at the end, with
     all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
-    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was.
+    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
+    anything is made, where there is nothing to compare with, or where it would write over what is not its own.
     """
+    _check_folder(folder, check=check)
     chosen = [id for id in all_definitions() if only(id)]
     stale: list[str] = []
     advice, written = "", 0
@@ -97,6 +100,28 @@ def generate(
         (folder.parent / "suite.json").write_text(suite_text(folder))
         report(f"{len(chosen)} cases made, {written} written")
     return len(chosen)
+
+
+def _check_folder(folder: Path, *, check: bool) -> None:
+    """ConfigError unless the folder has vectors to compare with, or vectors may be written to it."""
+    if check:
+        if not any(folder.glob("*/*.json")):
+            raise ConfigError(f"vectors={str(folder)!r}: there are no vectors")
+        return
+    if folder.resolve() == VECTORS.resolve() and not (VECTORS.parents[1] / "pyproject.toml").is_file():
+        raise ConfigError(f"vectors={str(folder)!r}: those of the installed package; give --vectors FOLDER")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"vectors={str(folder)!r}: not a folder")
+    if (suite := folder.parent / "suite.json").exists() and not _is_suite(suite):
+        raise ConfigError(f"vectors={str(folder)!r}: {suite} is not a suite's, and would be replaced")
+
+
+def _is_suite(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"schema", "provenance", "constants", "algorithms"} <= content.keys()
 
 
 def suite_text(folder: Path = VECTORS) -> str:

@@ -78,8 +78,9 @@ class MoE(Reporting, HubMixin):
         if STATE in router_arrays:
             self._state.update = partial(B.ROUTERS[router].update, layer.options)
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
-        self.experts = Experts(width, hidden, experts, **layer.form, **of_experts)
-        self.shared = Perceptrons(width, shared_experts * hidden, **of_experts) if shared_experts else None
+        width, shared = layer.options.width, layer.shared_experts * layer.hidden
+        self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
+        self.shared = Perceptrons(width, shared, **of_experts) if shared else None
         self.forget()
         if not self.experts.fc1.weight.is_meta:
             self.reset_parameters()
