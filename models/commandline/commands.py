@@ -28,6 +28,7 @@ from moespec.models.evaluation.metrics import line
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
+from moespec.models.memory import check_limits
 from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
@@ -69,6 +70,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
     backend, reason = choose_backend(config.backend)
+    check_limits(backend, config.data.workers)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
         if note:

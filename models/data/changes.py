@@ -5,6 +5,7 @@ times batch, plus its place in the batch), and the operation: an operation that 
 """
 
 import math
+import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -125,7 +126,10 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
     try:
         changed = own(image, random)
     except (Exception, SystemExit) as error:  # whatever the user's function raises
-        raise ConfigError(f"data.transform={name!r}: raised {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"data.transform={name!r}: raised {said}{f', at {places}' if places else ''}") from error
     if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
         returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
         raise ConfigError(f"data.transform={name!r}: returned {returned}, expected uint8 {image.shape}")
