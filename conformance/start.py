@@ -24,7 +24,7 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
     Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
     """
     if not name.isidentifier() or not name.isascii() or iskeyword(name):
-        raise ConfigError(f"name={name!r}: expected the name of a module, of letters, digits and underscores, and no keyword")
+        raise ConfigError(f"name={name!r}: expected the name of a module: letters, digits, underscores, no keyword")
     paths = [folder / f"{name}{KINDS[kind]}", folder / f"test_{name}.py"]
     for path in paths:
         if path.exists():

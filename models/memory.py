@@ -8,7 +8,7 @@ from moespec.spec.errors import ConfigError
 __all__ = ["check_limits", "check_memory"]
 
 NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
-"""Address space in GiB without which a backend, and what reads the data, cannot be imported: they end in their own ways then."""
+"""GiB of address space without which a backend, or what reads the data, fails in a way of its own while it is imported."""
 
 
 def check_memory(arguments: str, numbers: int) -> None:
@@ -21,7 +21,7 @@ def check_memory(arguments: str, numbers: int) -> None:
         raise ConfigError(f"{arguments}: takes {size / 2**30:.3g} GiB, this machine has {memory / 2**30:.3g} GiB")
 
 
-def check_limits(backend: str, workers: int = 0) -> None:
+def check_limits(backend: str = "", *, workers: int = 0) -> None:
     """ConfigError where a limit of this process leaves no room for a backend, or for processes that make batches."""
     if os.name != "posix":
         return
@@ -32,7 +32,9 @@ def check_limits(backend: str, workers: int = 0) -> None:
         limit = f"the limit of this process is {space / 2**30:.3g} GiB (ulimit -v)"
         raise ConfigError(f"backend={backend!r}: needs {NEEDED[backend]} GiB of address space, {limit}")
     if workers and resource.RLIM_INFINITY != files < (needed := 32 + 6 * workers):
-        raise ConfigError(f"data.workers={workers}: need {needed} open files, the limit of this process is {files} (ulimit -n)")
+        raise ConfigError(
+            f"workers={workers}: needs {needed} open files, the limit of this process is {files} (ulimit -n)"
+        )
 
 
 def of_machine() -> float:

@@ -7,7 +7,7 @@ change of what the specification computes, which must raise the algorithm's `rev
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +64,8 @@ def generate(
     is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
     anything is made, where there is nothing to compare with, or where it would write over what is not its own.
     """
-    _check_folder(folder, check=check)
     chosen = [id for id in all_definitions() if only(id)]
+    _check_folder(folder, chosen if check else ())
     stale: list[str] = []
     advice, written = "", 0
     for id, future in _built(chosen):
@@ -102,26 +102,20 @@ def generate(
     return len(chosen)
 
 
-def _check_folder(folder: Path, *, check: bool) -> None:
-    """ConfigError unless the folder has vectors to compare with, or vectors may be written to it."""
-    if check:
-        if not any(folder.glob("*/*.json")):
-            raise ConfigError(f"vectors={str(folder)!r}: there are no vectors")
-        return
-    if folder.resolve() == VECTORS.resolve() and not (VECTORS.parents[1] / "pyproject.toml").is_file():
-        raise ConfigError(f"vectors={str(folder)!r}: those of the installed package; give --vectors FOLDER")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"vectors={str(folder)!r}: not a folder")
-    if (suite := folder.parent / "suite.json").exists() and not _is_suite(suite):
-        raise ConfigError(f"vectors={str(folder)!r}: {suite} is not a suite's, and would be replaced")
-
-
-def _is_suite(path: Path) -> bool:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and {"schema", "provenance", "constants", "algorithms"} <= content.keys()
+def _check_folder(folder: Path, compared: Sequence[str]) -> None:
+    """ConfigError unless the folder has vectors to compare with, or, if these are none, vectors may be written to it."""
+    name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
+    if compared:
+        if not any((folder / f"{id}.json").is_file() for id in compared):
+            raise ConfigError(f"{name}: there are no vectors")
+    elif folder.resolve() == VECTORS.resolve() and not (VECTORS.resolve().parents[1] / "pyproject.toml").is_file():
+        raise ConfigError(f"{name}: those of the installed package; give --vectors FOLDER")
+    elif folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{name}: not a folder")
+    elif others := [entry.name for entry in folder.glob("*") if not any(entry.glob("*.json"))]:
+        raise ConfigError(f"{name}: there is {min(others)!r} in it; choose another folder")
+    elif suite.exists() and b'"provenance"' not in suite.read_bytes():
+        raise ConfigError(f"{name}: {suite} is not that of vectors, and would be replaced")
 
 
 def suite_text(folder: Path = VECTORS) -> str:

@@ -70,7 +70,6 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
     backend, reason = choose_backend(config.backend)
-    check_limits(backend, config.data.workers)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
         if note:
@@ -267,6 +266,7 @@ def hash_table_command(config: Config, out: Path) -> None:
 
 def scan_command(path: Path, data: str, *, workers: int) -> None:
     """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
+    check_limits(workers=workers)
     classes, *parts = PICTURES[data](path)
     total, wrong = 0, 0
     for part in parts:

@@ -52,11 +52,18 @@ def cut_out(
 
 
 def with_changes(
-    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: NDArray[np.int64]
+    images: NDArray[np.uint8],
+    config: DataConfig,
+    *,
+    maximum: int,
+    seed: int,
+    positions: NDArray[np.int64],
+    indices: NDArray[np.int64],
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
 
-    Raises ConfigError when the user's transform returns something else than an image of the same shape and dtype.
+    indices: which training images they are. Raises ConfigError, which names one, when the user's transform raises, or returns
+    something else than an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -69,7 +76,8 @@ def with_changes(
             picture = _coloured(as_picture(image), config, seed=seed, position=position)
             image = np.asarray(picture).reshape(image.shape)
         if own:
-            image = _transformed(own, image, generator(seed, PICTURE, position, TRANSFORM), config.transform)
+            random = generator(seed, PICTURE, position, TRANSFORM)
+            image = _transformed(own, image, random, f"data.transform={config.transform!r}, image {indices[place]}")
         images[place] = image
         random = generator(seed, PICTURE, position, ERASE)
         if random.random() < config.erase:
@@ -119,20 +127,21 @@ def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int
 def try_transform(dataset: Dataset, config: DataConfig) -> None:
     """ConfigError if the user's transform, tried on the first training image, raises, or returns no such image."""
     if own := user_transform(config.transform):
-        _transformed(own, dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM), config.transform)
+        image, random = dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM)
+        _transformed(own, image, random, f"data.transform={config.transform!r}, image 0")
 
 
-def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, name: str) -> NDArray[np.uint8]:
+def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, what: str) -> NDArray[np.uint8]:
     try:
         changed = own(image, random)
     except (Exception, SystemExit) as error:  # whatever the user's function raises
         frames = traceback.extract_tb(error.__traceback__)[1:]
         places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"data.transform={name!r}: raised {said}{f', at {places}' if places else ''}") from error
+        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
     if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
         returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
-        raise ConfigError(f"data.transform={name!r}: returned {returned}, expected uint8 {image.shape}")
+        raise ConfigError(f"{what}: returned {returned}, expected uint8 {image.shape}")
     return changed
 
 

@@ -63,6 +63,7 @@ def load_backend(name: str) -> Backend:
 
 def load_data(config: Config) -> Dataset:
     """The data set of a configuration; images get the size of the model. Raises DataError or ConfigError."""
+    check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
         size = _own_size(config.model)

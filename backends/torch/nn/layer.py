@@ -73,6 +73,11 @@ class MoE(Reporting, HubMixin):
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        try:
+            torch.empty(0, device=device, dtype=dtype, requires_grad=True)
+        except (AssertionError, RuntimeError, TypeError) as error:
+            why = str(error).partition(" (")[0].partition("\n")[0]
+            raise ConfigError(f"device={device!r}, dtype={dtype!r}: {why}") from error
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
