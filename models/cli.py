@@ -499,7 +499,8 @@ def _inspect(arguments: list[str]) -> None:
         raise SpecError("inspect: expected either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
-    run, out = parsed.run, parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    default = "analysis.png" if parsed.analysis else "routing.png"
+    run, out = parsed.run, default if parsed.out is None else parsed.out
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

@@ -94,6 +94,8 @@ class BlocksConfig:
         for name in ("dropout", "stochastic_depth"):
             if hasattr(self, name):
                 check_rate(name, getattr(self, name))
+        if isinstance(self, CommonConfig) and self.image_size % self.patch_size:
+            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -116,14 +118,6 @@ class CommonConfig(BlocksConfig):
     """outputs of the head; 0 for no head"""
     head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
     """initial bias of the head; -log(classes) suits the sigmoid loss"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_patches()
-
-    def _check_patches(self) -> None:
-        if self.image_size % self.patch_size:
-            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:

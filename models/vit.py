@@ -133,7 +133,6 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
             raise ConfigError(f"width={self.width!r}: positions={self.positions!r} needs a multiple of 4, at least 8")
 
     def _check_routing(self) -> RouterOptions:
-        self._check_patches()
         options = super()._check_routing()
         if self.round_experts and multi_hash.chosen(options):
             raise ConfigError(

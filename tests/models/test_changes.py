@@ -362,7 +362,7 @@ def test_a_function_of_the_user() -> None:
     np.testing.assert_allclose(found.astype(int), IMAGES // 2, atol=1)
     np.testing.assert_array_equal(found, changed(transform=f"{name}darker"))
     with pytest.raises(
-        ConfigError, match=r"data\.transform=.*as_floats': returned float64 .*, expected uint8 \(32, 32, 3\)"
+        ConfigError, match=r"data\.transform=.*as_floats', image 0: returned float64 .*, expected uint8 \(32, 32, 3\)"
     ):
         changed(transform=f"{name}as_floats")
     with pytest.raises(ConfigError, match=r"failing', image 2: raised ValueError: invalid .*, at .*py:\d+ in failing$"):

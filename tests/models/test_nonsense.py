@@ -305,7 +305,7 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("golden --algorithm ²", ("algorithm", "²")),
     ("golden --check --vectors nope", ("vectors='nope': there are no vectors",)),
     ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not that of vectors, and would be replaced")),
-    ("golden --vectors {}/folder", ("there/folder", "there is 'cat' in it")),
+    ("golden --vectors {}/folder", ("there/folder", "there is '9²' in it")),
     ("new torch class", ("name='class'", "no keyword")),
 )
 
