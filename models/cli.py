@@ -486,7 +486,7 @@ def _plan(arguments: list[str]) -> None:
     parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
     if other := next(filter(re.compile(NOT_PLANNED).match, arguments), None):
-        raise ConfigError(f"{other} concerns nothing here: a plan reads no data and no weights, and trains nothing")
+        raise ConfigError(f"{other} concerns nothing here: a plan reads and trains nothing")
     from moespec.models.planning.command import plan_command
 
     how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
@@ -499,8 +499,7 @@ def _inspect(arguments: list[str]) -> None:
         raise SpecError("inspect: expected either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
-    default = "analysis.png" if parsed.analysis else "routing.png"
-    run, out = parsed.run, default if parsed.out is None else parsed.out
+    run, out = parsed.run, ("routing.png", "analysis.png")[parsed.analysis] if parsed.out is None else parsed.out
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

@@ -31,6 +31,7 @@ SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
 ATTEMPTS = 1000
 
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+Numbers = NDArray[np.int64]
 
 
 def cut_out(
@@ -52,13 +53,7 @@ def cut_out(
 
 
 def with_changes(
-    images: NDArray[np.uint8],
-    config: DataConfig,
-    *,
-    maximum: int,
-    seed: int,
-    positions: NDArray[np.int64],
-    indices: NDArray[np.int64],
+    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
 

@@ -310,9 +310,8 @@ IMAGES = np.stack([PIXELS[:32, :32], PIXELS[64:96, 64:96], PIXELS[128:160, 96:12
 
 
 def changed(seed: int = 1, position: int = 40, **fields: Any) -> np.ndarray:
-    indices = np.arange(len(IMAGES))
-    where: Any = {"positions": position + indices, "indices": indices}
-    return with_changes(IMAGES, DataConfig(**fields), maximum=255, seed=seed, **where)
+    at = np.arange(len(IMAGES))
+    return with_changes(IMAGES, DataConfig(**fields), maximum=255, seed=seed, positions=position + at, indices=at)
 
 
 @pytest.mark.parametrize("name", PROBABLE)
@@ -322,8 +321,8 @@ def test_each_change_depends_on_seed_and_position_alone(name: str) -> None:
     np.testing.assert_array_equal(changed(**fields), first)
     for other in (changed(seed=2, **fields), changed(position=41, **fields)):
         assert (other != first).any()
-    where: Any = {"positions": np.array([45]), "indices": np.array([5])}
-    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, **where)
+    at = np.array([5])
+    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, positions=at + 40, indices=at)
     np.testing.assert_array_equal(alone[0], first[5], "an image's changes do not depend on the batch")
     if name != "randaugment":
         touched = (first != IMAGES).any(axis=(1, 2, 3))

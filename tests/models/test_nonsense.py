@@ -431,8 +431,7 @@ WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
     "study --routers switch --out x --data.hue 1,5": "data.hue='1,5': expected a number",
     "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
-    "plan --chip h100 --devices 8 --init=x":
-        "--init=x concerns nothing here: a plan reads no data and no weights, and trains nothing",
+    "plan --chip h100 --devices 8 --init=x": "--init=x concerns nothing here: a plan reads and trains nothing",
     "convert x y.safetensors --to vmoe":
         "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
     f"convert {OLD_RUN} . --to hub":

@@ -76,8 +76,7 @@ class MoE(Reporting, HubMixin):
         try:
             torch.empty(0, device=device, dtype=dtype, requires_grad=True)
         except (AssertionError, RuntimeError, TypeError) as error:
-            why = str(error).partition(" (")[0].partition("\n")[0]
-            raise ConfigError(f"device={device!r}, dtype={dtype!r}: {why}") from error
+            raise ConfigError(f"device={device!r}, dtype={dtype!r}: {str(error).splitlines()[0]}") from error
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
