@@ -6,6 +6,7 @@ so does output that nobody reads to its end (`moespec ledger | head`), with 141.
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ from moespec.spec.errors import ConfigError, SpecError
 __all__ = ["TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
+NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
+"""Options of train that a plan does not depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,8 +361,11 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
     except UnicodeEncodeError as error:
         print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
         status = 2
-    except MemoryError as error:
-        print(f"moespec{_which()}: not enough memory ({error})", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
+            raise
+        print(f"moespec{_which()}: not enough memory ({text})", file=sys.stderr)
         status = 2
     except Interrupted as stop:
         print(f"moespec{_which()}: {stop}", file=sys.stderr)
@@ -482,6 +488,8 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, arguments), None):
+        raise ConfigError(f"{other} concerns nothing here: a plan reads and trains nothing")
     from moespec.models.planning.command import plan_command
 
     how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
@@ -494,7 +502,7 @@ def _inspect(arguments: list[str]) -> None:
         raise SpecError("inspect: expected either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
-    run, out = parsed.run, parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    run, out = parsed.run, ("routing.png", "analysis.png")[parsed.analysis] if parsed.out is None else parsed.out
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

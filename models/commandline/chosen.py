@@ -4,6 +4,7 @@ A model and a router have options of their own, so which options there are to pa
 """
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
     saved = Path(known["run"] or "") / "config.toml"
-    if known["config"]:
+    if known["config"] is not None:
         base = configfile.read(configfile.find_recipe(known["config"]), default, **names)
     elif known["resume"] and known["run"] and isfile(saved):
         base = configfile.read(saved, **names)
@@ -52,7 +53,7 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
     known = early(arguments)
-    if known["config"] and "format" not in (
+    if known["config"] is not None and "format" not in (
         written := configfile.written(path := configfile.find_recipe(known["config"]))
     ):
         own = configfile.read(path, model=known["model"], router=known["router"])
@@ -83,5 +84,6 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
-    known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # which the parser that comes after knows or reports
+    known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
     return {name: None if value == "None" else value for name, value in vars(known).items()}

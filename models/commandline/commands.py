@@ -28,6 +28,7 @@ from moespec.models.evaluation.metrics import line
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
+from moespec.models.memory import check_limits
 from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
@@ -261,6 +262,7 @@ def hash_table_command(config: Config, out: Path) -> None:
 
 def scan_command(path: Path, data: str, *, workers: int) -> None:
     """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
+    check_limits(workers=workers)
     classes, *parts = PICTURES[data](path)
     total, wrong = 0, 0
     for part in parts:
