@@ -135,10 +135,8 @@ def layer_of(
     Raises ConfigError for an argument out of range or an option that the router does not have.
     """
     sizes = {"width": width, "hidden": hidden, "experts": experts, "tokens": tokens, "group_images": group_images}
-    for name, value in sizes.items():
-        check_at_least(name, value, 1)
-    check_at_least("seed", seed, 0)
-    check_at_least("shared_experts", shared_experts, 0)
+    width, hidden, experts, tokens, group_images = (check_at_least(name, value, 1) for name, value in sizes.items())
+    seed, shared_experts = check_at_least("seed", seed, 0), check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))

@@ -2,6 +2,7 @@
 
 import sys
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,8 +23,8 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
 
     Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
     """
-    if not name.isidentifier() or not name.isascii():
-        raise ConfigError(f"name={name!r}: expected the name of a module, of letters, digits and underscores")
+    if not name.isidentifier() or not name.isascii() or iskeyword(name):
+        raise ConfigError(f"name={name!r}: expected the name of a module: letters, digits, underscores, no keyword")
     paths = [folder / f"{name}{KINDS[kind]}", folder / f"test_{name}.py"]
     for path in paths:
         if path.exists():

@@ -36,7 +36,7 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     except ConfigError as error:
         if not str(error).startswith("name="):
             raise
-        near = difflib.get_close_matches(name, list_models(), n=3) or list_models()
+        near = difflib.get_close_matches(str(name), list_models(), n=3) or list_models()
         raise ConfigError(f"name={name!r} is not a model. The nearest: {', '.join(near)}") from None
     field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:

@@ -6,6 +6,7 @@ so does output that nobody reads to its end (`moespec ledger | head`), with 141.
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +19,21 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from moespec.models.commandline.chosen import check_concerns, chosen, early
+from moespec.models.commandline.chosen import check_concerns, check_functions, chosen, early
 from moespec.models.commandline.parsing import parse, printable
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
 from moespec.models.training.length import images_seen
+from moespec.models.training.watchdog import ended
 from moespec.spec.errors import ConfigError, SpecError
 
 __all__ = ["TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
+NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
+"""Options of train that a plan does not depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,24 +354,27 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
-        return 128 + signal.SIGPIPE
+        status = 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
         print(f"moespec{_which()}: {printable(str(error))}", file=sys.stderr)
-        return 2
+        status = 2
     except UnicodeEncodeError as error:
         print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
-        return 2
-    except MemoryError as error:
-        print(f"moespec{_which()}: not enough memory ({error})", file=sys.stderr)
-        return 2
+        status = 2
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
+            raise
+        print(f"moespec{_which()}: not enough memory ({text})", file=sys.stderr)
+        status = 2
     except Interrupted as stop:
         print(f"moespec{_which()}: {stop}", file=sys.stderr)
-        return 128 + stop.signal
+        status = 128 + stop.signal
     except KeyboardInterrupt:
         way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
         print(f"moespec: interrupted{way_on if name in COMMANDS else ''}", file=sys.stderr)
-        return 130
-    return status or 0
+        status = 130
+    return ended(status or 0)
 
 
 def _configured(name: str, kind: type[Any], arguments: list[str], base: Config, words: list[str] | None = None) -> Any:
@@ -382,6 +389,7 @@ def _configured(name: str, kind: type[Any], arguments: list[str], base: Config, 
 def _train(arguments: list[str]) -> None:
     parsed = _configured("train", TrainArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
+    check_functions(arguments, parsed.settings)
     from moespec.models.commandline import commands
 
     commands.train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
@@ -413,6 +421,7 @@ def _finetune(arguments: list[str]) -> None:
     if parsed.settings.init != source:
         raise ConfigError(f"init={parsed.settings.init!r}: the weights are those of the source, {source!r}")
     check_concerns(rest, parsed.settings)
+    check_functions(rest, parsed.settings)
     settings, note = sized(parsed.settings), taken(parsed.settings, given=named or parsed.resume)
     commands.train_command(settings, run=parsed.run, resume=parsed.resume, override=False, note=note)
 
@@ -479,6 +488,8 @@ def _count(arguments: list[str]) -> None:
 def _plan(arguments: list[str]) -> None:
     parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, arguments), None):
+        raise ConfigError(f"{other} concerns nothing here: a plan reads and trains nothing")
     from moespec.models.planning.command import plan_command
 
     how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
@@ -491,7 +502,7 @@ def _inspect(arguments: list[str]) -> None:
         raise SpecError("inspect: expected either --image FILE or --analysis")
     if parsed.analysis and parsed.panels:
         raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
-    run, out = parsed.run, parsed.out or ("analysis.png" if parsed.analysis else "routing.png")
+    run, out = parsed.run, ("routing.png", "analysis.png")[parsed.analysis] if parsed.out is None else parsed.out
     from moespec.models.commandline import analysis, commands
 
     how: Any = {"backend": parsed.backend, "step": parsed.step}

@@ -48,7 +48,7 @@ def kinds() -> dict[str, type[Config]]:
 
 def of_name(name: str) -> ModuleType:
     """The module that has the size of the model, or text tower, `name`. Raises ConfigError for a size that none has."""
-    size = name.rstrip(digits)
+    size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         raise ConfigError(f"name={name!r}: expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16")
     return _BY_SIZE[size]

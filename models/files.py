@@ -1,17 +1,24 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part of it.
+"""Writing files so that a crash leaves the old content or the new one, never a part of it, and reading those of strangers.
 
 An error of the system, such as a full disk, names the file.
 """
 
+import errno
 import hashlib
 import json
 import os
+import secrets
+import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["named_errors", "signed", "sync_directory", "unsigned", "write_atomically", "write_synced"]
+__all__ = [
+    *("named_errors", "read_file", "regular", "signed", "sweep", "sync_directory", "unfinished", "unsigned"),
+    *("write_atomically", "write_synced"),
+]
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
@@ -36,21 +43,50 @@ def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """The `opener` of a file that may be anything: OSError, which names it, for a pipe, which would be waited for, or a device."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` says itself what is a folder
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """What is in a regular file. Raises OSError, which names it."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file under another name, flushes it to the disk and renames it to `path`."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = unfinished(path)
     try:
         write_synced(temporary, content)
         temporary.replace(path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)  # what a full disk took of it is of no use
         raise
     sync_directory(path.parent)
 
 
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is written: no other process has it, and nobody can put a link there before."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def sweep(folder: Path) -> None:
+    """Removes from a folder what a killed process left half-written or half-removed."""
+    for rest in folder.glob(".*.tmp"):
+        if rest.is_dir() and not rest.is_symlink():
+            shutil.rmtree(rest, ignore_errors=True)
+        else:
+            rest.unlink(missing_ok=True)
+
+
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is on the disk."""
-    with named_errors(path), path.open("wb") as file:
+    """Writes a new file and waits until it is on the disk. FileExistsError if there is one, or a link, which it does not follow."""
+    with named_errors(path), path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -22,7 +22,7 @@ from moespec.models.hashing import multi_hash
 from moespec.spec.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.ranges import LARGEST, Count, Range, option_types
+from moespec.spec.ranges import LARGEST, Count, Range, option_types, plain
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
@@ -83,11 +83,19 @@ class BlocksConfig:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         for name, hint in option_types(kind).items():
+            value = getattr(self, name)
             if get_origin(hint) is not Mapping:
-                check_value(name, getattr(self, name), hint)
+                check_value(name, value, hint)
+            elif not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise ConfigError(f"{name}={value!r}: expected a table")
+            else:
+                value = {key: plain(entry) for key, entry in value.items()}
+            object.__setattr__(self, name, plain(value))
         for name in ("dropout", "stochastic_depth"):
             if hasattr(self, name):
                 check_rate(name, getattr(self, name))
+        if isinstance(self, CommonConfig) and self.image_size % self.patch_size:
+            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -110,11 +118,6 @@ class CommonConfig(BlocksConfig):
     """outputs of the head; 0 for no head"""
     head_bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = 0.0
     """initial bias of the head; -log(classes) suits the sigmoid loss"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.image_size % self.patch_size:
-            raise ConfigError(f"patch_size={self.patch_size!r} does not divide image_size={self.image_size!r}")
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -1,11 +1,16 @@
-"""A check that arrays fit into the memory of the machine, before they are made."""
+"""Checks that arrays fit into the memory of the machine, and that its limits leave room, before anything is made."""
 
 import math
 import os
+from collections.abc import Iterable
+from zipfile import ZipInfo
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["check_memory"]
+__all__ = ["check_limits", "check_memory", "check_unpacked"]
+
+NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
+"""GiB of address space without which a backend, or what reads the data, fails in a way of its own while it is imported."""
 
 
 def check_memory(arguments: str, numbers: int) -> None:
@@ -16,6 +21,29 @@ def check_memory(arguments: str, numbers: int) -> None:
     size, memory = 4 * numbers, of_machine()
     if size > memory:
         raise ConfigError(f"{arguments}: takes {size / 2**30:.3g} GiB, this machine has {memory / 2**30:.3g} GiB")
+
+
+def check_unpacked(members: Iterable[ZipInfo]) -> None:
+    """ValueError if these members of an archive, by its directory, are more than the machine has memory for."""
+    size, memory = sum(member.file_size for member in members), of_machine()
+    if size > memory:
+        raise ValueError(f"its arrays have {size:,} bytes, this machine has {memory:,} of memory")
+
+
+def check_limits(backend: str = "", *, workers: int = 0) -> None:
+    """ConfigError where a limit of this process leaves no room for a backend, or for processes that make batches."""
+    if os.name != "posix":
+        return
+    import resource
+
+    space, files = (resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
+    if resource.RLIM_INFINITY != space < NEEDED.get(backend, 0) * 2**30:
+        limit = f"the limit of this process is {space / 2**30:.3g} GiB (ulimit -v)"
+        raise ConfigError(f"backend={backend!r}: needs {NEEDED[backend]} GiB of address space, {limit}")
+    if workers and resource.RLIM_INFINITY != files < (needed := 32 + 6 * workers):
+        raise ConfigError(
+            f"workers={workers}: needs {needed} open files, the limit of this process is {files} (ulimit -n)"
+        )
 
 
 def of_machine() -> float:

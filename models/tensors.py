@@ -1,13 +1,25 @@
-"""The tensors of a safetensors file, each with its dtype. An error names the tensor that is wrong."""
+"""The tensors of a safetensors file, each with its dtype. An error names the tensor that is wrong.
 
+What moespec writes says in its metadata which version wrote it, `moespec.version`, and has there a checksum of all the rest,
+`moespec.sha256`, which is looked at where there is one: files of others, and of version 0.1, have none.
+"""
+
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
-__all__ = ["Found", "decoded", "reason"]
+from moespec.version import version
+
+__all__ = ["CHECKSUM", "Found", "decoded", "reason", "sealed", "unsealed"]
+
+CHECKSUM, METADATA = "moespec.sha256", "__metadata__"
 
 STORED = {"F32": "<f4", "F64": "<f8", "BOOL": "?"}
 STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)}
@@ -50,3 +62,40 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
         except (ValueError, OverflowError) as error:  # too many axes, or 0 numbers along an axis of 2^63
             raise ValueError(f"{name!r} has a shape that no array can have: {error}") from error
     return tensors
+
+
+def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The content of a safetensors file with its version and checksum in its metadata; the same arrays give the same bytes."""
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    content = safetensors.numpy.save(contiguous, {"moespec.version": json.dumps(version()), **(metadata or {})})
+    header, rest = _parts(content)
+    about = {**header[METADATA], CHECKSUM: _digest(header, rest)}
+    text = json.dumps(
+        {METADATA: dict(sorted(about.items())), **{name: header[name] for name in header if name in arrays}}
+    )
+    text += " " * (-len(text) % 8)  # the numbers are aligned
+    return b"".join((len(text).to_bytes(8, "little"), text.encode(), rest))
+
+
+def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, see `decoded`. Raises ValueError also for another checksum than it says."""
+    tensors = decoded(content, half=half)
+    header, rest = _parts(content)
+    metadata: dict[str, str] = header.get(METADATA, {})
+    if CHECKSUM in metadata and metadata[CHECKSUM] != _digest(header, rest):
+        raise ValueError("damaged or edited, its checksum is not that of its content")
+    return tensors, metadata
+
+
+def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The header of a safetensors file, and its numbers."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:size]), memoryview(content)[size:]
+
+
+def _digest(header: Mapping[str, Any], rest: memoryview) -> str:
+    """Of all but the checksum itself."""
+    about = {name: text for name, text in header.get(METADATA, {}).items() if name != CHECKSUM}
+    digest = hashlib.sha256(json.dumps({**header, METADATA: about}, sort_keys=True).encode())
+    digest.update(rest)
+    return digest.hexdigest()

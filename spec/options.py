@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from moespec.spec.capacity import capacity_of
 from moespec.spec.checks import check_choices, plural
 from moespec.spec.errors import ConfigError
-from moespec.spec.ranges import Count, Factor, Scalar, Weight, check, option_types
+from moespec.spec.ranges import Count, Factor, Scalar, Weight, check, option_types, plain
 
 __all__ = ["RouterOptions"]
 
@@ -30,7 +30,8 @@ class RouterOptions:
     def __post_init__(self) -> None:
         kind: Any = type(self)  # mypy takes the class of a dataclass for unhashable
         for name, hint in option_types(kind).items():
-            check(name, getattr(self, name), hint)
+            check(name, value := getattr(self, name), hint)
+            object.__setattr__(self, name, plain(value))
 
     @classmethod
     def create(cls, router: str, values: dict[str, Any]) -> Self:

@@ -62,6 +62,13 @@ def check(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name}: expected {' or '.join(map(_described, kinds))}, got {value!r}")
 
 
+def plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's, which does not overflow; an integer of more than 64 bits as a float."""
+    if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+        return value.item()
+    return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value
+
+
 def _fits(value: Any, kind: Any) -> bool:
     if kind is type(None):
         return value is None

@@ -5,10 +5,17 @@ What is reduced in the update (gradients, the norm of the whole gradient, norms 
 parameter) is outside of the program, see `moespec.backends.torch.spread`.
 """
 
+import os
+import socket
+import struct
+import sys
 from collections.abc import Callable, Mapping
-from threading import Thread
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,19 +32,24 @@ from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 
-__all__ = ["OnMesh", "abandon", "devices", "join", "leave"]
+__all__ = ["OnMesh", "devices", "join", "leave"]
 
-SECONDS = 5.0
-"""That the threads of a group get to end after an error."""
+SIOCGIFADDR = 0x8915
+"""What asks Linux for the address of an interface."""
 
 Metrics = dict[str, Tensor]
 
 
-def join(process: Process) -> None:
+def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
     """Joins the other processes. The device of this one is the GPU of its number on its machine, or the CPU.
+
+    address: the IP address that others reach this machine by; gloo takes its network unless GLOO_SOCKET_IFNAME names another.
+    timeout: seconds after which a process that says nothing is lost; torch's own is at least ten times as long.
 
     Raises RuntimeError, of torch.distributed, when the others do not come in time.
     """
+    if address and (network := _network(address)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
     on_gpu = default_device().type == "cuda"
     if on_gpu:
         use_device(process.local)
@@ -46,7 +58,22 @@ def join(process: Process) -> None:
         init_method=f"tcp://{process.address}",
         rank=process.index,
         world_size=process.count,
+        timeout=timedelta(seconds=max(1800, 10 * timeout)),
     )
+
+
+def _network(address: str) -> str | None:
+    """The name of the interface that has an IPv4 address, where the system says it (Linux)."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has none
+                    asked = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                    if socket.inet_ntoa(asked[20:24]) == address:
+                        return name
+    return None
 
 
 def devices() -> int:
@@ -58,16 +85,6 @@ def leave() -> None:
     """Waits for the other processes and leaves them."""
     dist.barrier()
     dist.destroy_process_group()
-
-
-def abandon() -> None:
-    """Leaves the other processes after an error, without a word to them, which may wait for this one.
-
-    Threads that still run at the end of the process would abort it. They end at once, but for one that waits for another process.
-    """
-    thread = Thread(target=dist.destroy_process_group, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
 
 
 class OnMesh(SplitOverGroup):
@@ -113,10 +130,18 @@ class OnMesh(SplitOverGroup):
 
     def exchanged(self, value: str) -> list[str]:
         """The texts of all processes, in their order; it waits for all."""
-        texts = [value] * self.processes
-        if self.processes > 1:
-            dist.all_gather_object(texts, value)
-        return texts
+        if self.processes == 1:
+            return [value]
+        own = from_numpy(np.frombuffer(value.encode(), np.uint8))
+        sizes = self._of_all(torch.tensor([len(own)], device=own.device))
+        most = max(1, *map(int, sizes))
+        texts = self._of_all(torch.nn.functional.pad(own, (0, most - len(own))))
+        return [text[: int(size)].cpu().numpy().tobytes().decode() for text, size in zip(texts, sizes, strict=True)]
+
+    def _of_all(self, tensor: Tensor) -> list[Tensor]:
+        tensors = [torch.empty_like(tensor) for _ in range(self.processes)]
+        dist.all_gather(tensors, tensor)
+        return tensors
 
     # Arrays.
 

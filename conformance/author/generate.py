@@ -7,7 +7,7 @@ change of what the specification computes, which must raise the algorithm's `rev
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
 from moespec.conformance.format import Case, Value
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
+from moespec.spec.errors import ConfigError
 
 __all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
 
@@ -60,9 +61,11 @@ def generate(
 
     A case is written when it is made, so that nothing made is lost if another fails. Raises StaleError at the end, with
     all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
-    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was.
+    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
+    anything is made, where there is nothing to compare with, or where it would write over what is not its own.
     """
     chosen = [id for id in all_definitions() if only(id)]
+    _check_folder(folder, chosen if check else ())
     stale: list[str] = []
     advice, written = "", 0
     for id, future in _built(chosen):
@@ -97,6 +100,22 @@ def generate(
         (folder.parent / "suite.json").write_text(suite_text(folder))
         report(f"{len(chosen)} cases made, {written} written")
     return len(chosen)
+
+
+def _check_folder(folder: Path, compared: Sequence[str]) -> None:
+    """ConfigError unless the folder has vectors to compare with, or, if these are none, vectors may be written to it."""
+    name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
+    if compared:
+        if not any((folder / f"{id}.json").is_file() for id in compared):
+            raise ConfigError(f"{name}: there are no vectors")
+    elif folder.resolve() == VECTORS.resolve() and not (VECTORS.resolve().parents[1] / "pyproject.toml").is_file():
+        raise ConfigError(f"{name}: those of the installed package; give --vectors FOLDER")
+    elif folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{name}: not a folder")
+    elif others := [entry.name for entry in folder.glob("*") if not any(entry.glob("*.json"))]:
+        raise ConfigError(f"{name}: there is {min(others)!r} in it; choose another folder")
+    elif suite.exists() and b'"provenance"' not in suite.read_bytes():
+        raise ConfigError(f"{name}: {suite} is not that of vectors, and would be replaced")
 
 
 def suite_text(folder: Path = VECTORS) -> str:

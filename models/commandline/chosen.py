@@ -4,6 +4,8 @@ A model and a router have options of their own, so which options there are to pa
 """
 
 import argparse
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from os.path import isfile
@@ -14,8 +16,9 @@ from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.training import concerns, configfile
 from moespec.models.training.config import LENGTHS, Config
 from moespec.models.training.modelconfig import SHORT
+from moespec.spec.errors import ConfigError
 
-__all__ = ["check_concerns", "chosen", "early"]
+__all__ = ["check_concerns", "check_functions", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -27,7 +30,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     known = early(arguments)
     names: Any = {"model": known["model"], "router": known["router"]}
     saved = Path(known["run"] or "") / "config.toml"
-    if known["config"]:
+    if known["config"] is not None:
         base = configfile.read(configfile.find_recipe(known["config"]), default, **names)
     elif known["resume"] and known["run"] and isfile(saved):
         base = configfile.read(saved, **names)
@@ -50,11 +53,25 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
     concerns.check([SHORT.get(word, word) for word in words], *configs)
     known = early(arguments)
-    if known["config"] and "format" not in (
+    if known["config"] is not None and "format" not in (
         written := configfile.written(path := configfile.find_recipe(known["config"]))
     ):
         own = configfile.read(path, model=known["model"], router=known["router"])
         concerns.check((name for name in written if name != "init_skip"), own, *configs)
+
+
+def check_functions(arguments: Sequence[str], config: Config) -> None:
+    """ConfigError for a function that training would import and neither the command line nor its file names.
+
+    The configuration of a run does, which is gone on with or fine-tuned, and may be a stranger's.
+    """
+    known = early(arguments)
+    for option, value in config.functions.items() if not known["config"] else ():
+        if known[option] is None:
+            raise ConfigError(
+                f"{option}={value!r}: the run's config.toml names it, and training would import it; "
+                f"if you trust it, add --{option} {shlex.quote(value)}"
+            )
 
 
 def early(arguments: Sequence[str]) -> dict[str, Any]:
@@ -64,7 +81,9 @@ def early(arguments: Sequence[str]) -> dict[str, Any]:
     options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
     options |= {"text": ["--text.name"], "text_router": ["--text.router"]}
     options |= {"optimizer": ["--optimizer.name"], **{name: [f"--training.{name}"] for name in LENGTHS}}
+    options |= {"data.transform": [], "log": []}
     for name, flags in options.items():
         early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
-    known, _ = early.parse_known_args([argument for argument in arguments if argument not in ("-h", "--help")])
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # which the parser that comes after knows or reports
+    known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
     return {name: None if value == "None" else value for name, value in vars(known).items()}

@@ -28,6 +28,7 @@ from moespec.models.evaluation.metrics import line
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
+from moespec.models.memory import check_limits
 from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
@@ -55,6 +56,7 @@ __all__ = [
     "inspect_command",
     "left_out",
     "load_run",
+    "read_data",
     "scan_command",
     "train_command",
 ]
@@ -89,12 +91,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
         path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
-        try:
-            _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
-        except RuntimeError as error:
-            if B.processes == 1:
-                raise
-            raise RunError(f"the {B.processes} processes lost contact with one of them: {error}") from error
+        _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
 def _silent(text: str) -> None: ...
@@ -265,6 +262,7 @@ def hash_table_command(config: Config, out: Path) -> None:
 
 def scan_command(path: Path, data: str, *, workers: int) -> None:
     """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
+    check_limits(workers=workers)
     classes, *parts = PICTURES[data](path)
     total, wrong = 0, 0
     for part in parts:
@@ -302,11 +300,16 @@ def configuration(run: Path) -> tuple[RunDirectory, Config]:
     return directory, config
 
 
+def read_data(config: Config) -> Dataset:
+    """The data of a run that is read: its configuration, which may be a stranger's, names no folder that is written to."""
+    return load_data(replace(config, data=replace(config.data, cache="")))
+
+
 def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
     """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory, config = configuration(run)
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    dataset = load_data(config)
+    dataset = read_data(config)
     directory.check_classes(dataset.classes)
     return LoadedRun(load_backend(name), config, dataset, params, found)

@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 from moespec.models.errors import Interrupted, RunError
+from moespec.models.training import watchdog
 from moespec.spec.errors import ConfigError
 
 __all__ = ["follow", "launch_command"]
@@ -25,8 +27,8 @@ LOOK = 0.1
 """Seconds between looks at the processes."""
 GRACE = 5.0
 """Seconds that the others have to end by themselves after one that ended with an error."""
-USAGE = 2
-"""The exit status of a command that was called wrongly, which another start would not mend."""
+USAGE, LOST = 2, 75
+"""The exit status of a command that was called wrongly, which another start would not mend; that where another process is lost."""
 PROGRAM = """\
 import sys
 from moespec.models.cli import main
@@ -73,15 +75,14 @@ def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
         port = _free_port()
         for index in range(processes):
             started.append(_started(arguments, index, processes, port))
-        failed, until = None, math.inf
+        until = math.inf
         while any(process.poll() is None for process in started) and time.monotonic() < until:
-            failed = failed or _failed(started)
-            if failed is not None and until == math.inf and not caught:
+            if _failed(started) is not None and until == math.inf and not caught:
                 until = time.monotonic() + GRACE
             time.sleep(LOOK)
         if caught:
             raise Interrupted(f"stopped by {caught[0].name}, with all {processes} processes", caught[0])
-        return failed or _failed(started)
+        return _failed(started)
     finally:
         for process in started:
             process.kill()
@@ -106,11 +107,18 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
 
 
 def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    return next(((index, p.returncode) for index, p in enumerate(started) if p.poll()), None)
+    """The first process that ended with an error of its own; if all have lost another, that which still runs, with `LOST`."""
+    ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
+    own = {index: status for index, status in ended.items() if status != LOST}
+    still = [index for index, process in enumerate(started) if process.poll() is None]
+    if ended and not own and still:
+        return still[0], LOST
+    return next(iter((own or ended).items()), None)
 
 
 def follow() -> None:
-    """Ends this process when the one that started it has ended, however that ended."""
+    """Ends this process when the one that started it has ended, however that ended. What loses another tells it by its status."""
+    watchdog.LOST = LOST
     parent = os.getppid()
 
     def watch() -> None:
@@ -122,10 +130,17 @@ def follow() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that is free, as is the next (`moespec.models.training.watchdog`)."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def _described(status: int) -> str:
+    if status == LOST:
+        return "no longer answered"
     return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
 from moespec.models.checks import check_output
-from moespec.models.commandline.commands import configuration, left_out
+from moespec.models.commandline.commands import configuration, left_out, read_data
 from moespec.models.commandline.inspection import alone
 from moespec.models.commandline.parsing import on_one_line
 from moespec.models.compilation import compile_if, pays
@@ -38,7 +38,7 @@ from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
 from moespec.models.templates import render
-from moespec.models.training.resolve import choose_backend, load_backend, load_data, model_config
+from moespec.models.training.resolve import choose_backend, load_backend, model_config
 from moespec.models.training.savestate import trained_params
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
@@ -115,7 +115,7 @@ def predict_command(
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={config.objective!r})")
     B = load_backend(choose_backend(backend or config.backend)[0])
     params, found = trained_params(directory, config, step=step)
-    names = [on_one_line(name) for name in directory.classes() or load_data(config).classes]
+    names = [on_one_line(name) for name in directory.classes() or read_data(config).classes]
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
     read = Reader(pictures, None if html is None else {})

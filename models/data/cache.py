@@ -3,12 +3,17 @@
 What a part of a data set is read as, middle squares or whole pictures, is written one after the other into a file, which all
 processes then map into memory and share: what there is room for stays there, the rest is read from the disk. The name of the
 file is a digest of what decides about its bytes: the files with their sizes and times, and how they are decoded.
+
+After the pixels come a CRC-32 of each picture, which is looked at whenever the picture is read, and a line of JSON with the
+version of moespec and a checksum of these. Files of version 0.1 end with the pixels, and are read without.
 """
 
 import functools
 import hashlib
 import os
 import shutil
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +28,8 @@ from moespec.models.data.dataset import Split, as_picture
 from moespec.models.data.pictures import Pictures, middle
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
+from moespec.models.files import signed, unfinished, unsigned
+from moespec.version import version
 
 __all__ = ["cached"]
 
@@ -33,15 +40,16 @@ FORMAT = "moespec decoded pictures 1"
 
 @dataclass(frozen=True)
 class Stored:
-    """Pictures of a file of decoded ones: where each begins, and its height and width. Pickled without the pixels."""
+    """Pictures of a file of decoded ones: where each begins, its height and width, and its CRC-32. Pickled without the pixels."""
 
     path: Path
     places: NDArray[np.int64]
     sides: NDArray[np.int64]
     pictures: Pictures
+    sums: NDArray[np.uint32] | None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.path, self.places, self.sides, self.pictures)
+        return Stored, (self.path, self.places, self.sides, self.pictures, self.sums)
 
     @cached_property
     def pixels(self) -> NDArray[np.uint8]:
@@ -49,10 +57,14 @@ class Stored:
         return np.memmap(self.path, np.uint8, "r")
 
     def pixels_of(self, index: int) -> NDArray[np.uint8]:
-        """One picture `(height, width, channels)`."""
+        """One picture `(height, width, channels)`. Raises DataError, naming the file, if it is damaged there."""
         height, width = self.sides[index].tolist()
         shape, start = (height, width, self.pictures.channels), int(self.places[index])
-        return self.pixels[start : start + height * width * self.pictures.channels].reshape(shape)
+        pixels = self.pixels[start : start + height * width * self.pictures.channels]
+        if self.sums is not None and zlib.crc32(pixels.data) != self.sums[index]:
+            name = self.pictures.name(index)
+            raise DataError(f"{self.path}: damaged, not the pixels of {name}; without the file all are decoded anew")
+        return pixels.reshape(shape)
 
     def whole(self, index: int) -> Image.Image:
         """One picture, as `Pictures.picture` decodes it."""
@@ -87,14 +99,27 @@ def cached(pictures: Pictures, labels: NDArray[np.int64], folder: Path, *, whole
         sides[:] = pictures.size
     ends = np.cumsum(sides.prod(axis=1) * pictures.channels)
     places = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    if not (path.is_file() and path.stat().st_size == ends[-1]):
+    if (sums := _sums(path, pictures, int(ends[-1]))) is None and not (
+        path.is_file() and path.stat().st_size == ends[-1]
+    ):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _write(path, pictures, int(ends[-1]), whole=whole, workers=workers)
         except OSError as error:
             raise DataError(f"data.cache={str(folder)!r}: cannot be written to ({error})") from error
-    stored = Stored(path, places, sides, pictures)
+        sums = _sums(path, pictures, int(ends[-1]))
+    stored = Stored(path, places, sides, pictures, sums)
     return Split(stored.middles, labels, stored.whole) if whole else Split(stored.read, labels, pictures.picture)
+
+
+def _sums(path: Path, pictures: Pictures, size: int) -> NDArray[np.uint32] | None:
+    """The checksums after the pixels, or None if they are damaged or there are none."""
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        file.seek(size)
+        sums, record = file.read(4 * len(pictures)), file.read(2**16)
+        if unsigned(record).get("sums") == hashlib.sha256(sums).hexdigest():
+            return np.frombuffer(sums, "<u4")
+    return None
 
 
 def _write(path: Path, pictures: Pictures, size: int, *, whole: bool, workers: int) -> None:
@@ -102,25 +127,29 @@ def _write(path: Path, pictures: Pictures, size: int, *, whole: bool, workers: i
     free = shutil.disk_usage(path.parent).free
     if size > free:
         raise DataError(f"data.cache={str(path.parent)!r}: {size:,} bytes of decoded pictures, but {free:,} are free")
-    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    written, sums = unfinished(path), []
     decode = functools.partial(_decoded, pictures, whole)
     try:
         with (
-            unfinished.open("wb") as file,
+            written.open("xb") as file,
             Prefetcher(decode, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
             tqdm(total=len(pictures), unit="image", desc="cache", disable=None) as bar,
         ):
             for _, part in parts:
                 for pixels in part:
-                    file.write(np.ascontiguousarray(pixels).data)
+                    sums.append(zlib.crc32(data := np.ascontiguousarray(pixels).data))
+                    file.write(data)
                 bar.update(len(part))
+            if file.tell() != size:
+                raise DataError(f"data.cache={str(path.parent)!r}: a picture has another size than its header says")
+            file.write(after := np.array(sums, "<u4").tobytes())
+            record = {"format": FORMAT, "version": version(), "sums": hashlib.sha256(after).hexdigest()}
+            file.write(signed(record, indent=None))
             file.flush()
             os.fsync(file.fileno())
-        if unfinished.stat().st_size != size:
-            raise DataError(f"data.cache={str(path.parent)!r}: a picture has another size than its header says")
-        unfinished.replace(path)
+        written.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
 
 
 def _decoded(pictures: Pictures, whole: bool, part: int) -> list[NDArray[np.uint8]]:

@@ -55,6 +55,15 @@ class Captions:
         ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
+    def check(self, count: int) -> None:
+        """ValueError unless they are so many texts."""
+        text, ends = self.text, self.ends
+        if text.dtype != np.uint8 or text.ndim != 1 or ends.dtype != np.int64 or ends.shape != (count,):
+            raise ValueError("dtypes or shapes of captions")
+        if (np.diff(ends, prepend=0) < 1).any() or ends[-1] != len(text) or (text[ends[:-1]] & 0xC0 == 0x80).any():
+            raise ValueError("ends of captions, or one within a character")
+        text.tobytes().decode()
+
     def __len__(self) -> int:
         return len(self.ends)
 

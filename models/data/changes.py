@@ -5,6 +5,7 @@ times batch, plus its place in the batch), and the operation: an operation that 
 """
 
 import math
+import traceback
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,7 @@ SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
 ATTEMPTS = 1000
 
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+Numbers = NDArray[np.int64]
 
 
 def cut_out(
@@ -51,11 +53,12 @@ def cut_out(
 
 
 def with_changes(
-    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: NDArray[np.int64]
+    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
     """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
 
-    Raises ConfigError when the user's transform returns something else than an image of the same shape and dtype.
+    indices: which training images they are. Raises ConfigError, which names one, when the user's transform raises, or returns
+    something else than an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -68,7 +71,8 @@ def with_changes(
             picture = _coloured(as_picture(image), config, seed=seed, position=position)
             image = np.asarray(picture).reshape(image.shape)
         if own:
-            image = _transformed(own, image, generator(seed, PICTURE, position, TRANSFORM), config.transform)
+            random = generator(seed, PICTURE, position, TRANSFORM)
+            image = _transformed(own, image, random, f"data.transform={config.transform!r}, image {indices[place]}")
         images[place] = image
         random = generator(seed, PICTURE, position, ERASE)
         if random.random() < config.erase:
@@ -118,17 +122,21 @@ def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int
 def try_transform(dataset: Dataset, config: DataConfig) -> None:
     """ConfigError if the user's transform, tried on the first training image, raises, or returns no such image."""
     if own := user_transform(config.transform):
-        _transformed(own, dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM), config.transform)
+        image, random = dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM)
+        _transformed(own, image, random, f"data.transform={config.transform!r}, image 0")
 
 
-def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, name: str) -> NDArray[np.uint8]:
+def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, what: str) -> NDArray[np.uint8]:
     try:
         changed = own(image, random)
     except (Exception, SystemExit) as error:  # whatever the user's function raises
-        raise ConfigError(f"data.transform={name!r}: raised {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
     if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
         returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
-        raise ConfigError(f"data.transform={name!r}: returned {returned}, expected uint8 {image.shape}")
+        raise ConfigError(f"{what}: returned {returned}, expected uint8 {image.shape}")
     return changed
 
 

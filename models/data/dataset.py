@@ -14,6 +14,7 @@ from PIL import Image
 
 from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
+from moespec.models.files import read_file
 
 __all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
@@ -118,6 +119,6 @@ def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any
 def read_names(path: Path, called: str) -> tuple[str, ...]:
     """The names of classes in a text file, one a line. Raises DataError, which begins with `called`, if it cannot be read."""
     try:
-        return tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
         raise DataError(f"{called}: cannot be read ({error})") from error

@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.data.pictures import Folder
+from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 
 __all__ = ["directories", "find_folder", "find_pictures", "hidden"]
-
-ENDINGS = frozenset({".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:

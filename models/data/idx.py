@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moespec.models.data.dataset import DEFLATE, Dataset, Split, numbered_classes
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 
 __all__ = ["load_idx", "read_idx"]
 
@@ -59,7 +60,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         compressed = file.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(path) if compressed else path.open("rb"))
 

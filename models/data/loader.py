@@ -65,7 +65,7 @@ def training_batch(
     pixels = cut_out(dataset, config, indices, seed=seed, positions=positions)
     moved: Any = {"padding": config.crop_padding, "flip": config.flip, "batch": batch, "places": places}
     pixels = crop_and_flip(pixels, seed=seed, step=step + view * VIEW, **moved)
-    pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions)
+    pixels = with_changes(pixels, config, maximum=dataset.maximum, seed=seed, positions=positions, indices=indices)
     rows_of_batch = slice(int(mixes and rows is not None), None)
     if not dataset.classes:
         return {"images": pixels[rows_of_batch]}

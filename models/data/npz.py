@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moespec.models.data.dataset import DEFLATE, Dataset, Split, held_out, numbered_classes
 from moespec.models.errors import DataError
+from moespec.models.memory import check_unpacked
 
 __all__ = ["load_npz"]
 
@@ -64,6 +65,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            check_unpacked(info for key, info in members.items() if key in KEYS)
             return {key: _array(path, key, file, info) for key, info in members.items() if key in KEYS}
     except DataError:
         raise

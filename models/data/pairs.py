@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from moespec.models.data.captions import LONGEST, Captions, caption, listed
-from moespec.models.data.folder import ENDINGS, hidden
+from moespec.models.data.folder import hidden
 from moespec.models.data.hub import CAPTION, find_hub
-from moespec.models.data.pictures import Folder
+from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 
 __all__ = ["IMAGE", "find_pairs"]
 
@@ -67,7 +68,7 @@ def _of_folder(folder: Path) -> Part:
 def _beside(picture: Path) -> str:
     file = picture.with_suffix(".txt")
     try:
-        with file.open("rb") as content:
+        with open(file, "rb", opener=regular) as content:
             return caption(content.read(4 * LONGEST + 1), str(file))
     except OSError as error:
         raise DataError(f"{picture}: no caption, {file.name} beside it cannot be read ({error.strerror})") from error

@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 
-__all__ = ["Files", "Folder", "Pictures", "check_header", "read_image"]
+__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "check_header", "read_image"]
 
+FORMATS = {
+    **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
+    **{"TIFF": (".tif", ".tiff"), "WEBP": (".webp",)},
+}
+"""What Pillow may take a picture for, whatever its name says: of what else it knows, some starts other programs."""
+ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
 WHITE_OF_16_BITS = 65535
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values that turn a picture by a quarter."""
@@ -163,7 +170,10 @@ def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
 def _opened(name: str, source: Path | BinaryIO, advice: str = "") -> Iterator[Image.Image]:
     """The picture, of which only the header is read. Whatever fails on it is a DataError that names the file."""
     try:
-        with Image.open(source) as file:
+        with (
+            open(source, "rb", opener=regular) if isinstance(source, Path) else source as opened,
+            Image.open(opened, formats=list(FORMATS)) as file,
+        ):
             # Grey of 16 bits is of mode I where Pillow reads it from PNG (before version 11) and PPM.
             if file.mode == "F" or (file.mode == "I" and file.format not in ("PNG", "PPM")):
                 kind = "floating-point numbers" if file.mode == "F" else "integers of 32 bits"
@@ -175,7 +185,7 @@ def _opened(name: str, source: Path | BinaryIO, advice: str = "") -> Iterator[Im
         raise
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         # The text has the address of what was opened, which is another one each time.
-        text = "of no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else error
+        text = f"none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 

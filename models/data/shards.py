@@ -9,6 +9,7 @@ not be compressed.
 Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py, base_plus_ext and group_by_keys.
 """
 
+import hashlib
 import io
 import json
 import tarfile
@@ -24,16 +25,21 @@ from tqdm import tqdm
 
 from moespec.models.data.captions import LONGEST, Captions, caption
 from moespec.models.data.dataset import numbered_classes
-from moespec.models.data.folder import ENDINGS, hidden
+from moespec.models.data.folder import hidden
+from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
-from moespec.models.files import write_atomically
+from moespec.models.files import regular, signed, unsigned, write_atomically
+from moespec.models.memory import check_unpacked
+from moespec.version import version
 
 __all__ = ["Shards", "find_shards"]
 
-INDEX, OF_CAPTIONS = "moespec-index.npz", "moespec-captions.npz"
+INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
 HELD = ("val", "test")
 """Words in the name of a shard, or of its folder, that is for validation, where others have the word train."""
+LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
+"""Bytes of a label, of the JSON that has one, and of a caption, at most."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +103,16 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     of_images = ("text", "ends") if captions else ("label",)
-    with suppress(Exception), np.load(index, allow_pickle=False) as saved:  # a damaged index is made again
-        if np.array_equal(saved["stamps"], stamps):
-            return {key: saved[key] for key in (*keys, *of_images)}
+    with (
+        suppress(Exception),  # a damaged index is made again
+        open(index, "rb", opener=regular) as file,
+        np.load(file, allow_pickle=False) as saved,
+    ):
+        check_unpacked(saved.zip.infolist())
+        table = {key: saved[key] for key in (*keys, *of_images)}
+        if {**unsigned(saved["record"].tobytes()), "version": version()} == _record(stamps, table):
+            _check(table, np.array([path.stat().st_size for path in paths]))
+            return table
     rows = [
         (number, *row)
         for number, path in enumerate(tqdm(paths, unit="shard", desc="index", disable=None))
@@ -108,14 +121,36 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
     if not rows:
         raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
     *columns, values = zip(*rows, strict=True)
-    table: dict[str, NDArray[Any]] = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
+    table = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
     table |= vars(Captions.of(values)) if captions else {"label": np.array(values)}
     content = io.BytesIO()
-    arrays: dict[str, Any] = {"stamps": stamps, **table}
+    arrays: dict[str, Any] = {"record": np.frombuffer(signed(_record(stamps, table)), np.uint8), **table}
     np.savez(content, **arrays)
     with suppress(OSError):
         write_atomically(index, content.getvalue())
     return table
+
+
+def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """What an index says of itself: its format, the version of moespec, and a checksum of the shards' stamps and of the table."""
+    digest = hashlib.sha256("\n".join(stamps.tolist()).encode())
+    for key, array in sorted(table.items()):
+        digest.update(f"{key} {array.shape} {array.dtype.str} ".encode() + array.tobytes())
+    return {"format": FORMAT, "version": version(), "content": digest.hexdigest()}
+
+
+def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
+    """ValueError or IndexError for a table that cannot be one of shards with these sizes, in bytes."""
+    shard, offset, size, label = (table.get(key, table["shard"]) for key in ("shard", "offset", "size", "label"))
+    whole = all(array.dtype == np.int64 and array.shape == (len(shard),) for array in (shard, offset, size, label))
+    if not whole or table["name"].dtype.kind != "U" or table["name"].shape != shard.shape or not len(shard):
+        raise ValueError("dtypes or shapes")
+    if min(shard.min(), offset.min(), size.min(), label.min()) < 0 or label.max() >= 2**31:
+        raise ValueError("negative numbers, or large labels")
+    if (offset > sizes[shard] - size).any():
+        raise ValueError("places")
+    if "ends" in table:
+        Captions(table["text"], table["ends"]).check(len(shard))
 
 
 def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
@@ -124,19 +159,26 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
     values: dict[str, int | str] = {}
     endings = (".txt",) if captions else (".cls", ".json")
     try:
-        with tarfile.open(path, "r:") as file:
+        with open(path, "rb", opener=regular) as shard, tarfile.open(fileobj=shard, mode="r:") as file:
             for member in file:
                 if not member.isfile() or hidden(Path(member.name)):
                     continue
                 head, slash, base = member.name.rpartition("/")
                 stem, dot, ending = base.partition(".")
-                key, ending = f"{head}{slash}{stem}", f"{dot}{ending}".lower()
+                key, ending, name = f"{head}{slash}{stem}", f"{dot}{ending}".lower(), f"{path}:{member.name}"
+                if ending not in {*ENDINGS, *endings}:
+                    continue
+                if member.issparse():  # of any size in a shard of any other
+                    raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
                     pictures[key] = member
-                elif ending in endings and (content := file.extractfile(member)) is not None:
-                    name = f"{path}:{member.name}"
-                    limit = 4 * LONGEST + 1
-                    value = caption(content.read(limit), name) if captions else _label(content.read(), ending, name)
+                elif (content := file.extractfile(member)) is not None:
+                    if member.size > LIMITS[ending] and not captions:
+                        raise DataError(
+                            f"{name}: {member.size:,} bytes, expected a label of at most {LIMITS[ending]:,}"
+                        )
+                    text = content.read(LIMITS[ending] + 1)
+                    value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:
                         values[key] = value
     except (tarfile.TarError, EOFError, OSError) as error:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from moespec.models.data.captions import Captions
 from moespec.models.errors import DataError
+from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
 
 __all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
@@ -52,7 +53,7 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     except ModuleNotFoundError as error:
         raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
     try:
-        library = tokenizers.Tokenizer.from_buffer(Path(path).read_bytes())
+        library = tokenizers.Tokenizer.from_buffer(read_file(Path(path)))
     except Exception as error:  # the library raises plain exceptions
         raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
     library.no_truncation()

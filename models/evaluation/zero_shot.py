@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from moespec.models.data.captions import caption
 from moespec.models.errors import DataError
 from moespec.models.evaluation.neighbours import unit
+from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
 
 __all__ = ["PLACE", "Prompts", "class_embeddings", "read_prompts", "zero_shot"]
@@ -46,7 +47,7 @@ def read_prompts(path: Path) -> Prompts:
     is there twice.
     """
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error})") from error
     lists: list[Any] = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []

@@ -27,14 +27,14 @@ import safetensors.numpy
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
-from moespec.models.files import signed, sync_directory, unsigned, write_atomically, write_synced
+from moespec.models.files import read_file, signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
 from moespec.models.trees import flatten, nested
 from moespec.spec.errors import ConfigError
 
 __all__ = [
     *("Checkpoint", "amend", "encoded", "finish", "latest", "read", "read_record", "set_aside", "steps"),
-    *("sweep", "unfinished", "write"),
+    *("unfinished", "write"),
 ]
 
 FORMATS = (1, 2, 3)
@@ -44,6 +44,8 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
 }
 """What state.json must have, besides its format, its own checksum and those of arrays."""
+MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int}
+"""What it may have, which older versions did not write."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,6 @@ def latest(folder: Path) -> Path | None:
     return folder / f"{present[-1]:08d}" if present else None
 
 
-def sweep(folder: Path) -> None:
-    """Removes what a killed process left half-written or half-removed."""
-    for rest in folder.glob(".*.tmp"):
-        shutil.rmtree(rest, ignore_errors=True)
-
-
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
     """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
 
@@ -170,7 +166,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
-        record = unsigned(path.read_bytes())
+        record = unsigned(read_file(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
     except ValueError as error:
@@ -179,7 +175,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         by = record.get("version", "0.1")  # which did not say
         raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
     arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
-    for key, kind in {**ENTRIES, **arrays}.items():
+    for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):

@@ -4,6 +4,7 @@ What a single section can tell by itself, it says itself: options that a router,
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -44,6 +45,7 @@ TABLE: tuple[tuple[str, tuple[str, ...], Callable[[Config], object], str], ...] 
     ("text", (*OF_BLOCK, "group_texts"), lambda c: c.text.moe not in (None, "none"), "text.moe is 'none'"),
     ("lit", ("bias",), lambda c: c.lit.loss == "sigmoid", "lit.loss is 'softmax', which has no bias"),
     ("lit", ("end",), lambda c: c.lit.tokenizer, "there is no lit.tokenizer"),
+    ("mesh", ("timeout",), lambda c: {"WORLD_SIZE", "SLURM_NTASKS"} & os.environ.keys(), "there is one process"),
     ("", ("init_skip",), lambda c: c.init, "there is no init"),
 )  # fmt: skip
 """Section, options of it (all, where none is named), when they concern a run, and why they do not if they do not."""

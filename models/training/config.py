@@ -75,9 +75,13 @@ class MeshConfig:
     """parts of the experts"""
     transport: Transport = "model"
     """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
+    timeout: float = 40.0
+    """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
 
     def __post_init__(self) -> None:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
+        if not 1 <= self.timeout <= 86400:
+            raise ConfigError(f"mesh.timeout={self.timeout!r}: expected a number of seconds from 1 to 86400")
         if self.transport != "model" and self.expert == 1:
             raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
 
@@ -240,3 +244,9 @@ class Config:
     def logs(self) -> tuple[str, ...]:
         """The names in `log`."""
         return tuple(dict.fromkeys(self.log.split(","))) if self.log else ()
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """What training imports of the user's modules, by the option that names it."""
+        own = {"data.transform": self.data.transform, "log": self.log if set(self.logs) - TRACKERS.keys() else ""}
+        return {option: value for option, value in own.items() if value}

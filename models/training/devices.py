@@ -7,6 +7,7 @@ Every process reads the same configuration and the same data, and ends with an e
 import importlib
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -14,17 +15,18 @@ from typing import Any, TypeVar
 
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes, check_experts, mesh_sizes
-from moespec.backends.processes import process_of
+from moespec.backends.processes import Process, process_of
 from moespec.models import families
 from moespec.models.data.dataset import Dataset
-from moespec.models.errors import RunError
+from moespec.models.errors import Interrupted, RunError
 from moespec.models.families import family
 from moespec.models.hashing import multi_hash
 from moespec.models.training.config import Config, MeshConfig
 from moespec.models.training.configfile import flat
 from moespec.models.training.objectives.table import objective_of
 from moespec.models.training.resolve import load_backend, model_config
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.models.training.watchdog import Watchdog, ended
+from moespec.spec.errors import ConfigError, ShapeError, SpecError
 
 __all__ = ["check_batch", "check_expert_axis", "check_layout", "check_same", "connected", "led"]
 
@@ -40,28 +42,46 @@ def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
     Raises ConfigError for a mesh that is not that of the devices, RunError when the other processes do not come.
     """
     process = process_of(os.environ)
-    single = load_backend(name)
     if name == "numpy":
         for axis, size in mesh.axes.items():
             if process is not None or size not in (None, 1):
                 raise ConfigError(f"mesh.{axis}={size!r}: backend='numpy' computes on one device, in one process")
-        yield single
-        return
+        yield load_backend(name)
+    elif process is None:
+        yield on_devices(name, mesh)
+    else:
+        with joined(name, process, mesh.timeout):
+            yield on_devices(name, mesh)
+
+
+def on_devices(name: str, mesh: MeshConfig) -> Backend:
+    """The backend on all devices that its framework knows of."""
     on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
-    if process is not None:
-        try:
-            on_mesh.join(process)
-        except RuntimeError as error:
-            raise RunError(f"process {process.index} of {process.count} at {process.address}: {error}") from error
     sizes = mesh_sizes(on_mesh.devices(), **mesh.axes)
+    backend: Backend = on_mesh.OnMesh(sizes, transport=mesh.transport) if sizes.devices > 1 else load_backend(name)
+    return backend
+
+
+@contextmanager
+def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
+    """Within it, the processes know each other. Where one is lost or fails, all end, with its name."""
+    watchdog = Watchdog(process, timeout)
+    on_mesh: Any = importlib.import_module(f"moespec.backends.{name}.mesh")
     try:
-        yield single if sizes.devices == 1 else on_mesh.OnMesh(sizes, transport=mesh.transport)
-    except BaseException:
-        if process is not None and name == "torch":
-            on_mesh.abandon()
-        raise
-    if process is not None:
+        on_mesh.join(process, watchdog.address, timeout)
+        yield
         on_mesh.leave()
+    except BaseException as error:
+        if isinstance(error, RuntimeError):
+            watchdog.settle()
+        watchdog.leave(None if isinstance(error, Interrupted) else str(error) or type(error).__name__, well=False)
+        if isinstance(error, RuntimeError):
+            raise RunError(f"{type(error).__name__}: {error}") from error
+        if not isinstance(error, SpecError | OSError | MemoryError | KeyboardInterrupt):
+            traceback.print_exc()
+            ended(1)
+        raise
+    watchdog.leave()
 
 
 def check_layout(B: Backend, config: Config) -> None:

@@ -19,6 +19,7 @@ from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.evaluation.zero_shot import class_embeddings, read_prompts, zero_shot
 from moespec.models.families import Config as Model
+from moespec.models.files import read_file
 from moespec.models.interruption import check
 from moespec.models.router_options import named
 from moespec.models.training.config import Config
@@ -111,7 +112,7 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
 def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
     """The right labels of each validation image. Raises DataError naming the file and what is wrong with it."""
     try:
-        labels = json.loads(path.read_bytes())
+        labels = json.loads(read_file(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

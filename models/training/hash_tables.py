@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -21,10 +19,10 @@ from moespec.backends.contract import Backend
 from moespec.models import families, vit
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import write_atomically
+from moespec.models.files import read_file, write_atomically
 from moespec.models.hashing import token_ids
 from moespec.models.streams import TABLES, generator
-from moespec.models.tensors import decoded, reason
+from moespec.models.tensors import sealed, unsealed
 from moespec.models.training.config import Config
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.clustering import k_means
@@ -37,7 +35,6 @@ from moespec.spec.hash_tables import (
 )
 from moespec.spec.routers.hash import Options
 from moespec.spec.token_ids import normalized_patches
-from moespec.version import version
 
 __all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "table_options", "write"]
 
@@ -193,19 +190,15 @@ def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
     arrays: dict[str, NDArray[Any]] = {"tables": np.ascontiguousarray(found.tables)}
     if found.codebook is not None:
         arrays["codebook"] = np.ascontiguousarray(found.codebook)
-    write_atomically(path, safetensors.numpy.save(arrays, metadata={**_made_for(model), "moespec.version": version()}))
+    write_atomically(path, sealed(arrays, _made_for(model)))
 
 
 def read(path: Path, model: vit.VitConfig) -> HashTables:
     """The file's codebook and tables. Raises DataError when it cannot be read, or was made for other models."""
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            made_for = file.metadata() or {}
-        tensors = decoded(path.read_bytes())
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise DataError(
-            f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({reason(error)})"
-        ) from error
+        tensors, made_for = unsealed(read_file(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
     arrays = {name: tensor.array for name, tensor in tensors.items()}
     for name, value in _made_for(model).items():
         if made_for.get(name) != value:

@@ -104,9 +104,10 @@ class Stop:
         if after.stopped_by is None:
             return
         self._saver.wait()
+        named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
         raise Interrupted(
             f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
-            f"moespec train --run {shlex.quote(str(self._run))} --resume",
+            f"moespec train --run {shlex.quote(str(self._run))} --resume{named}",
             after.stopped_by,
         )
 
@@ -152,4 +153,4 @@ class Save:
             self._progress.sync()
             seconds, owed = self._progress.seconds, {"owed": after.due} if after.due else {}
             record = record_of(after.B, after.config, after.done, seconds=seconds, **self._said)
-            self._saver.save(after.exported, {**record, **owed})
+            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **owed})

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from moespec.backends.mesh import Pieces
+from moespec.models.files import read_file, regular
 from moespec.models.tensors import decoded, reason
 
 __all__ = ["ArrayFile", "Stored", "digest", "named_pieces", "stored"]
@@ -35,7 +36,7 @@ class ArrayFile:
     @cached_property
     def content(self) -> bytes:
         """All of it. Raises ValueError if it is damaged."""
-        content = self.path.read_bytes()
+        content = read_file(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ValueError("damaged, its checksum is not that of state.json")
         return content
@@ -43,7 +44,7 @@ class ArrayFile:
     @cached_property
     def intact(self) -> bool:
         """True. Raises ValueError if the file is damaged."""
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=regular) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
                 raise ValueError("damaged, its checksum is not that of state.json")
         return True

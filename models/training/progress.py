@@ -23,7 +23,7 @@ COLLAPSED = 0.01
 class Progress:
     """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
 
-    owed: the evaluations of this step that are yet to be made, as `Start` has them.
+    owed, logged: the evaluations of this step that are yet to be made, and the lines of the log, as `Start` has them.
     leads: whether this process shows and records it; another's does nothing.
     """
 
@@ -35,10 +35,11 @@ class Progress:
         start: int,
         seconds: float,
         owed: Sequence[str | None] = (),
+        logged: int = 0,
         leads: bool = True,
     ) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start, [kind_of(name) for name in owed]) if leads else None
+        self._log = RunLog(run, start, [kind_of(name) for name in owed], logged=logged) if leads else None
         interval = 0.5 if sys.stderr.isatty() else 10.0
         self._bar = tqdm(
             total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
@@ -61,6 +62,11 @@ class Progress:
     def seconds(self) -> float:
         """Seconds of training so far, compilation and evaluations included, all sittings together."""
         return time.perf_counter() - self._began
+
+    @property
+    def logged(self) -> int:
+        """Lines of the log."""
+        return 0 if self._log is None else self._log.lines
 
     def step(self) -> None:
         """One more step was given to the backend."""

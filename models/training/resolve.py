@@ -16,7 +16,7 @@ from moespec.models.data import datasets
 from moespec.models.data.dataset import Dataset
 from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
-from moespec.models.memory import check_memory
+from moespec.models.memory import check_limits, check_memory
 from moespec.models.router_options import named, options_of
 from moespec.models.training.config import BackendName, Config
 from moespec.models.training.length import in_steps, shrunk
@@ -48,8 +48,9 @@ def choose_backend(requested: str) -> tuple[str, str]:
 def load_backend(name: str) -> Backend:
     """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open.
 
-    Raises ConfigError when a package that it needs is missing.
+    Raises ConfigError when a package that it needs is missing, or memory.
     """
+    check_limits(name)
     if name == "torch":
         # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other, which makes
         # a small model ten times slower on a machine that has anything else to do.
@@ -62,6 +63,7 @@ def load_backend(name: str) -> Backend:
 
 def load_data(config: Config) -> Dataset:
     """The data set of a configuration; images get the size of the model. Raises DataError or ConfigError."""
+    check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
         size = _own_size(config.model)

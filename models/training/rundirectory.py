@@ -18,7 +18,8 @@ from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.files import write_atomically
+from moespec.models.files import signed, sweep, unsigned, write_atomically
+from moespec.models.router_options import named
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
 from moespec.models.training.config import Config
@@ -43,7 +44,12 @@ class RunDirectory:
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
-        return configfile.read(file) if isfile(file) else None
+        if not isfile(file):
+            return None
+        config = configfile.read(file)
+        with named(f"{file}: ", ("model",)):
+            model_config(config.model)
+        return config
 
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
@@ -51,7 +57,8 @@ class RunDirectory:
         if not isfile(file):
             return ()
         try:
-            names = json.loads(file.read_bytes())
+            content = file.read_bytes()  # version 0.1 and early 0.2 wrote a list
+            names = json.loads(content) if content[:1] == b"[" else unsigned(content).get("classes")
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{file}: cannot be read ({error})") from error
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -117,10 +124,11 @@ class RunDirectory:
             aside = self._go_on(config, classes, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
-        checkpoint.sweep(self.checkpoints)
+        for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
+            sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
         if classes:
-            write_atomically(self.path / CLASSES, (json.dumps(list(classes)) + "\n").encode())
+            write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
         write_atomically(self.path / CONFIG, configfile.dump(config).encode())
         return aside
 
@@ -197,19 +205,23 @@ class RunDirectory:
         overrides = [*record.get("overrides", []), entry]
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
 
-    def load(self, shapes: Mapping[str, Any], *, step: int | None = None, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, or that of `step`, of a model with parameters of `shapes`; None if there is none.
+    def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
+        """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.
 
         whole: False reads arrays when slices of them are asked for.
         """
+        path = self.place()
+        return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
+
+    def place(self, step: int | None = None) -> Path | None:
+        """The folder of the newest checkpoint, or of that of `step`; None if there is none. CheckpointError if there is not that one."""
         steps = checkpoint.steps(self.checkpoints)
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
             raise CheckpointError(
                 f"step={step!r}: not in {self.checkpoints}, which has checkpoints of the steps {listed}"
             )
-        path = checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
-        return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
+        return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
 
 def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:

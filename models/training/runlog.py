@@ -7,12 +7,15 @@ drops the lines after its checkpoint, so each step is in the log once.
 
 import os
 import time
+import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from moespec.models.errors import RunError
+from moespec.models.errors import CheckpointError, RunError
 from moespec.models.files import named_errors, signed, unsigned, write_atomically
+from moespec.models.training import checkpoint
 
 __all__ = ["RunLog", "read_log", "scalars"]
 
@@ -24,12 +27,18 @@ KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "ima
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
     """The lines of one kind in a run's metrics.jsonl, in order.
 
-    Raises RunError naming a line that is damaged, and with `some` when there are none.
+    Raises RunError naming a line that is damaged, and with `some` when there are none. Warns of lines that the newest checkpoint
+    knows of and that are gone.
     """
-    path = run / NAME
+    path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
     lines, damaged = _read(path.read_bytes() if path.is_file() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
+    with suppress(CheckpointError):  # that it is damaged says who reads its arrays
+        record = {"step": 0} if newest is None else checkpoint.read_record(newest)
+        there = sum(at["step"] <= record["step"] for _, at in lines)
+        if few := _fewer(there, record.get("logged", 0), record["step"]):
+            warnings.warn(f"{path}: {few}", stacklevel=1)
     records = [record for _, record in lines if record["kind"] == kind]
     if some and not records:
         raise RunError(f"{path}: there is no line of the kind {kind!r}")
@@ -39,11 +48,12 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 class RunLog:
     """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
 
-    again: the kinds of which it drops the line of `step` too, as that line is written again.
+    again: the kinds of which it drops the line of `step` too, as that line is written again. logged: how many lines there were when
+    the state of `step` was saved; of fewer it says so. `lines` is how many there are.
     """
 
-    def __init__(self, run: Path, step: int, again: Collection[str] = ()) -> None:
-        path = run / NAME
+    def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
+        path, earlier, damaged = run / NAME, list[bytes](), list[str]()
         if path.exists():
             content = path.read_bytes()
             lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
@@ -53,6 +63,9 @@ class RunLog:
                 print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
             earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
             write_atomically(path, b"".join(line + b"\n" for line in earlier))
+        if few := _fewer(len(earlier) + len(damaged), logged, step):
+            print(f"{path}: {few}. The run goes on without the rest")
+        self.lines = len(earlier)
         self._path, self._file = path, path.open("a")
         self._board = _Board.open(run / "tensorboard", step)
 
@@ -61,6 +74,7 @@ class RunLog:
         with named_errors(self._path):
             self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
             self._file.flush()
+        self.lines += 1
         if self._board is not None:
             self._board.write(kind, step, values)
 
@@ -76,6 +90,11 @@ class RunLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _fewer(there: int, logged: int, step: int) -> str:
+    """What is wrong with a log of so many lines up to a step at which it had `logged`, if anything is."""
+    return f"has {there} of the {logged} lines that were there at step {step}" if there < logged else ""
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:

@@ -29,6 +29,7 @@ class Start(NamedTuple):
     """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
 
     owed: the evaluations of this step that a signal kept from being made, None for that of the run's own images.
+    logged: the lines that the log had.
     """
 
     state: Any
@@ -36,6 +37,7 @@ class Start(NamedTuple):
     seconds: float
     overrides: list[Any]
     owed: list[str | None]
+    logged: int = 0
 
 
 def begin(
@@ -77,7 +79,9 @@ def begin(
     except ValueError as error:  # of an array that is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
-    return Start(state, step, record["seconds"], record.get("overrides", []), record.get("owed", []))
+    return Start(
+        state, step, record["seconds"], record.get("overrides", []), record.get("owed", []), record.get("logged", 0)
+    )
 
 
 def record_of(
@@ -114,10 +118,11 @@ def trained_params(
     Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
     """
     model = model_config(config.model)
-    saved = directory.load(shapes_of(config, model), step=step)
-    if saved is None:
+    place = directory.place(step)
+    if place is None:
         raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
-    check_evaluated(saved.record, config, str(directory.checkpoints))
+    check_evaluated(checkpoint.read_record(place), config, str(directory.checkpoints))
+    saved = checkpoint.read(place, shapes_of(config, model))
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
     return nested(flatten(params) | flatten(averages)), saved.record["step"]

@@ -28,6 +28,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
 from moespec.models.training.step import step_maker
+from moespec.models.training.watchdog import tell
 
 __all__ = ["Trained", "train"]
 
@@ -71,14 +72,16 @@ def train(
         how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
         return begin(B, config, directory, examples=len(dataset.train), **how)
 
-    state, start, seconds, overrides, owed = begun()
+    state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     with (
         Interruption() as interruption,
-        Progress(run, settings, start=start, seconds=seconds, owed=owed, leads=B.process == 0) as progress,
+        Progress(
+            run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0
+        ) as progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         batches.ahead(start) as steps,
     ):
@@ -86,7 +89,7 @@ def train(
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
         save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
-        each: list[Hook] = [stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+        each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)
         if owed:
             evaluate(after)

@@ -42,6 +42,8 @@ def convert_command(
         if chosen is not None and chosen not in FORMATS:
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
     to_format = to_format or _by_name(target)
+    if to_format == "vmoe" and target.suffix in (".safetensors", ".npz"):
+        raise ConfigError(f"target={str(target)!r}: vmoe has two files, NAME.index and NAME.data-...; expected a NAME")
     if to_format not in ("hub", "huggingface"):
         check_output("target", target, sources=sources)
     else:

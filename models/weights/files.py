@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import write_atomically
-from moespec.models.tensors import decoded
+from moespec.models.files import read_file, write_atomically
+from moespec.models.memory import check_unpacked
+from moespec.models.tensors import sealed, unsealed
 
 __all__ = [
     "content_of",
     "read_json",
     "read_npz",
     "read_safetensors",
-    "safetensors_bytes",
     "write_npz",
     "write_safetensors",
 ]
@@ -35,30 +34,23 @@ Arrays = dict[str, NDArray[Any]]
 def content_of(path: Path) -> bytes:
     """What is in a file. Raises CheckpointError if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays and the metadata of a safetensors file; bfloat16 becomes float32, which holds every value of it."""
-    content = content_of(path)
     try:
-        arrays = {name: tensor.array for name, tensor in decoded(content, half=True).items()}
+        tensors, metadata = unsealed(content_of(path), half=True)
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return arrays, header.get("__metadata__", {})
-
-
-def safetensors_bytes(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """The content of a safetensors file."""
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    return safetensors.numpy.save(contiguous, dict(metadata))
+    return {name: tensor.array for name, tensor in tensors.items()}, metadata
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    write_atomically(path, safetensors_bytes(arrays, metadata))
+    """A safetensors file with a checksum, see `moespec.models.tensors`."""
+    write_atomically(path, sealed(arrays, metadata))
 
 
 def read_npz(path: Path) -> Arrays:
@@ -66,6 +58,7 @@ def read_npz(path: Path) -> Arrays:
     content, arrays, name = io.BytesIO(content_of(path)), {}, ""
     try:
         with zipfile.ZipFile(content) as archive:
+            check_unpacked(archive.infolist())
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
                 with io.BytesIO(archive.read(member)) as file:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import sync_directory, write_synced
+from moespec.models.tensors import sealed
 from moespec.models.trees import flatten
 from moespec.models.weights import own
-from moespec.models.weights.files import read_json, safetensors_bytes
+from moespec.models.weights.files import read_json
 from moespec.models.weights.record import Weights, described, of_description
 from moespec.version import version
 
@@ -36,7 +37,7 @@ def read(path: Path, given: Any) -> Weights:
     if config != weights.config:
         raise CheckpointError(f"{path / CONFIG}: describes another model than {WEIGHTS} holds")
     names = labels(weights.classes)
-    if "id2label" in description and description["id2label"] != names.get("id2label"):
+    if any(key in description and description[key] != names.get(key) for key in ("id2label", "label2id")):
         raise CheckpointError(f"{path / CONFIG}: names other classes than {WEIGHTS} does")
     return weights
 
@@ -72,7 +73,7 @@ def write_folder(
         shutil.rmtree(rest, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        write_synced(temporary / WEIGHTS, safetensors_bytes(arrays, metadata))
+        write_synced(temporary / WEIGHTS, sealed(arrays, metadata))
         for name, document in documents.items():
             text = document if isinstance(document, str) else json.dumps(document, indent=1) + "\n"
             write_synced(temporary / name, text.encode())
@@ -88,7 +89,11 @@ def write_folder(
 
 
 def check_folder(path: Path) -> None:
-    """RunError for a folder that has other files than `write_folder` writes."""
+    """RunError for a folder that has other files than `write_folder` writes, or in which this process stands."""
+    if path.resolve() in ((here := Path.cwd()), *here.parents):
+        raise RunError(
+            f"target={str(path)!r}: this command stands in it, and it would be replaced; name a folder in it"
+        )
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
         raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
 

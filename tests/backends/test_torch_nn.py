@@ -255,6 +255,9 @@ def test_other_numbers_of_tokens_and_invalid_arguments(x):
         moe(capcity_factor=2.0)
     with pytest.raises(ConfigError, match=r"^experts: expected at least 1, got 0"):
         modules.MoE(8, 16, 0, tokens=12)
+    for wrong in ({"device": "gpu"}, {"dtype": torch.int32}, {"dtype": 32}):
+        with pytest.raises(ConfigError, match=r"^device=.*, dtype="):
+            modules.MoE(8, 16, 2, tokens=12, **wrong)
 
 
 def test_state_dict_copies_and_pickles(x):

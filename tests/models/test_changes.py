@@ -310,9 +310,8 @@ IMAGES = np.stack([PIXELS[:32, :32], PIXELS[64:96, 64:96], PIXELS[128:160, 96:12
 
 
 def changed(seed: int = 1, position: int = 40, **fields: Any) -> np.ndarray:
-    return with_changes(
-        IMAGES, DataConfig(**fields), maximum=255, seed=seed, positions=position + np.arange(len(IMAGES))
-    )
+    at = np.arange(len(IMAGES))
+    return with_changes(IMAGES, DataConfig(**fields), maximum=255, seed=seed, positions=position + at, indices=at)
 
 
 @pytest.mark.parametrize("name", PROBABLE)
@@ -322,7 +321,8 @@ def test_each_change_depends_on_seed_and_position_alone(name: str) -> None:
     np.testing.assert_array_equal(changed(**fields), first)
     for other in (changed(seed=2, **fields), changed(position=41, **fields)):
         assert (other != first).any()
-    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, positions=np.array([45]))
+    at = np.array([5])
+    alone = with_changes(IMAGES[5:6], DataConfig(**fields), maximum=255, seed=1, positions=at + 40, indices=at)
     np.testing.assert_array_equal(alone[0], first[5], "an image's changes do not depend on the batch")
     if name != "randaugment":
         touched = (first != IMAGES).any(axis=(1, 2, 3))
@@ -348,6 +348,10 @@ def as_floats(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return image / 255
 
 
+def failing(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return image if (image != IMAGES[2]).any() else np.array(int("a\nb"))
+
+
 def test_a_function_of_the_user() -> None:
     import sys
 
@@ -357,9 +361,11 @@ def test_a_function_of_the_user() -> None:
     np.testing.assert_allclose(found.astype(int), IMAGES // 2, atol=1)
     np.testing.assert_array_equal(found, changed(transform=f"{name}darker"))
     with pytest.raises(
-        ConfigError, match=r"data\.transform=.*as_floats': returned float64 .*, expected uint8 \(32, 32, 3\)"
+        ConfigError, match=r"data\.transform=.*as_floats', image 0: returned float64 .*, expected uint8 \(32, 32, 3\)"
     ):
         changed(transform=f"{name}as_floats")
+    with pytest.raises(ConfigError, match=r"failing', image 2: raised ValueError: invalid .*, at .*py:\d+ in failing$"):
+        changed(transform=f"{name}failing")
 
 
 def test_normalisation_by_channel() -> None:

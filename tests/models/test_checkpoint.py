@@ -26,7 +26,7 @@ from moespec.conformance.check import files
 from moespec.conformance.format import VectorError
 from moespec.conformance.suite import VECTORS
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import named_errors, signed, sync_directory, write_atomically
+from moespec.models.files import named_errors, signed, sync_directory, unfinished, write_atomically, write_synced
 from moespec.models.tensors import decoded
 from moespec.models.training import checkpoint, hash_tables
 from moespec.models.training.checkpoint import Checkpoint
@@ -135,6 +135,7 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
+        ({"logged": "7"}, r"state\.json: logged='7': not what a checkpoint has there"),
         ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
         ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
         ({"step": True}, r"state\.json: step=True: not what"),
@@ -168,6 +169,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "random")
     for name in ("rename", "replace"):
         real = getattr(os, name)
 
@@ -183,8 +185,22 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
     (tmp_path / "x").write_bytes(b"old")
     write_atomically(tmp_path / "x", b"newer")
-    assert calls == ["sync .x.tmp of 5", ".x.tmp to x", "sync ."]
+    assert calls == ["sync .x.random.tmp of 5", ".x.random.tmp to x", "sync ."]
     assert (tmp_path / "x").read_bytes() == b"newer"
+
+
+@POSIX
+def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes that write one name each has a file of its own, and one that was there first is an error."""
+    (tmp_path / "other").write_bytes(b"other")
+    assert len({unfinished(tmp_path / "x") for _ in range(9)}) == 9
+    monkeypatch.setattr("secrets.token_hex", lambda _: "random")
+    for link in (tmp_path / ".x.random.tmp", tmp_path / "y"):
+        link.symlink_to("other")
+    for write, path in ((write_atomically, tmp_path / "x"), (write_synced, tmp_path / "y")):
+        with pytest.raises(FileExistsError, match=r"random\.tmp" if path.name == "x" else "y"):
+            write(path, b"new")
+    assert (tmp_path / "other").read_bytes() == b"other"
 
 
 @POSIX
@@ -199,12 +215,15 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, call
         *("sync .00000002.tmp", ".00000002.tmp to 00000002", "sync .", "00000001 to .00000001.old.tmp"),
     ]
     amended(tmp_path / "00000002", seconds=2.0)
-    assert "00000002/.state.json.tmp to 00000002/state.json" in calls
+    assert "00000002/.state.json.random.tmp to 00000002/state.json" in calls
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any, monkeypatch: Any) -> None:
     """As a run that goes on drops lines, and cannot make up for lines that are lost. What a killed process left is swept."""
     run, order = runs.broken("torch", tmp_path / "run", step=8), []
+    left = [run / name for name in (".report.html.01234567.tmp", "checkpoints/00000008/.state.json.01234567.tmp")]
+    for rest in left:
+        rest.write_bytes(b"half")
     for rest in (".00000012.tmp", ".00000004.old.tmp"):
         (run / "checkpoints" / rest).mkdir()
         (run / "checkpoints" / rest / "arrays.safetensors").write_bytes(b"half")
@@ -213,6 +232,7 @@ def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any,
     monkeypatch.setattr(Saver, "save", lambda *arguments: (order.append("checkpoint"), save(*arguments)))
     runs.train(run, "torch")
     assert order == ["log", "checkpoint"]
+    assert not any(rest.exists() for rest in left)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000008", "00000012"]
 
 
@@ -243,7 +263,11 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(
         monkeypatch.setattr(os, name, full)
     writes: list[tuple[str, Callable[[], Any]]] = [("", lambda: write_atomically(tmp_path / "x", b"newer"))]
     if "fsync" in failing:
-        writes = [("x.tmp'", writes[0][1]), (f"'{tmp_path}'", lambda: sync_directory(tmp_path)), ("jsonl'", log.sync)]
+        writes = [
+            (r"\w\.tmp'", writes[0][1]),
+            (f"'{tmp_path}'", lambda: sync_directory(tmp_path)),
+            ("jsonl'", log.sync),
+        ]
     for name, write in writes:
         with pytest.raises(OSError, match=f"No space left on device.*{name}"):
             write()
@@ -372,6 +396,7 @@ def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str, bytes_: int) -> No
         "codebook": {"dtype": dtype, "shape": [2, 16], "data_offsets": [8, end]},
         "tables": {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]},
     }
+    del header["__metadata__"]["moespec.sha256"]  # as of another program
     path.write_bytes(content(header, bytes(end)))
     with pytest.raises(DataError, match=f"x: codebook has dtype {dtype}, expected F32"):
         hash_tables.read(path, hashed(codes=2))

@@ -1,6 +1,7 @@
 """Models of every family are trained, go on from a checkpoint, are evaluated and drawn, by the commands for all."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,19 @@ def test_shapes_are_those_of_the_initial_parameters(name: str, fields: dict[str,
     assert {path: value.shape for path, value in params.items()} == flatten(module.parameter_shapes(config))
     assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
     assert sum(value.size for value in params.values()) == module.parameter_count(config)
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"patch_size": None}, {"patch_size": np.int8(-3)}, {"router_options": 3}, {"router_options": {1: 2}}),
+    *({"name": None}, {"image_size": np.int8(8), "patch_size": 16}, {"depth": np.float32(2)}, {"moe": b"x"}),
+)
+
+
+@pytest.mark.parametrize("fields", WRONG, ids=str)
+def test_create_names_what_is_wrong(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=re.escape("{}={!r}".format(*list(fields.items())[-1]))):
+        models.create(**{"name": "vit_tiny", "moe": "last_half", "experts": 2, **fields})
+    assert type(models.create("vit_tiny", patch_size=np.int8(4)).config.patch_size) is int
 
 
 def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

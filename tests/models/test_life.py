@@ -132,8 +132,8 @@ def full(name: str) -> Disturb:
         real = Path.open
 
         def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
-            is_full = path.name.removeprefix(".").removesuffix(".tmp") == name and mode in ("wb", "a")
-            return real(Path("/dev/full") if is_full else path, mode, **options)
+            is_full = name in (path.name, path.name[1 : -len(".01234567.tmp")]) and mode in ("xb", "a")
+            return real(Path("/dev/full") if is_full else path, mode.replace("x", "w"), **options)
 
         patch.setattr(Path, "open", open_full)
 
@@ -168,7 +168,9 @@ DIVERGED = f"training diverged at step 7: the loss is nan; {ADVICE}"
 CASES = {
     **{name: Case(signaled(name), STOPPED.format(name), [4, 6], 128 + getattr(signal, name, 0)) for name in SIGNALS},
     **{
-        name: Case(full(name), rf"\[Errno 28\] No space left on device: '.*/a run/.*{re.escape(name)}(\.tmp)?'", steps)
+        name: Case(
+            full(name), rf"\[Errno 28\] No space left on device: '.*/a run/.*{re.escape(name)}(\.\w+\.tmp)?'", steps
+        )
         for steps, names in (
             ([], ("config.toml", "metrics.jsonl", "arrays.safetensors", "state.json")),
             ([4, 8, 12], ("report.html",)),
@@ -413,7 +415,7 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (as_begun, "--override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
     (as_begun, "--override --model.width 32", "expected F32"),
     (classes(SEVEN), "", OTHER_CLASS),
-    *((classes(text), "", "run/classes.json") for text in ("{}", "[1]", "[")),
+    *((classes(text), "", "run/classes.json") for text in ("{}", "[1]", "[", '{"classes": ["0"], "sha256": "0"}')),
     (with_nan, "", r"params/head/bias has NaN(?!.*schedule\.peak)"),
 ]  # fmt: skip
 
@@ -478,7 +480,7 @@ def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type:
     assert cli.main(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"]) == 2
     assert "--override changes a run that goes on; it needs --resume" in capsys.readouterr().err
     assert record(run)["overrides"] == []
-    assert json.loads(names.read_text()) == [str(digit) for digit in range(10)]
+    assert json.loads(names.read_text())["classes"] == [str(digit) for digit in range(10)]
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")

@@ -202,6 +202,23 @@ def test_the_same_bits_from_a_cache(photos: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) > len(written), "pictures that have changed are decoded anew"
 
 
+def test_a_damaged_cache_is_named_or_written_anew(photos: Path, tmp_path: Path) -> None:
+    config = DataConfig(name="folder", path=str(photos), resize=40, cache=str(tmp_path))
+    expected, first = digests(config, 0, 0), np.arange(1)
+    for file in tmp_path.iterdir():
+        content = file.read_bytes()
+        count = content.rindex(b'{"format"') // (32 * 32 * 3 + 4)
+        file.write_bytes(content[:9] + bytes([content[9] ^ 4]) + content[10:])
+        with pytest.raises(DataError, match=rf"{file.name}: damaged, not the pixels of .*\.jpg"):
+            digests(config, 0, 0), load_configured(config, image_size=32).validation.read(first)
+        for cut in (content[:-5], content[: 32 * 32 * 3 * count]):
+            file.write_bytes(cut)
+            assert digests(config, 0, 0) == expected, "one that ends with its pixels is read"
+            load_configured(config, image_size=32).validation.read(first)
+            assert file.read_bytes() == (content if len(cut) == len(content) - 5 else cut)
+        file.write_bytes(content)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_surfaces_in_its_place(workers: int) -> None:
     with Prefetcher(broken_at_3, 0, 9, ahead=2, workers=workers) as results:

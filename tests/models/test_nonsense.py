@@ -174,7 +174,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.resize 9", ("data.resize=9", "digits")),
     ("--data.classes nowhere", ("data.classes='nowhere'",)),
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
-    ("--data.transform os:system", ("data.transform='os:system': raised TypeError",)),
+    ("--data.transform os:system", ("data.transform='os:system', image 0: raised TypeError",)),
     ("--data.transform nowhere:f", ("data.transform='nowhere:f'", "cannot be imported")),
     ("--data webdataset --data.path nowhere --model.image-size 8", ("nowhere",)),
     ("--data huggingface --data.path nowhere --model.image-size 8", ("nowhere",)),
@@ -303,12 +303,16 @@ SUITE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("show nothing/there", ("nothing/there",)),
     ("list --vectors nowhere", ("nowhere",)),
     ("golden --algorithm ²", ("algorithm", "²")),
+    ("golden --check --vectors nope", ("vectors='nope': there are no vectors",)),
+    ("golden --vectors {}/vectors", ("there/vectors", "suite.json is not that of vectors, and would be replaced")),
+    ("golden --vectors {}/folder", ("there/folder", "there is '9²' in it")),
+    ("new torch class", ("name='class'", "no keyword")),
 )
 
 
 def write_files(folder: Path) -> None:
     """What the commands name."""
-    for name, content in (("letter.txt", "Dear"), ("text.png", "a cat"), ("wrong.json", "[1")):
+    for name, content in (("letter.txt", "Dear"), ("text.png", "a cat"), ("wrong.json", "[1"), ("suite.json", "{}")):
         (folder / name).write_text(content)
     (folder / "damaged").mkdir()
     (folder / "damaged" / "config.toml").write_text("[")
@@ -427,6 +431,12 @@ WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
     "study --routers switch --out x --data.hue 1,5": "data.hue='1,5': expected a number",
     "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
+    "plan --chip h100 --devices 8 --init=x": "--init=x concerns nothing here: a plan reads and trains nothing",
+    "convert x y.safetensors --to vmoe":
+        "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
+    f"convert {OLD_RUN} . --to hub":
+        "target='.': this command stands in it, and it would be replaced; name a folder in it",
+    f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
     "launch -n two train": "processes='two': expected an integer",
@@ -442,7 +452,7 @@ WRONG = {
     "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
     "study --out x --routers 'a: --heads 5'":
         "routers='a: --heads 5': --heads: there is no such option; near it: --text.heads, --model.heads",
-    "train --data.transform operator:is_": "data.transform='operator:is_': returned bool, expected uint8 (8, 8, 1)",
+    "train --data.transform operator:is_": "data.transform='operator:is_', image 0: returned bool, expected uint8 (8, 8, 1)",
     "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected a finite number of at least 0 and below 1",
     "study --routers 'dense: --router switch' --out x":
         "routers='dense: --router switch': model.moe=None: expected 'none', or another name than 'dense'",
@@ -471,6 +481,14 @@ USED = (
 @pytest.mark.parametrize("line", WRONG)
 def test_a_command_line_that_is_wrong(line: str, said: Any) -> None:
     assert said(shlex.split(line), 2) == f"moespec: {WRONG[line]}\n"
+
+
+def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    resource = pytest.importorskip("resource")
+    limits = {resource.RLIMIT_NOFILE: 24, resource.RLIMIT_AS: 2**30}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
+    assert "moespec: workers=4: needs 56 open files, the limit" in said(["scan", ".", "--workers", "4"], 2)
+    assert "moespec: backend='numpy': needs 1.3 GiB of address" in said(["train", "--backend", "numpy"], 2)
 
 
 @pytest.mark.parametrize("words", USED)

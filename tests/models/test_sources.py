@@ -1,5 +1,6 @@
 """Where pictures come from: tar shards, the Hugging Face library, broken files, transparency, names of classes."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,47 @@ def test_the_index_is_written_once_and_made_again_when_a_shard_changes(tars: Pat
     write_shard(tars / "data-001.tar", members(range(6, 30)))
     assert len(load("webdataset", str(tars), image_size=4).train) == 24
     (tars / shards.INDEX).write_bytes(b"damaged")
-    assert len(load("webdataset", str(tars), image_size=4).train) == 24
+    labels = load("webdataset", str(tars), image_size=4).train.labels
+    assert len(labels) == 24
+    with np.load(tars / shards.INDEX) as saved:
+        table = dict(saved)
+    np.savez(tars / shards.INDEX, **{**table, "label": 1 - table["label"]})
+    assert np.array_equal(load("webdataset", str(tars), image_size=4).train.labels, labels)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("shard", -1), ("shard", 2), ("offset", -9), ("offset", 2**62), ("size", -1), ("size", 2**62), ("label", -1)),
+        *(
+            ("label", 2**31),
+            ("label", 0.5),
+            ("name", b"x"),
+            ("ends", 0),
+            ("ends", 99),
+            ("ends", 2),
+            ("text", np.uint8(255)),
+        ),
+    ],
+)
+def test_an_index_is_of_places_in_its_shards(tars: Path, monkeypatch: Any, key: str, value: Any) -> None:
+    """Whoever wrote it: with another number, and the checksum made anew, it is not taken."""
+    captions, record, members_of, read = key in ("ends", "text"), shards._record, shards._members, []
+    for tar in tars.glob("*.tar") if captions else ():
+        write_shard(tar, [("a.png", encoded(1)), ("a.txt", "wörds".encode())])
+
+    def changed(stamps: Any, table: dict[str, Any]) -> dict[str, Any]:
+        table[key] = table[key].astype(np.asarray(value).dtype)
+        table[key][-1 if value == 99 else 0] = value
+        return record(stamps, table)
+
+    with monkeypatch.context() as patch, contextlib.suppress(ValueError, IndexError, DataError):
+        patch.setattr(shards, "_record", changed)
+        shards.find_shards(tars, captions=captions)
+    monkeypatch.setattr(shards, "_members", lambda *given, **how: (read.append(given), members_of(*given, **how))[1])
+    for there in (2, 2):  # the second time by the index
+        shards.find_shards(tars, captions=captions)
+        assert len(read) == there
 
 
 def test_shards_for_validation_by_name(tmp_path: Path) -> None:

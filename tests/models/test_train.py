@@ -137,7 +137,9 @@ LOGGED = {"loss": 0.5, "images_per_second": 9.0}
         (b".+", b'{"kind": "train", "step": "2"}', 'not the "kind" and the "step"'),
     ],
 )
-def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, message: str, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_line_of_the_log_is_named_and_kept(
+    old: bytes, new: bytes, message: str, tmp_path, capsys, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     log, path = RunLog(tmp_path, 0), tmp_path / "metrics.jsonl"
     for step in (1, 2, 3, 4):
         log.write("train", step, LOGGED)
@@ -151,6 +153,14 @@ def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, mes
     assert copy.read_bytes() == damaged
     assert copy.name in capsys.readouterr().out
     assert {1, 4} <= {record["step"] for record in read_log(tmp_path, "train")} <= {1, 3, 4}
+    path.write_bytes(first + b"[1, 2]")
+    RunLog(tmp_path, 4, logged=4).close()
+    fewer = "metrics.jsonl: has 1 of the 4 lines that were there at step 4"
+    assert fewer in capsys.readouterr().out
+    monkeypatch.setattr(checkpoint, "read_record", lambda newest: {"step": int(newest.name), "logged": 4})
+    (tmp_path / "checkpoints" / "00000004").mkdir(parents=True)
+    with pytest.warns(UserWarning, match=fewer):
+        read_log(tmp_path, "train")
 
 
 def test_tensorboard_when_installed(tmp_path: Path) -> None:

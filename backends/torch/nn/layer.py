@@ -73,13 +73,18 @@ class MoE(Reporting, HubMixin):
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
+        try:
+            torch.empty(0, device=device, dtype=dtype, requires_grad=True)
+        except (AssertionError, RuntimeError, TypeError) as error:
+            raise ConfigError(f"device={device!r}, dtype={dtype!r}: {str(error).splitlines()[0]}") from error
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
             self._state.update = partial(B.ROUTERS[router].update, layer.options)
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
-        self.experts = Experts(width, hidden, experts, **layer.form, **of_experts)
-        self.shared = Perceptrons(width, shared_experts * hidden, **of_experts) if shared_experts else None
+        width, shared = layer.options.width, layer.shared_experts * layer.hidden
+        self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
+        self.shared = Perceptrons(width, shared, **of_experts) if shared else None
         self.forget()
         if not self.experts.fc1.weight.is_meta:
             self.reset_parameters()
