@@ -234,5 +234,8 @@ class Backend(Blocks, Protocol):
         """The state as nested dicts of NumPy arrays, bit for bit: `params`, the int `step`, and what is kept of
         the parameters: the slots of `OptimizerConfig.state_shapes`."""
 
+    def finite_state(self, state: State) -> bool:
+        """Whether all numbers of `export_state` are finite, of those that this process has. One number leaves the device."""
+
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
         """The state that `export_state`, of any backend, made `exported` of."""

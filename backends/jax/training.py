@@ -18,6 +18,7 @@ __all__ = [
     "TrainState",
     "compile",
     "export_state",
+    "finite_state",
     "import_state",
     "init_state",
     "make_step",
@@ -200,6 +201,17 @@ def export_state(state: TrainState) -> dict[str, Any]:
     What is kept in bfloat16 is exported in float32, which has the same numbers.
     """
     return export_leaves(state, np.array)
+
+
+def finite_state(state: TrainState) -> bool:
+    """Whether all numbers of `export_state` are finite, on all devices."""
+    leaves = export_leaves(state, lambda leaf: leaf)
+    return bool(_finite([leaf for leaf in jax.tree.leaves(leaves) if isinstance(leaf, jax.Array)]))
+
+
+@jax.jit
+def _finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
 
 def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[str, Any]:

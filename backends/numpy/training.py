@@ -20,6 +20,7 @@ from moespec.spec.routing import Params
 __all__ = [
     "compile",
     "export_state",
+    "finite_state",
     "import_state",
     "init_state",
     "make_step",
@@ -141,6 +142,13 @@ def export_state(state: State) -> dict[str, Any]:
     """The state as nested dicts of NumPy arrays, to be saved: `params`, the slots in use, and the int `step`."""
     slots = [name for name in ("params", *SLOTS) if name in state]
     return {**{name: _copied(state[name]) for name in slots}, "step": int(state["step"])}
+
+
+def finite_state(state: State) -> bool:
+    """Whether all numbers of `export_state` are finite."""
+    exported = export_state(state)
+    del exported["step"]
+    return all(np.isfinite(leaf).all() for _, leaf in _leaves(exported))
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:

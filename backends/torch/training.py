@@ -23,6 +23,7 @@ __all__ = [
     "TrainState",
     "compile",
     "export_state",
+    "finite_state",
     "import_state",
     "init_state",
     "make_step",
@@ -174,6 +175,12 @@ def export_state(state: TrainState) -> dict[str, Any]:
     """
     trees = {slot: unflatten(leaves) for slot, leaves in kept_leaves(state).items()}
     return {**to_numpy(trees), "step": state.step}
+
+
+def finite_state(state: TrainState) -> bool:
+    """Whether all numbers of `export_state` are finite, of those that this process has."""
+    leaves = [leaf for kept in kept_leaves(state).values() for leaf in kept.values()]
+    return bool(torch.stack([leaf.isfinite().all() for leaf in leaves]).all())
 
 
 def kept_leaves(state: TrainState) -> dict[str, Leaves]:

@@ -122,7 +122,9 @@ class Finite:
     def __call__(self, after: AfterStep) -> None:
         if not (after.logs or after.saves or after.due):
             return
-        exported = after.exported if after.saves or after.due else {}
+        # Only what is saved, or looked at because it is not finite, leaves the device.
+        looked_at = after.saves or (after.due and not after.B.finite_state(after.state))
+        exported = after.exported if looked_at else {}
         if after.B.sizes.devices > 1:
             if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
                 raise error
