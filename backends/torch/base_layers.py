@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from moespec.backends.torch.allocations import token_choice
@@ -30,6 +31,8 @@ from moespec.spec.checks import check_one_per_token, check_scores, check_size
 
 __all__ = ["base_assignment", "base_greedy", "base_routing"]
 
+SMALL = 256
+"""Tokens of a group up to which SciPy's solver is the fastest."""
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
 """Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
 
@@ -86,8 +89,12 @@ def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRoutin
 @operator
 def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """The experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove it."""
-    table, prices = scores.double().cpu().numpy(), _smooth_prices(scores, slots).double().cpu().numpy()
-    solved = [_solve(*_levels(group), start, slots) for group, start in zip(table, prices, strict=True)]
+    table = scores.double().cpu().numpy()
+    if scores.shape[1] <= SMALL:
+        solved = [_solve_small(*_levels(group), slots) for group in table]
+    else:
+        prices = _smooth_prices(scores, slots).double().cpu().numpy()
+        solved = [_solve(*_levels(group), start, slots) for group, start in zip(table, prices, strict=True)]
     expert, price = (torch.from_numpy(np.stack(part)) for part in zip(*solved, strict=True))
     return expert.to(scores.device, torch.int32), price.to(scores)
 
@@ -127,6 +134,15 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
     return np.clip(levels, -(2**bits), 0).astype(np.int64), exponent
 
 
+def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
+    """`_solve` by SciPy's assignment of tokens to slots, whose time grows with the cube of the tokens."""
+    _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
+    experts = np.arange(levels.shape[1])
+    held = levels[np.argsort(slot)].reshape(len(experts), slots, -1)
+    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least that a token of each loses
+    return slot // slots, _proof(cost, exponent)
+
+
 def _solve(
     levels: Integers, exponent: int, start: NDArray[np.float64], slots: int
 ) -> tuple[Integers, NDArray[np.float64]]:
@@ -164,10 +180,15 @@ def _solve(
         count[path[-1]] -= several
         for source in path:
             renew(source)
-    price = np.zeros(experts, np.int64)
+    return expert, _proof(cost, exponent)
+
+
+def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
+    """Prices (E,) at which no token gains by going elsewhere, from the least losses (E, E) of the best assignment."""
+    price = np.zeros(len(cost), np.int64)
     while (price != (price := (cost + price).min(axis=1))).any():
         pass
-    return expert, np.ldexp(price.astype(np.float64), exponent)
+    return np.ldexp(price.astype(np.float64), exponent)
 
 
 def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers:
