@@ -22,7 +22,7 @@ where, zeros_like = jnp.where, jnp.zeros_like
 erfc, rsqrt = lax.erfc, lax.rsqrt
 cumsum, max, mean, stack, sum, swapaxes = jnp.cumsum, jnp.max, jnp.mean, jnp.stack, jnp.sum, jnp.swapaxes
 log_softmax, logsumexp, sigmoid = nn.log_softmax, special.logsumexp, nn.sigmoid
-softmax, softplus = nn.softmax, nn.softplus
+softmax, softplus = arrays.softmax, nn.softplus
 
 
 def shift_right_logical(words: Array, bits: int) -> Array:
@@ -98,7 +98,19 @@ def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Ar
 
 def product(x: Array, matrix: Array) -> Array:
     """(G, T, D) and (D, S) -> (G, T, S), at the highest precision of the device."""
-    return jnp.einsum("gtd,de->gte", wide(x), wide(matrix), precision=lax.Precision.HIGHEST)
+    result: Array = lax.platform_dependent(wide(x), wide(matrix), tpu=_product, default=_flat_product)
+    return result
+
+
+def _product(x: Array, matrix: Array) -> Array:
+    return jnp.einsum("gtd,de->gte", x, matrix, precision=lax.Precision.HIGHEST)
+
+
+def _flat_product(x: Array, matrix: Array) -> Array:
+    """One product of matrices, whose gradient XLA for CPUs and GPUs makes by such products too; see `network.linear`."""
+    groups, count, width = x.shape
+    flat = jnp.matmul(x.reshape(-1, width), matrix, precision=lax.Precision.HIGHEST)
+    return flat.reshape(groups, count, -1)
 
 
 def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, columns: Array | None) -> Array:
