@@ -99,7 +99,8 @@ def over(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
 
-    Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count.
+    Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count. The
+    device computes a batch while the one before is looked at.
     Within an `Interruption` a signal ends it between two batches, with Interrupted.
     """
 
@@ -108,11 +109,17 @@ def over(
 
     batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
     shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "disable": B.process != 0}
+    before: list[tuple[Any, dict[str, Any]]] = []
     with Prefetcher(make, 0, batches, ahead=1) as parts:
         for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
             check(B)
             images = prepared(B, dataset, B.put(part["images"]))
-            yield B.to_numpy(function(params, images)), part
+            before.append((function(params, images), part))
+            if len(before) > 1:
+                result, earlier = before.pop(0)
+                yield B.to_numpy(result), earlier
+        for result, earlier in before:
+            yield B.to_numpy(result), earlier
 
 
 def features(
