@@ -1,0 +1,40 @@
+"""No gather and no scatter of scalars has an index with a small last axis: a TPU reads whole tiles for it, 32 times the bytes."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moespec.models import vit
+from moespec.models.training.objectives.classification import make_loss
+
+jax = pytest.importorskip("jax")
+B = importlib.import_module("moespec.backends.jax")
+
+
+def indices(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+    """The shapes of the indices in a program, without the axis of the coordinates of one."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "gather" or equation.primitive.name.startswith("scatter"):
+            yield equation.invars[1].aval.shape[:-1]
+        for value in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            if inner := getattr(value, "jaxpr", value if hasattr(value, "eqns") else None):
+                yield from indices(inner)
+
+
+@pytest.mark.parametrize("router", ["softmax_token_choice", "gshard", "noisy_top_k", "sigmoid_token_choice", "relu"])
+def test_indices_are_long(router: str) -> None:
+    own = {"choices": 2} if router in ("softmax_token_choice", "noisy_top_k", "sigmoid_token_choice") else {}
+    model = vit.named(
+        "vit_tiny", router=router, router_options=own, moe="last_1", experts=16, depth=1,
+        image_size=32, patch_size=4, group_images=4, channels=1, classes=10,
+    )  # fmt: skip
+    loss = make_loss(B, model, "softmax")
+    batch = {"images": np.zeros((8, 32, 32, 1), np.float32), "targets": np.eye(10, dtype=np.float32)[:8]}
+    batch["random"] = np.zeros((8, 4), np.int32)
+    program = jax.make_jaxpr(jax.grad(lambda params, batch: loss(params, batch)[0]))(vit.init(model), batch)
+    found = [shape for shape in indices(program.jaxpr) if np.prod(shape) > 64]
+    assert found
+    assert all(shape[-1] >= 8 for shape in found), found
