@@ -82,8 +82,8 @@ def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, An
 
 
 def a_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any) -> Callable[[], Any]:
-    """The compiled loss and gradients; holds the parameters, as long as it is held."""
-    run = B.compile(B.value_and_grad(lambda *of: loss(*of)[:2]))  # without the statistics of a router that keeps a state
+    """The compiled loss and gradients, without the statistics of routers; holds the parameters, as long as it is held."""
+    run = B.compile(B.value_and_grad(lambda *of: loss(*of)[:2]))
 
     def one() -> Any:
         (value, _), gradients = run(params, batch)
