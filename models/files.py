@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part of it, and reading those of strangers.
+"""Writing files so that a crash leaves the old content or the new one, never a part of it, and reading third-party ones.
 
 An error of the system, such as a full disk, names the file.
 """

@@ -63,7 +63,7 @@ def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
 def check_functions(arguments: Sequence[str], config: Config) -> None:
     """ConfigError for a function that training would import and neither the command line nor its file names.
 
-    The configuration of a run does, which is gone on with or fine-tuned, and may be a stranger's.
+    The configuration of a run does, which is gone on with or fine-tuned, and may be third-party.
     """
     known = early(arguments)
     for option, value in config.functions.items() if not known["config"] else ():

@@ -301,7 +301,7 @@ def configuration(run: Path) -> tuple[RunDirectory, Config]:
 
 
 def read_data(config: Config) -> Dataset:
-    """The data of a run that is read: its configuration, which may be a stranger's, names no folder that is written to."""
+    """The data of a run that is read: its configuration, which may be third-party, names no folder that is written to."""
     return load_data(replace(config, data=replace(config.data, cache="")))
 
 

@@ -1,4 +1,4 @@
-"""What a stranger's files cannot do, as SECURITY.md says: run code, ask addresses, open other files, fill the memory, make it wait."""
+"""What third-party files cannot do, as SECURITY.md says: run code, ask addresses, open other files, fill the memory, make it wait."""
 
 import contextlib
 import io
