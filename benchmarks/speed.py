@@ -208,19 +208,22 @@ def of_mesh(mesh: Any) -> str:
 
 
 def of_gpu(paths: list[Path]) -> str:
-    rows, machines = [], []
+    rows, made = [], {}
     for path in paths:
         result = json.loads(path.read_text())
-        config = result["figures"]["config"]
+        backend, gpu = (
+            result["figures"]["config"]["backend"],
+            result["machine"]["gpu"].removeprefix("NVIDIA ").split()[0],
+        )
         for row in result["figures"]["models"]:
             seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
             over = [(row[f"{kind}_over_dense"], row[f"{kind}_per_operation"]) for kind in ("pass", "step")]
             ratios = [f"{one:.2f} ({other:.2f})" for one, other in over]
-            case = [config["backend"], f"`{row['model']}`", str(row.get("experts", ""))]
+            case = [f"{backend}, {gpu}", f"`{row['model']}`", str(row.get("experts", ""))]
             rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
-        machines.append(f"{config['backend']}: {result['machine']['gpu']}, {versions(result['versions'])}")
-    head = ["backend", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
-    return "\n\n".join([table(head, rows), f"{'; '.join(machines)}.\n"])
+        made[f"{backend}: {versions(result['versions'])}"] = None
+    head = ["on", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
+    return "\n\n".join([table(head, rows), f"{'; '.join(made)}.\n"])
 
 
 def key(row: Any) -> tuple[Any, ...]:
