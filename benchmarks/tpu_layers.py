@@ -30,6 +30,7 @@ from jax.extend.core import jaxprs_in_params
 from routed_layers import perceptron, routed, vmoe_layers
 
 import moespec.backends.jax as B
+from moespec.backends.jax import megablox
 from moespec.backends.jax.grouped import mostly_empty
 from moespec.models import layers
 
@@ -91,9 +92,10 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         return over_count(
             row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=2 * WIDTH * TOKENS * 2 * slots * GROUPS
         )
-    if mostly_empty(routing):
-        return {key: row[key] for key in ("temporary_mib", "compile_seconds")}
-    slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
+    if mostly_empty(routing):  # then rows are multiplied, in whole tiles
+        slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
+    else:
+        slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
     if (
         "w1" in own
@@ -105,7 +107,7 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
 
 
 def over_count(
-    row: dict[str, Any], flops: float, jaxpr: Any, *, slots: int, others: int, parts: int = 0
+    row: dict[str, Any], flops: float, jaxpr: Any, *, slots: float, others: float, parts: int = 0
 ) -> dict[str, Any]:
     """The row with the FLOPs beside the count by hand.
 
@@ -137,8 +139,11 @@ def compile_vmoe(device: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def extra_passes(jaxpr: Any) -> Iterator[float]:
     """The FLOPs of each product at a higher precision, times the passes that it has beyond one."""
     for equation in jaxpr.eqns:
-        for inner in jaxprs_in_params(equation.params):
-            yield from extra_passes(inner)
+        inner = list(jaxprs_in_params(equation.params))
+        if platforms := equation.params.get("branches_platforms"):
+            inner = [one for one, of in zip(inner, platforms, strict=True) if of and "tpu" in of]
+        for one in inner:
+            yield from extra_passes(one)
         if equation.primitive.name == "dot_general" and equation.invars[0].aval.dtype == jnp.float32:
             precision = equation.params["precision"]
             passes = max((PASSES.get(one.name, 1) for one in precision or ()), default=1)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.contract import filled_alone
+from moespec.backends.jax import megablox
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
@@ -119,9 +120,9 @@ def mostly_empty(routing: SlotRouting) -> bool:
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
-    """The rows of filled slots alone, N and a block that belongs to no expert, and where those of each expert end, (E,)."""
+    """The rows of filled slots alone, N and what is missing of whole blocks, and where those of each expert end, (E,)."""
     assert slots.row is not None
-    size = slots.row.size + BLOCK
+    size = -(-slots.row.size // BLOCK) * BLOCK
     filled = slots.token < tokens
     ends = jnp.cumsum(jnp.sum(filled.reshape(experts, -1), axis=1, dtype=jnp.int32))
     row = jnp.where(filled, jnp.cumsum(filled, axis=1, dtype=jnp.int32) - 1, size)
@@ -144,23 +145,33 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
     """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
 
-    There are BLOCK rows past the last that an expert may have. What is returned for rows of no expert is of no use.
+    R is a number of whole blocks. What is returned for rows of no expert is of no use.
     """
-    return _products(rows, kernel, ends, bias)
+    return _of_device(_products, megablox.products, rows, kernel, ends, *([] if bias is None else [bias]))
 
 
 def _forward(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> tuple[Array, tuple[Any, ...]]:
     biased = None if bias is None else ()  # which is kept as the structure of a tree, and is no array
-    return _products(rows, kernel, ends, bias), (rows, kernel, ends, biased)
+    return grouped_linear(rows, kernel, bias, ends), (rows, kernel, ends, biased)
 
 
 def _backward(kept: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array | None, None]:
     rows, kernel, ends, biased = kept
-    to_kernel, to_bias = _sums_of_products(rows, gradient, ends)
-    return _products(gradient, kernel, ends, turned=True), to_kernel, None if biased is None else to_bias, None
+    to_kernel, to_bias = _of_device(_sums_of_products, megablox.sums_of_products, rows, gradient, ends)
+    to_rows = _of_device(
+        partial(_products, turned=True), partial(megablox.products, turned=True), gradient, kernel, ends
+    )
+    return to_rows, to_kernel, None if biased is None else to_bias, None
 
 
 grouped_linear.defvjp(_forward, _backward)
+
+
+def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:
+    """`loop` of the arrays; `kernel`, which does the same without loops, where it is compiled for a TPU."""
+    if not megablox.takes(rows):
+        return loop(rows, *others)
+    return lax.platform_dependent(rows, *others, tpu=kernel, default=loop)
 
 
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
@@ -184,14 +195,15 @@ def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None
         result = lax.fori_loop(0, _blocks(ends[e] - starts[e]), of_block, result)
         return result
 
-    starts = jnp.append(0, ends[:-1])
+    starts, count, rows = jnp.append(0, ends[:-1]), len(rows), _and_block(rows)
     result: Array = lax.fori_loop(0, len(kernel), of_expert, jnp.zeros((len(rows), kernel.shape[2 - axis]), rows.dtype))
-    return result
+    return result[:count]
 
 
 def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array, Array]:
     """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
     exact = wide(gradient).dtype
+    rows, gradient = _and_block(rows), _and_block(gradient)
 
     def product(size: int, x: Array, g: Array) -> Array:
         return lax.dot_general(x[:size], g[:size], (((0,), (0,)), ((), ())), preferred_element_type=exact)
@@ -214,6 +226,11 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
 
     kernels, biases = lax.map(of_expert, (jnp.append(0, ends[:-1]), ends))
     return kernels, biases
+
+
+def _and_block(rows: Array) -> Array:
+    """Rows and a block more, since the last product of an expert reaches past its rows."""
+    return jnp.pad(rows, ((0, BLOCK), (0, 0)))
 
 
 def _blocks(rows: Array) -> Array:

@@ -18,7 +18,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from moespec.backends.torch.allocations import token_choice
@@ -136,6 +135,8 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
     """`_solve` by SciPy's assignment of tokens to slots, whose time grows with the cube of the tokens."""
+    from scipy.optimize import linear_sum_assignment  # which takes half a second, and few routers need
+
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
     experts = np.arange(levels.shape[1])
     held = levels[np.argsort(slot)].reshape(len(experts), slots, -1)

@@ -12,7 +12,7 @@ from moespec.spec import ConfigError, ShapeError
 B = {name: pytest.importorskip(f"moespec.backends.{name}") for name in ("jax", "torch")}
 pytest.importorskip("jax.extend.core")
 jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
-grouped = importlib.import_module("moespec.backends.jax.grouped")
+grouped, megablox = (importlib.import_module(f"moespec.backends.jax.{name}") for name in ("grouped", "megablox"))
 
 WIDTH, HIDDEN = 6, 5
 ROWS = (0, 1, grouped.STEP, grouped.STEP + 1, 0, grouped.BLOCK, grouped.BLOCK + 1, 2 * grouped.BLOCK + grouped.STEP - 1)
@@ -86,6 +86,23 @@ def test_in_bfloat16(name: str) -> None:
     got, want = (values(name, whole, case, "bfloat16", choices=1, capacity=60) for whole in (True, False))
     for a, b in zip(leaves(got), leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(("width", "hidden", "dtype"), [(1160, 96, "float32"), (128, 384, "bfloat16")])
+def test_the_kernels_of_a_tpu_are_the_loops(width: int, hidden: int, dtype: str) -> None:
+    """Interpreted: with experts of no row, rows of no expert, and widths that are whole tiles, less, and more."""
+    random = np.random.default_rng(2)
+    ends = jax.numpy.cumsum(jax.numpy.array([0, 100, 0, 157, 300], "int32"))
+    shapes = (3 * megablox.TILE, width), (3 * megablox.TILE, hidden), (len(ends), width, hidden), (len(ends), hidden)
+    rows, gradient, kernel, bias = (B["jax"].from_numpy(random.normal(size=shape), dtype) for shape in shapes)
+    made = grouped._products(rows, kernel, ends, bias), grouped._products(gradient, kernel, ends, turned=True)
+    want = *(each[: ends[-1]] for each in made), grouped._sums_of_products(rows, gradient, ends)
+    own = partial(megablox.products, interpret=True)
+    made = own(rows, kernel, ends, bias), own(gradient, kernel, ends, turned=True)
+    assert not np.any([each[ends[-1] :].any() for each in made])
+    got = *(each[: ends[-1]] for each in made), megablox.sums_of_products(rows, gradient, ends, interpret=True)
+    for a, b in zip(*(leaves(B["jax"].to_numpy(each)) for each in (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, atol=(1e-6 if dtype == "float32" else 2**-8) * np.abs(b).max())
 
 
 def test_compiled_by_torch() -> None:

@@ -1,0 +1,78 @@
+"""Products of rows that are sorted by expert, on a TPU: the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
+
+They read each row once for a tile of the width, and an expert's matrix once for a tile of its rows; no row is padded.
+
+Shape comments: R rows, E experts, D width, H hidden.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from moespec.backends.jax.arrays import Array, wide
+
+__all__ = ["TILE", "products", "sums_of_products", "takes"]
+
+TILE = 256
+"""Rows of a tile: enough for its products to take a TPU v5e longer than reading the matrix again (240 operations a byte)."""
+
+
+def takes(rows: Array) -> bool:
+    """Whether there are kernels for rows of this dtype."""
+    return rows.dtype in (jnp.bfloat16, jnp.float32) and not jax.config.jax_enable_x64
+
+
+def products(
+    rows: Array,
+    kernel: Array,
+    ends: Array,
+    bias: Array | None = None,
+    *,
+    turned: bool = False,
+    interpret: bool = False,
+) -> Array:
+    """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`: rows (R, D), kernel (E, D, H), ends (E,), bias (E, H) -> (R, H).
+
+    The rows of expert e end at `ends[e]`; R is a multiple of TILE. Rows of no expert are 0.
+    """
+    width = kernel.shape[1 if turned else 2]
+    tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(width, rows.dtype))
+    y = _kernels().gmm(rows, kernel, _sizes(ends), rows.dtype, tiling, transpose_rhs=turned, interpret=interpret)
+    row = jnp.arange(len(rows))[:, None]
+    if bias is not None:
+        y = y + jnp.dot(_expert(row, ends, len(bias)).astype(bias.dtype), bias).astype(y.dtype)
+    return jnp.where(row < ends[-1], y, 0)
+
+
+def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bool = False) -> tuple[Array, Array]:
+    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
+    dtype, exact = gradient.dtype, wide(gradient).dtype
+    tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(gradient.shape[1], dtype))
+    to_kernel = _kernels().tgmm(rows.T, gradient, _sizes(ends), dtype, tiling, interpret=interpret)
+    row = jnp.arange(len(rows))[:, None]
+    own = _expert(row, ends, len(ends)).astype(dtype)
+    to_bias = jnp.dot(own.T, jnp.where(row < ends[-1], gradient, 0), preferred_element_type=exact)
+    return to_kernel, to_bias.astype(dtype)
+
+
+def _kernels() -> Any:
+    import importlib
+
+    return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
+
+
+def _expert(row: Array, ends: Array, experts: int) -> Array:
+    """Whether a row (R, 1) is of an expert, (R, E)."""
+    return (row < ends) & (row >= jnp.append(0, ends[:-1]))
+
+
+def _sizes(ends: Array) -> Array:
+    return jnp.diff(ends, prepend=0).astype(jnp.int32)
+
+
+def _tile(width: int, dtype: Any) -> int:
+    """The largest part of a width that two tiles of the memory hold, without a rest if there is one of whole lanes."""
+    most = 2048 // jnp.dtype(dtype).itemsize
+    whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
+    return max(whole) if whole else min(width, most)
