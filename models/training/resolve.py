@@ -55,6 +55,9 @@ def load_backend(name: str) -> Backend:
         # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other, which makes
         # a small model ten times slower on a machine that has anything else to do.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # The C library gives memory over 32 MiB back at once, so that gradients of many experts are new pages at each step:
+        # large pages are a hundred times fewer. torch reads this when it first takes memory.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         return cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -365,6 +366,15 @@ def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **optio
 
     more = {"compiled": False} if B.name == "torch" else {}
     return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+
+
+def test_large_pages_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    load_backend("torch")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    load_backend("torch")
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
