@@ -7,7 +7,8 @@ Layers in bfloat16 on float32 parameters, compiled by the TPU's own compiler, wh
 hand is three times the forward products of experts, router and (Soft MoE) mixing. In `passes` a float32 product at the highest
 precision counts six times, as the six bfloat16 products that it is on a TPU; the compiler's FLOPs do not show it. Soft MoE's
 logits are three bfloat16 products, forward: the second and third are among the passes, and not among the FLOPs over the count.
-The compiler counts one turn of a loop, so that of layers that multiply the filled slots alone there is only memory.
+Rows of groups of at most 256 tokens come and go by products with one-hot rows, which are in the count; those of layers that
+multiply the filled slots alone are counted in whole tiles.
 
 With --vmoe, google-research/vmoe's layers are compiled in the same way: the folders are checkouts of it and of its
 vision_transformer, whose packages must be installed.
@@ -30,7 +31,7 @@ from jax.extend.core import jaxprs_in_params
 from routed_layers import perceptron, routed, vmoe_layers
 
 import moespec.backends.jax as B
-from moespec.backends.jax import megablox
+from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax.grouped import mostly_empty
 from moespec.models import layers
 
@@ -103,7 +104,13 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
-    return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * others)
+    others *= TOKENS
+    if not mostly_empty(routing) and one_hot.pays(jax.ShapeDtypeStruct((*of.shape, WIDTH), jnp.bfloat16)):
+        single = routing.slot is not None and routing.slot.shape[2] == 1
+        others += (
+            slots * TOKENS * (4 if single else 6) / 3
+        )  # there, back, and their gradients; back is three with several slots
+    return over_count(row, flops, jaxpr, slots=slots, others=others)
 
 
 def over_count(

@@ -83,7 +83,7 @@ def _dispatch_forward(tokens: int, rows: Array, token: Array, slot: Array | None
 
 def _dispatch_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
     token, slot = residuals
-    return _sum_by_token(tokens, cotangent, None, token, slot), None, None
+    return sum_by_token(tokens, cotangent, None, token, slot), None, None
 
 
 dispatch_rows.defvjp(_dispatch_forward, _dispatch_backward)
@@ -92,13 +92,13 @@ dispatch_rows.defvjp(_dispatch_forward, _dispatch_backward)
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
     """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
-    return _sum_by_token(tokens, rows, weight, token, slot)
+    return sum_by_token(tokens, rows, weight, token, slot)
 
 
 def _combine_forward(
     tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    return _sum_by_token(tokens, rows, weight, token, slot), (rows, weight, token)
+    return sum_by_token(tokens, rows, weight, token, slot), (rows, weight, token)
 
 
 def _combine_backward(
@@ -115,7 +115,7 @@ combine_rows.defvjp(_combine_forward, _combine_backward)
 
 
 @program
-def _sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
+def sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
     """Each token's (weighted) sum of the rows of its slots, made in float32 or better: (G, S, D) to (G, T, D)."""
 
     def take(index: Array) -> Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.contract import filled_alone
-from moespec.backends.jax import megablox
+from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
@@ -80,6 +80,9 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
     if mostly_empty(routing):
         slots, ends = filled_rows(slots, len(tokens) * count, routing.token.shape[1])
         linear = partial(grouped_linear, ends=ends)
+    elif one_hot.pays(tokens):
+        outputs = run(one_hot.dispatch(tokens, routing.token, slots), linear)
+        return one_hot.combine(count, outputs, slots.weight, routing.token, slots).astype(tokens.dtype)
     inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), slots.token, slots.row)
     outputs = run(inputs[0], linear)
     result = combine_rows(groups * count, outputs[None], slots.weight, slots.token, slots.row)

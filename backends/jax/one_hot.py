@@ -7,6 +7,7 @@ and in larger groups, rows are gathered.
 Shape comments: G groups, T tokens, E experts, C capacity, D width; R = E G C rows, in this order.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,37 +15,106 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
-from moespec.backends.jax.gathers import combine_rows, dispatch_rows, take_rows
+from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_token, take_rows
 from moespec.backends.jax.products import in_three_parts
 
 __all__ = ["combine", "dispatch", "pays"]
 
 SMALL = 256
-"""Tokens of a group. On a TPU v5e (197 TFLOP/s, 819 GB/s) the 2 T operations on each two bytes of a slot's row take as long as
-reading the eight rows of a tile in place of one at T = 1 700 by the compiler's account, which no device has confirmed."""
+"""Tokens of a group up to which the products are cheaper: see docs/speed.md."""
 
 
 def pays(tokens: Array) -> bool:
-    """Whether rows of these tokens (G, T, D) are made by products where it is compiled for a TPU."""
+    """Whether the rows of these tokens (G, T, D) are products where they are compiled for a TPU."""
     return tokens.dtype == jnp.bfloat16 and tokens.shape[1] <= SMALL
 
 
 @jax.custom_vjp
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
-    """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C), `slots` the same as `Rows` -> (R, D)."""
-    return lax.platform_dependent(tokens, token, slots, tpu=_rows, default=_gathered)
+    """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same as `Rows`."""
+    return _of_device(_rows, _gathered, tokens, token, slots)
 
 
 def _dispatch_forward(tokens: Array, token: Array, slots: Any) -> tuple[Array, Any]:
-    return dispatch(tokens, token, slots), (token, slots, tokens[0, :, :0])
+    return dispatch(tokens, token, slots), (tokens[..., :0], token, slots)
 
 
 def _dispatch_backward(kept: Any, cotangent: Array) -> tuple[Array, None, None]:
-    token, slots, tokens = kept
+    empty, token, slots = kept
+    whole = partial(_tokens, count=empty.shape[1])
+    return _of_device(whole, partial(_sums, shape=empty.shape), cotangent, token, slots), None, None
 
-    def summed(cotangent: Array, token: Array, slots: Any) -> Array:
-        shape = (1, len(token) * len(tokens), cotangent.shape[1])
-        (to_tokens,) = jax.linear_transpose(lambda x: dispatch_rows(...), shape)(cotangent)
-        return to_tokens
 
-    return lax.platform_dependent(cotangent, token, slots, tpu=_tokens, default=summed), None, None
+dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+def _of_device(product: Any, gather: Any, *arrays: Any) -> Array:
+    result: Array = lax.platform_dependent(*arrays, tpu=product, default=gather)
+    return result
+
+
+def _gathered(tokens: Array, token: Array, slots: Any) -> Array:
+    groups, count, width = tokens.shape
+    return dispatch_rows(groups * count, tokens.reshape(1, -1, width), slots.token, slots.row)[0]
+
+
+def _sums(cotangent: Array, token: Array, slots: Any, *, shape: tuple[int, int, int]) -> Array:
+    groups, count, _ = shape
+    return sum_by_token(groups * count, cotangent[None], None, slots.token, slots.row).reshape(groups, count, -1)
+
+
+def _one_hot(token: Array, count: int) -> Array:
+    """(G, E, C) -> (G, E, C, T); zeros for an empty slot."""
+    return jax.nn.one_hot(token, count, dtype=jnp.bfloat16)
+
+
+def _rows(tokens: Array, token: Array, slots: Any) -> Array:
+    rows = jnp.einsum("gect,gtd->egcd", _one_hot(token, tokens.shape[1]), tokens)
+    return rows.reshape(-1, tokens.shape[2])
+
+
+def _tokens(rows: Array, token: Array, slots: Any, *, count: int) -> Array:
+    groups, experts, capacity = token.shape
+    by_slot = rows.reshape(experts, groups, capacity, -1)
+    y = jnp.einsum("gect,egcd->gtd", _one_hot(token, count), by_slot, preferred_element_type=jnp.float32)
+    return y.astype(rows.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def combine(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> Array:
+    """Each token's weighted sum of the rows of its slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D). count: T."""
+    return _of_device(partial(_weighted, count=count), partial(_combined, count=count), rows, weight, token, slots)
+
+
+def _combine_forward(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> tuple[Array, Any]:
+    return combine(count, rows, weight, token, slots), (rows, weight, token, slots)
+
+
+def _combine_backward(count: int, kept: Any, cotangent: Array) -> tuple[Array, Array, None, None]:
+    rows, weight, token, slots = kept
+    incoming = wide(_of_device(_rows, _gathered, cotangent, token, slots))
+    to_rows = (incoming * weight[0, :, None].astype(incoming.dtype)).astype(rows.dtype)
+    return to_rows, jnp.sum(incoming * wide(rows), axis=1).astype(weight.dtype)[None], None, None
+
+
+combine.defvjp(_combine_forward, _combine_backward)
+
+
+def _combined(rows: Array, weight: Array, token: Array, slots: Any, *, count: int) -> Array:
+    y = combine_rows(len(token) * count, rows[None], weight, slots.token, slots.row)
+    return y.reshape(len(token), count, -1)
+
+
+def _weighted(rows: Array, weight: Array, token: Array, slots: Any, *, count: int) -> Array:
+    groups, experts, capacity = token.shape
+    by_slot = rows.reshape(experts, groups, capacity, -1)
+    chosen = _one_hot(token, count)
+    if slots.row is not None and slots.row.shape[2] == 1:
+        y = jnp.einsum("gect,egcd->gtd", chosen, by_slot, preferred_element_type=jnp.float32)
+        y = y * take_rows(weight, slots.row).reshape(groups, count, 1)
+    else:
+        weights = jnp.swapaxes(weight.reshape(experts, groups, capacity), 0, 1)
+        parts = in_three_parts(chosen * weights[..., None])
+        same = jnp.broadcast_to(by_slot, (3, *by_slot.shape))
+        y = jnp.einsum("pgect,pegcd->gtd", parts, same, preferred_element_type=jnp.float32)
+    return y.astype(rows.dtype)

@@ -16,8 +16,8 @@ allocations = importlib.import_module("moespec.backends.jax.allocations")
 GROUPS, TOKENS, EXPERTS, WIDTH, HIDDEN = 2, 24, 3, 8, 5
 
 
-def layer(name, **options):
-    """The loss of one MoE layer with a router, and its arguments."""
+def layer(name, of=None, **options):
+    """The loss of one MoE layer with a router, and its arguments. of: `moe_mlp`, or None for the layer by slots."""
     config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
     rng = np.random.default_rng(0)
     params = {
@@ -35,7 +35,9 @@ def layer(name, **options):
     def loss(params, x, noise):
         state = B.ROUTERS[name].initial_state(config)
         out = B.ROUTERS[name].route(params["router"], x, config, state=state, noise=noise)
-        y = B.moe_layer(x, out.routing, partial(B.expert_mlp, params=params["experts"]))
+        experts = params["experts"]
+        y = of(x, out.routing, experts) if of else B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
+        y = B.cast(y, "float32")
         return B.sum(y * y) + sum(out.losses.values()), out.metrics
 
     return loss, (params, x, noise)
@@ -104,3 +106,29 @@ def test_routing_passes_through_jit_and_keeps_its_tokens_static():
     assert routing.token.dtype == routing.slot.dtype == np.int32
     again = jax.jit(lambda routing: routing)(B.expert_choice(scores, capacity=2))
     assert again.slot is None
+
+
+@pytest.mark.parametrize("router", ["softmax_token_choice", "gshard", "softmax_expert_choice"])
+def test_products_of_a_tpu_in_place_of_gathers(router, monkeypatch):
+    """Values and gradients of a layer whose tokens are bfloat16, in groups that are small: one slot a token, two, and any number."""
+    one_hot = importlib.import_module("moespec.backends.jax.one_hot")
+    loss, (params, x, noise) = layer(router, of=B.moe_mlp)
+    half = partial(jax.tree.map, lambda leaf: jax.numpy.asarray(leaf, "bfloat16"))
+    arguments = half(params), half(x), noise
+
+    def run():
+        return jax.jit(lambda *of: jax.value_and_grad(loss, (0, 1), has_aux=True)(*of))(*arguments)
+
+    want, calls = run(), []
+    jax.clear_caches()
+
+    def product(by_product, by_gather, *arrays):
+        calls.append(by_product)
+        return by_product(*arrays)
+
+    monkeypatch.setattr(one_hot, "_of_device", product)
+    got = run()
+    assert {getattr(each, "func", each).__name__ for each in calls} == {"_rows", "_weighted", "_tokens"}
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = (np.asarray(each, np.float64) for each in (a, b))
+        np.testing.assert_allclose(a, b, atol=2**-8 * np.abs(b).max())
