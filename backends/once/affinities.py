@@ -119,6 +119,15 @@ def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tol
     if tolerance is not None:
         check_positive("tolerance", tolerance)
     logits = xp.wide(logits)
+    return (
+        xp.whole(sinkhorn_plan)(xp, logits, iterations)
+        if tolerance is None
+        else sinkhorn_plan(xp, logits, iterations, tolerance)
+    )
+
+
+def sinkhorn_plan(xp: Namespace, logits: Array, iterations: int, tolerance: float | None = None) -> Array:
+    """The plan (G, T, E) of logits in float32 or better."""
     groups, tokens, experts = logits.shape
     column_mass = tokens / experts
 

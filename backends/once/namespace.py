@@ -129,8 +129,8 @@ class Namespace(Protocol):
         """`state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """A function of a namespace, an array and numbers, to an array like it and without gradient, as one operation: where a
-        compiler would unroll its loops."""
+        """A function of a namespace, an array and numbers, to an array like it, as one operation: where a compiler would unroll its
+        loops. It has no gradient, but for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""

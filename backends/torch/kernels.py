@@ -2,11 +2,15 @@
 
     add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
     combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
-    split_product      out = tokens (parts[0] + parts[1] + parts[2])
+    parts              out = the three parts in bfloat16 of float32 numbers, side by side
+    split_product      out = tokens (small + middle + high), the parts of a matrix
+    take_scores        out[g, e, c] = scores[g, token[g, e, c], e], and `put_scores` the reverse
+    invert_index       out[n] = the m with index[m] == n
+    sinkhorn           the Sinkhorn plan of a group, by one program
     threefry           the random words of pairs of counters
 
-The operators of `rows`, `products` and `threefry` call them on a GPU, and have plain operations beside them for everything else. An index
-equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
+The operators of `rows`, `products`, `solvers` and `threefry` call them on a GPU, and have plain operations beside them for everything
+else. An index equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
 program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in registers, so there is no
 float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
 
@@ -14,11 +18,12 @@ Importing this module imports Triton, which torch's builds for CUDA bring. With 
 on the CPU. Their speed has not been measured on a GPU.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from moespec.backends.torch.arrays import wide
 from moespec.spec.threefry import INJECTIONS, PARITY, ROTATIONS
@@ -123,14 +128,43 @@ def _tile(width: int) -> tuple[int, int]:
     return min(2048 // columns, 64), columns
 
 
-def split_product(tokens: Tensor, parts: Tensor) -> Tensor:
-    """tokens (N, D) in bfloat16, parts (3, D, S) in bfloat16, the smallest first -> (N, S) in float32."""
-    (count, width), columns = tokens.shape, parts.shape[2]
+def parts(x: Tensor) -> Tensor:
+    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle, whose first three add up to x.
+
+    S' is S in whole 32 bytes, with zeros, so that a product reads 16 bytes at a time: 196 slots would be read by twos.
+    """
+    columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
+    out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)
+    if out.numel():
+        with torch.cuda.device_of(x):
+            count = len(x) * stride
+            parts_kernel[(triton.cdiv(count, 1024),)](x.contiguous(), out, count, columns, stride, WIDE=1024)
+    return out
+
+
+@triton.jit
+def parts_kernel(x, out, count, columns, stride, WIDE: tl.constexpr):
+    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    row, column = n // stride, n % stride
+    whole = tl.load(x + row * columns + column, mask=(n < count) & (column < columns), other=0)
+    high = whole.to(tl.bfloat16)
+    rest = whole - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    small = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+    place, inside = out + row * 5 * stride + column, n < count
+    tl.store(place, small, mask=inside)
+    tl.store(place + stride, middle, mask=inside)
+    tl.store(place + 2 * stride, high, mask=inside)
+    tl.store(place + 3 * stride, high, mask=inside)
+    tl.store(place + 4 * stride, middle, mask=inside)
+
+
+def split_product(tokens: Tensor, parts: Tensor, columns: int) -> Tensor:
+    """tokens (N, D) in bfloat16, `parts` of a matrix (D, 5, S'), its columns S -> (N, S) in float32."""
+    count, width = tokens.shape
     out = tokens.new_empty(count, columns, dtype=torch.float32)
     if not out.numel():
         return out
-    # Rows of whole 32 bytes, which are read 16 bytes at a time: 196 slots would be read by twos.
-    parts = F.pad(parts, (0, -columns % 16))
     # tl.dot takes at least 16 of each axis.
     wide_tile = min(max(triton.next_power_of_2(columns), 16), 128)
     grid = (triton.cdiv(columns, wide_tile), triton.cdiv(count, 128))
@@ -159,10 +193,101 @@ def split_product_kernel(
         across, down = start + tl.arange(0, DEEP)[None, :], start + tl.arange(0, DEEP)[:, None]
         rows = tl.load(tokens + n.to(tl.int64) * width + across, mask=(n < count) & (across < width), other=0)
         for part in tl.static_range(3):
-            place = (part * width + down) * stride + column
+            place = (down * 5 + part) * stride + column
             tile = tl.load(parts + place, mask=(down < width) & (column < stride), other=0)
             total = tl.dot(rows.to(EXACT), tile.to(EXACT), total)
     tl.store(out + n.to(tl.int64) * columns + column, total, mask=(n < count) & (column < columns))
+
+
+def take_scores(scores: Tensor, token: Tensor) -> Tensor:
+    """scores (G, T, E), token (G, E, C) -> (G, E, C); T reads 0."""
+    out = scores.new_empty(token.shape)
+    _scores(out, scores.contiguous(), token, scores.shape[1], put=False)
+    return out
+
+
+def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
+    """values (G, E, C), token (G, E, C) -> (G, T, E), zeros elsewhere."""
+    out = values.new_zeros(len(values), tokens, values.shape[1])
+    _scores(values.contiguous(), out, token, tokens, put=True)
+    return out
+
+
+def _scores(by_slot: Tensor, by_token: Tensor, token: Tensor, tokens: int, *, put: bool) -> None:
+    _, experts, capacity = token.shape
+    if token.numel():
+        with torch.cuda.device_of(token):
+            scores_kernel[(triton.cdiv(token.numel(), 512),)](
+                by_slot, by_token, token.contiguous(), token.numel(), tokens, experts, capacity, PUT=put, WIDE=512
+            )
+
+
+@triton.jit
+def scores_kernel(
+    by_slot, by_token, token, count, tokens, experts, capacity, PUT: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    t = tl.load(token + n, mask=n < count, other=tokens)
+    row = n // capacity
+    place = by_token + ((row // experts).to(tl.int64) * tokens + t) * experts + row % experts
+    if PUT:
+        tl.store(place, tl.load(by_slot + n, mask=t < tokens), mask=t < tokens)
+    else:
+        tl.store(by_slot + n, tl.load(place, mask=t < tokens, other=0), mask=n < count)
+
+
+def invert_index(index: Tensor, count: int) -> Tensor:
+    """index (..., M) -> (..., count) int32, M where a value is not in the index."""
+    size = index.shape[-1]
+    out = index.new_full((*index.shape[:-1], count), size, dtype=torch.int32)
+    if index.numel() and count:
+        with torch.cuda.device_of(index):
+            invert_kernel[(triton.cdiv(index.numel(), 512),)](
+                index.contiguous(), out, index.numel(), size, count, WIDE=512
+            )
+    return out
+
+
+@triton.jit
+def invert_kernel(index, out, count, size, values, WIDE: tl.constexpr):
+    n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    value = tl.load(index + n, mask=n < count, other=values)
+    tl.store(out + (n // size).to(tl.int64) * values + value, n % size, mask=value < values)
+
+
+def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
+    """The plan of logits (G, T, E): see `moespec.backends.once.affinities.sinkhorn_plan`."""
+    out = logits.new_empty(logits.shape)
+    groups, tokens, experts = logits.shape
+    if out.numel():
+        with torch.cuda.device_of(logits):
+            sinkhorn_kernel[(groups,)](
+                logits.contiguous(), out, math.log(tokens / experts), tokens, experts, iterations,
+                TALL=triton.next_power_of_2(tokens), WIDE=triton.next_power_of_2(experts), num_warps=8, **OPTIONS,
+            )  # fmt: skip
+    return out
+
+
+@triton.jit
+def sinkhorn_kernel(
+    logits, out, log_mass, tokens, experts, iterations, TALL: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    t, e = tl.arange(0, TALL)[:, None], tl.arange(0, WIDE)[None, :]
+    inside = (t < tokens) & (e < experts)
+    place = tl.program_id(0).to(tl.int64) * tokens * experts + t * experts + e
+    x = tl.load(logits + place, mask=inside, other=float("-inf"))
+    row, column = tl.zeros((TALL, 1), tl.float32), tl.zeros((1, WIDE), tl.float32)
+    for _ in range(iterations):
+        column = tl.where(e < experts, log_mass - logsumexp(x + row, 0), 0)
+        row = tl.where(t < tokens, -logsumexp(x + column, 1), 0)
+    tl.store(out + place, tl.exp(x + row + column), mask=inside)
+
+
+@triton.jit
+def logsumexp(x, AXIS: tl.constexpr):
+    largest = tl.max(x, AXIS, keep_dims=True)
+    largest = tl.where(tl.abs(largest) == float("inf"), 0, largest)
+    return largest + tl.log(tl.sum(tl.exp(x - largest), AXIS, keep_dims=True))
 
 
 def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:

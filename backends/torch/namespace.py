@@ -1,5 +1,6 @@
 """The array namespace of torch, see `moespec.backends.once.namespace`."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.once.namespace import Axis
-from moespec.backends.torch import arrays, products, rows, selection, slots
+from moespec.backends.torch import arrays, operators, products, rows, selection, slots
 from moespec.backends.torch import threefry as generator
 from moespec.backends.torch.operators import NAMESPACE
 
@@ -144,6 +145,21 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def whole(function: Callable[..., Any]) -> Any:
-    """The operator of the same name, of `moespec.backends.torch.solvers`: unrolled the loop is slow to compile."""
+    """The operator of the same name, of `moespec.backends.torch.solvers`: unrolled the loop is slow to compile.
+
+    A Sinkhorn plan is one where there is a kernel for it.
+    """
     operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
-    return lambda xp, x, *numbers: operator(x.contiguous(), *numbers)
+
+    def call(xp: Any, x: Tensor, *numbers: Any) -> Any:
+        if function.__name__ == "sinkhorn_plan" and not _sinkhorn_fits(x):
+            return function(xp, x, *numbers)
+        return operator(x.contiguous(), *numbers)
+
+    return call
+
+
+def _sinkhorn_fits(logits: Tensor) -> bool:
+    """Whether `kernels.sinkhorn` takes logits (G, T, E): of a plan that only selects, with 64 registers of each of 256 threads."""
+    numbers = math.prod(1 << (size - 1).bit_length() for size in logits.shape[1:])
+    return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -45,7 +45,7 @@ def _kernels_run(device: torch.device) -> bool:
         from moespec.backends.torch import kernels
 
         tokens = torch.ones(16, 16, dtype=torch.bfloat16, device=device)
-        kernels.split_product(tokens, tokens.expand(3, 16, 16))
+        kernels.split_product(tokens, tokens[:, None].expand(16, 5, 16).contiguous(), 16)
     except Exception as error:
         warnings.warn(f"no Triton kernels on {device}, but plain operations, which are slower: {error}", stacklevel=2)
         return False

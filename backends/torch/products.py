@@ -37,7 +37,7 @@ def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     if uses_kernel(tokens):
         from moespec.backends.torch import kernels
 
-        return kernels.split_product(tokens, in_three_parts(matrix))
+        return kernels.split_product(tokens, kernels.parts(matrix), matrix.shape[1])
     with full_precision(tokens):
         return tokens.float() @ matrix
 
@@ -47,27 +47,34 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
     return matrix.new_empty(len(tokens), matrix.shape[1])
 
 
-def in_three_parts(x: Tensor) -> Tensor:
-    """Three bfloat16 tensors, stacked, whose sum is `x`: of its 24 bits, 8 each; the smallest first."""
+def in_parts(x: Tensor) -> Tensor:
+    """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' at least S, with zeros: small, middle, high, high, middle.
+
+    The first three add up to `x`: of its 24 bits, 8 each.
+    """
+    if uses_kernel(x):
+        from moespec.backends.torch import kernels
+
+        return kernels.parts(x)
     high = x.bfloat16()
     rest = x - high.float()
     middle = rest.bfloat16()
-    return torch.stack([(rest - middle.float()).bfloat16(), middle, high])
+    return torch.stack([(rest - middle.float()).bfloat16(), middle, high, high, middle], 1)
 
 
 @operator
 def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """gradient (N, S) in float32 -> gradient @ matrix^T (N, D) in bfloat16, tokens^T @ gradient (D, S) in float32."""
-    small, middle, high = in_three_parts(gradient)
-    _, middle_matrix, high_matrix = in_three_parts(matrix)
-    # Each is one product, of parts side by side. Of those of two parts, the three that count for 16 bits.
+    parts, of_matrix = in_parts(gradient), in_parts(matrix)
+    # Each is one product, of parts side by side. Of those of two parts, the three that count for 16 bits: high with middle,
+    # high with high, middle with high.
     with full_precision(tokens):
-        to_tokens = torch.cat([high, high, middle], 1) @ torch.cat([high_matrix, middle_matrix, high_matrix], 1).mT
-        parts = torch.cat([small, middle, high], 1)
+        to_tokens = parts[:, 2:].flatten(1) @ of_matrix[:, 1:4].flatten(1).mT
+        three = parts[:, :3].flatten(1)
         # A CPU has no product of bfloat16 with a result in float32.
         on_cpu = tokens.device.type == "cpu"
-        sums = tokens.mT.float() @ parts.float() if on_cpu else torch.mm(tokens.mT, parts, out_dtype=torch.float32)
-    return to_tokens, sums.reshape(matrix.shape[0], 3, matrix.shape[1]).sum(dim=1)
+        sums = tokens.mT.float() @ three.float() if on_cpu else torch.mm(tokens.mT, three, out_dtype=torch.float32)
+    return to_tokens, sums.unflatten(1, (3, -1)).sum(dim=1)[:, : matrix.shape[1]].contiguous()
 
 
 @split_gradients.register_fake

@@ -142,6 +142,10 @@ def _(gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Te
 @operator
 def take_scores(scores: Tensor, token: Tensor) -> Tensor:
     """`scores` (G, T, E) at `token` (G, E, C), where T reads 0: (G, E, C)."""
+    if uses_kernel(scores):
+        from moespec.backends.torch import kernels
+
+        return kernels.take_scores(scores, token)
     tokens = scores.shape[1]
     taken = scores.mT.gather(2, token.clamp(max=tokens - 1).long())
     return taken.masked_fill(token == tokens, 0)
@@ -155,6 +159,10 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has a token at most once."""
+    if uses_kernel(values):
+        from moespec.backends.torch import kernels
+
+        return kernels.put_scores(values, token, tokens)
     groups, experts, _ = values.shape
     rows = values.new_zeros(groups, tokens + 1, experts).scatter_(1, token.mT.long(), values.mT)
     return rows[:, :tokens].contiguous()
@@ -171,6 +179,10 @@ def invert_index(index: Tensor, count: int) -> Tensor:
 
     The value `count` in `index` is ignored; any other value occurs at most once.
     """
+    if uses_kernel(index):
+        from moespec.backends.torch import kernels
+
+        return kernels.invert_index(index, count)
     size = index.shape[-1]
     place = torch.arange(size, device=index.device, dtype=torch.int32).expand(index.shape)
     inverse = place.new_full((*index.shape[:-1], count + 1), size)

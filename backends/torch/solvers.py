@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.once import capped_affinity, transport
+from moespec.backends.once import affinities, capped_affinity, transport
 from moespec.backends.torch import namespace as xp
-from moespec.backends.torch.operators import operator
+from moespec.backends.torch.operators import operator, uses_kernel
 
 
 @operator
@@ -35,7 +35,19 @@ def adam_plan(
     return plan
 
 
+@operator
+def sinkhorn_plan(logits: Tensor, iterations: int) -> Tensor:
+    """`moespec.backends.once.affinities.sinkhorn_plan`, of logits for which there is a kernel on a GPU."""
+    if uses_kernel(logits):
+        from moespec.backends.torch import kernels
+
+        return kernels.sinkhorn(logits, iterations)
+    plan: Tensor = affinities.sinkhorn_plan(xp, logits, iterations)
+    return plan
+
+
 @dykstra.register_fake
 @adam_plan.register_fake
+@sinkhorn_plan.register_fake
 def _(first: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(first)

@@ -107,8 +107,8 @@ def test_rows(dtype: Any, width: int, compiled: Any) -> None:
 @pytest.mark.parametrize("capability", SHARED)
 def test_product(columns: int, capability: int, compiled: Any) -> None:
     """On tensor cores, those of the H100 by its own instructions, reading ahead 16 bytes at a time."""
-    tokens, parts = torch.zeros(300, 768).bfloat16(), torch.zeros(3, 768, columns).bfloat16()
-    code = compiled("split_product_kernel", kernels.split_product, tokens, parts, capability=capability)
+    tokens, parts = torch.zeros(300, 768).bfloat16(), torch.zeros(768, 5, -(-columns // 16) * 16).bfloat16()
+    code = compiled("split_product_kernel", kernels.split_product, tokens, parts, columns, capability=capability)
     text = code.asm["ptx"]
     assert ("wgmma.mma_async" in text) == (capability == H100)
     assert "mma" in text
@@ -124,3 +124,19 @@ def test_random_words(compiled: Any) -> None:
     code = compiled("threefry_kernel", kernels.threefry, words[:2], words, words)
     assert code.asm["ptx"].count("shf.l.wrap.b32") >= 4 * kernels.INJECTIONS
     assert "ld.global.v4.b32" in code.asm["ptx"]
+
+
+def test_maps_and_parts(compiled: Any) -> None:
+    """Nothing atomic, and parts that are rounded to the nearest."""
+    check(compiled("parts_kernel", kernels.parts, torch.zeros(384, 8)), torch.bfloat16, reads=False)
+    token, scores = torch.zeros(4, 8, 25).int(), torch.zeros(4, 196, 8)
+    check(compiled("scores_kernel", kernels.take_scores, scores, token), torch.float32, reads=False)
+    check(compiled("scores_kernel", kernels.put_scores, scores[:, :25].mT, token, 196), torch.float32, reads=False)
+    check(compiled("invert_kernel", kernels.invert_index, token.flatten(), 784), torch.int32, reads=False)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(196, 8), (1024, 16), (128, 128)])
+def test_sinkhorn(tokens: int, experts: int, compiled: Any) -> None:
+    check(
+        compiled("sinkhorn_kernel", kernels.sinkhorn, torch.zeros(3, tokens, experts), 20), torch.float32, reads=False
+    )

@@ -237,12 +237,56 @@ def test_the_product_differentiates_twice(kernel: Any) -> None:
         assert torch.linalg.norm(value - exact) < 2**-7 * torch.linalg.norm(exact)
 
 
-def test_three_parts_hold_every_bit() -> None:
+@pytest.mark.parametrize("on", [True, False])
+def test_three_parts_hold_every_bit(on: bool, kernel: Any) -> None:
     random = np.random.default_rng(0)
-    x = np.float32(random.normal(size=1000) * 10.0 ** random.integers(-20, 20, 1000))
-    parts = products.in_three_parts(torch.from_numpy(x))
+    x = np.float32(random.normal(size=(50, 20)) * 10.0 ** random.integers(-20, 20, (50, 20)))
+    kernel(on)
+    parts = products.in_parts(torch.from_numpy(x))
     assert parts.dtype == torch.bfloat16
-    assert np.array_equal(parts.double().sum(dim=0).numpy(), np.float64(x))
+    assert np.array_equal(parts[:, :3, :20].double().sum(dim=1).numpy(), np.float64(x))
+    assert torch.equal(parts[:, [2, 1]], parts[:, 3:])
+    assert not parts[..., 20:].any()
+
+
+def test_maps_of_slots(kernel: Any) -> None:
+    """Scores to slots and back, and inverses, of experts that have empty slots, and of more numbers than a program has."""
+    random = np.random.default_rng(0)
+    chosen = np.stack([[random.permutation(190)[:60] for _ in range(5)] for _ in range(3)])
+    token = torch.from_numpy(np.where(chosen < 150, chosen, 150).astype(np.int32))
+    index = torch.from_numpy(random.permutation(2000)[:1500].clip(max=1400).astype(np.int32))
+    several = (
+        torch.from_numpy(np.stack([random.permutation(150)[:100].clip(max=90) for _ in range(6)]))
+        .int()
+        .reshape(2, 3, 100)
+    )
+    calls = [
+        lambda: rows.take_scores(draw(3, 150, 5), token),
+        lambda: rows.put_scores(draw(3, 5, 60, dtype=torch.float64), token, 150),
+        lambda: rows.invert_index(index, 1400),
+        lambda: rows.invert_index(several, 90),
+    ]
+    got = [call() for call in calls]
+    kernel(False)
+    assert all(torch.equal(one, call()) for one, call in zip(got, calls, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "large"), [(1, 1, False), (196, 8, False), (50, 32, False), (300, 40, True)]
+)
+def test_sinkhorn(tokens: int, experts: int, large: bool, kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program a group, as the specification has it; the plain loop where a gradient goes through, or a group is too large."""
+    calls = []
+    run = kernels.sinkhorn
+    monkeypatch.setattr(kernels, "sinkhorn", lambda *of: calls.append(of) or run(*of))
+    logits = 10 * draw(2, tokens, experts)
+    logits[0, :, 0] = logits[0, 0, :] = -50
+    got = B.sinkhorn_affinity(logits, iterations=20)
+    assert len(calls) == (not large)
+    want = np.stack([spec.sinkhorn_affinity(group.double().numpy()) for group in logits])
+    np.testing.assert_allclose(got.numpy(), want, atol=2e-5 * want.max())
+    B.sinkhorn_affinity(logits.requires_grad_()).sum().backward()
+    assert len(calls) == (not large)
 
 
 EXPERTS, WIDTH = 4, 6
