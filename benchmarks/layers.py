@@ -6,7 +6,7 @@
 On one core, with the gradients of all parameters and of the tokens, in turn; each has the least processor time of its rounds,
 and with it the spread, the median over the least. `times_dense` is that over the dense perceptron's; `work` is the rows that
 the experts have for each token: a layer that costs nothing but its experts is at `work`. Denormal numbers are zeros with torch,
-as they are with XLA.
+as they are with XLA, and its memory is in large pages, as `moespec train` sets it.
 
 Other projects, where they are installed: soft-moe-pytorch and st-moe-pytorch beside torch. --vmoe has the folders of
 checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX; they need flax.
@@ -24,7 +24,7 @@ from typing import Any
 CORE = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 if hasattr(os, "sched_setaffinity"):  # before the frameworks count the cores
     os.sched_setaffinity(0, {CORE})
-os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false")
+os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false", THP_MEM_ALLOC_ENABLE="1")
 
 import numpy as np  # noqa: E402
 import record  # noqa: E402

@@ -30,7 +30,8 @@ multiplies only what it is sent; with torch on a GPU, in 16 bits only. `strictly
 
 The gates of `dselect_k` are all open at its first step, which this is.
 
-Other projects are here where a second run agrees within 10 %. Denormal numbers are zeros with torch, as with XLA; in the row
+Other projects are here where a second run agrees within 10 %. torch takes memory in large pages for all, as in `moespec train`.
+Denormal numbers are zeros with torch, as with XLA; in the row
 *denormals* torch computes with them, as it does by default: some processors multiply them many times more slowly, and of the first
 softmaxes of soft-moe-pytorch, whose logits have a standard deviation of the root of the width, some percent are denormal.
 """

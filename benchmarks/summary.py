@@ -15,7 +15,6 @@ HEAD_TPU = ["by the TPU's compiler", "ours", "others", "goal", "why not"]
 
 FAST = "no slower than a peer (to 3 %)"
 BLOCKS = "XLA on a CPU multiplies blocks of 256 rows more slowly than all rows at once"
-PAGES = "gradients over 32 MiB are new pages each time; with `THP_MEM_ALLOC_ENABLE=1`, as in `moespec train`, 0.98 to 1.00 of it"
 
 
 def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
@@ -40,8 +39,7 @@ def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, An
         for size, results in sizes:
             theirs = {name: times(results[backend], key) for name, key in others.items()}
             ours = times(results[backend], router)
-            why = PAGES if (backend, router, size) == ("torch", "soft_moe", "32 experts") else "unknown"
-            yield row(f"{backend}, {what}, {size}", ours, theirs, FAST, ours <= 1.03 * min(theirs.values()), why)
+            yield row(f"{backend}, {what}, {size}", ours, theirs, FAST, ours <= 1.03 * min(theirs.values()), "unknown")
     for backend in layers:
         for size, results in sizes:
             ours, fixed = times(results[backend], "hash"), times(results[backend], "softmax_token_choice")
