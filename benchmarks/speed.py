@@ -56,18 +56,17 @@ slots, so with the square of the tokens of a group.
 STEPS_TPU = """## A training step, compiled for a TPU
 
 `python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
-`--training.recompute`. With many experts, *temporary* is mostly their weights in bfloat16 and their gradients. Of `hash` and
-`noisy_top_k`, whose experts are loops, FLOPs and bytes are those of one turn.
+`--training.recompute`. With many experts, *temporary* is mostly their weights in bfloat16 and their gradients.
 """
 
 TPU = """## A layer of each router, compiled for a TPU
 
 `python benchmarks/tpu_layers.py` compiles them with the TPU's own compiler, without a TPU; `nox -s tpu` fails when FLOPs, passes, bytes
 or memory have grown by more than 5 %. Bytes are what the compiler counts. *Passes* count a float32 product at the highest precision
-six times. A gathered row counts as the tile of eight rows that it lies in: a layer that gathers rows has eight times their
-bytes, one that multiplies by one-hot rows (vmoe's einsum) has them once, and 10 % more FLOPs. Soft MoE's logits are three passes,
-forward and in each gradient, where the tokens are bfloat16, as they are here; in float32 they are six. Layers that multiply the
-filled slots alone are loops, of which the compiler counts one turn: for them there is only memory.
+six times. Rows of groups of at most 256 tokens come and go by products with one-hot rows, as in vmoe's einsum, which are in the
+count: a gathered row counts as the tile of eight rows that it lies in. Larger groups, float32 and `base` gather. Soft MoE's logits
+are three passes, forward and in each gradient, where the tokens are bfloat16, as they are here; in float32 they are six. Layers that
+multiply the filled slots alone do so by kernels (Pallas' megablox), which say their own operations and bytes.
 """
 
 MESH = """## What devices tell each other

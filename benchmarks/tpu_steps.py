@@ -4,9 +4,8 @@
     python benchmarks/tpu_steps.py [--model vit_s16] [--images 32] [--experts 8] [CASE ...]
 
 Whole steps in bfloat16 with AdamW and a clip, 224 pixels, experts in every second block. A row has FLOPs beside three times the
-count of a forward pass (`moespec count`), bytes and memory beside those of the dense step, and the seconds to compile. The
-compiler counts one turn of a loop, so that FLOPs and bytes of a router whose experts have room for all are too low. With more
-experts than 8, the optimiser's work is a part of FLOPs and bytes that the count leaves out.
+count of a forward pass (`moespec count`), bytes and memory beside those of the dense step, and the seconds to compile. With more
+experts than 8, the optimiser's work is a part of FLOPs and bytes that the count leaves out. Products with one-hot rows are not counted.
 """
 
 import ahead  # isort: skip  # first: it sets which compiler is used

@@ -80,7 +80,7 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
     if mostly_empty(routing):
         slots, ends = filled_rows(slots, len(tokens) * count, routing.token.shape[1])
         linear = partial(grouped_linear, ends=ends)
-    elif one_hot.pays(tokens):
+    elif one_hot.pays(tokens, routing.token):
         outputs = run(one_hot.dispatch(tokens, routing.token, slots), linear)
         return one_hot.combine(count, outputs, slots.weight, routing.token, slots).astype(tokens.dtype)
     inputs = dispatch_rows(groups * count, tokens.reshape(1, groups * count, width), slots.token, slots.row)

@@ -20,13 +20,14 @@ from moespec.backends.jax.products import in_three_parts
 
 __all__ = ["combine", "dispatch", "pays"]
 
-SMALL = 256
-"""Tokens of a group up to which the products are cheaper: see docs/speed.md."""
+SMALL, FEW = 256, 4
+"""Tokens of a group, and slots for each token, up to which a layer was found to move fewer bytes by products (docs/speed.md)."""
 
 
-def pays(tokens: Array) -> bool:
-    """Whether the rows of these tokens (G, T, D) are products where they are compiled for a TPU."""
-    return tokens.dtype == jnp.bfloat16 and tokens.shape[1] <= SMALL
+def pays(tokens: Array, token: Array) -> bool:
+    """Whether tokens (G, T, D) and slots (G, E, C) meet in products where they are compiled for a TPU."""
+    _, count, _ = tokens.shape
+    return tokens.dtype == jnp.bfloat16 and count <= SMALL and token.shape[1] * token.shape[2] <= FEW * count
 
 
 @jax.custom_vjp
