@@ -5,10 +5,13 @@ They read each row once for a tile of the width, and an expert's matrix once for
 Shape comments: R rows, E experts, D width, H hidden.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from moespec.backends.jax.arrays import Array, wide
 
@@ -38,7 +41,10 @@ def products(
     """
     width = kernel.shape[1 if turned else 2]
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(width, rows.dtype))
-    y = _kernels().gmm(rows, kernel, _sizes(ends), rows.dtype, tiling, transpose_rhs=turned, interpret=interpret)
+    own = partial(
+        _kernels().gmm, preferred_element_type=rows.dtype, tiling=tiling, transpose_rhs=turned, interpret=interpret
+    )
+    y = _whole(own, "r d, e h d, e -> r h" if turned else "r d, e d h, e -> r h")(rows, kernel, _sizes(ends))
     row = jnp.arange(len(rows))[:, None]
     if bias is not None:
         y = y + jnp.dot(_expert(row, ends, len(bias)).astype(bias.dtype), bias).astype(y.dtype)
@@ -49,11 +55,29 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
     """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
     dtype, exact = gradient.dtype, wide(gradient).dtype
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(gradient.shape[1], dtype))
-    to_kernel = _kernels().tgmm(rows.T, gradient, _sizes(ends), dtype, tiling, interpret=interpret)
+    own = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
+    to_kernel = _whole(own, "d r, r h, e -> e d h")(rows.T, gradient, _sizes(ends))
     row = jnp.arange(len(rows))[:, None]
     own = _expert(row, ends, len(ends)).astype(dtype)
     to_bias = jnp.dot(own.T, jnp.where(row < ends[-1], gradient, 0), preferred_element_type=exact)
     return to_kernel, to_bias.astype(dtype)
+
+
+def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
+    """The function, which a compiler that splits a program over devices by itself leaves whole on each: no kernel can be split."""
+
+    def of_arrays(left: Array, right: Array, sizes: Array) -> Array:
+        return function(left, right, sizes)
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        same = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        return mesh, of_arrays, same, (same,) * len(arguments)
+
+    split: Any = custom_partitioning(of_arrays)
+    split.def_partition(
+        partition, sharding_rule=axes, need_replication_factors=tuple(dict.fromkeys(filter(str.isalpha, axes)))
+    )
+    return cast(Callable[..., Array], split)
 
 
 def _kernels() -> Any:
