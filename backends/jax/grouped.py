@@ -150,7 +150,8 @@ def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) 
 
     R is a number of whole blocks. What is returned for rows of no expert is of no use.
     """
-    return _of_device(_products, megablox.products, rows, kernel, ends, *([] if bias is None else [bias]))
+    result: Array = _of_device(_products, megablox.products, rows, kernel, ends, *([] if bias is None else [bias]))
+    return result
 
 
 def _forward(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> tuple[Array, tuple[Any, ...]]:

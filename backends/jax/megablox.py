@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental import custom_partitioning
 
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.explicit import untyped
 
 __all__ = ["TILE", "products", "sums_of_products", "takes"]
 
@@ -23,7 +24,7 @@ TILE = 256
 
 def takes(rows: Array) -> bool:
     """Whether there are kernels for rows of this dtype."""
-    return rows.dtype in (jnp.bfloat16, jnp.float32) and not jax.config.jax_enable_x64
+    return rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
 
 
 def products(
@@ -55,8 +56,8 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
     """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
     dtype, exact = gradient.dtype, wide(gradient).dtype
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(gradient.shape[1], dtype))
-    own = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
-    to_kernel = _whole(own, "d r, r h, e -> e d h")(rows.T, gradient, _sizes(ends))
+    summed = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
+    to_kernel = _whole(summed, "d r, r h, e -> e d h")(rows.T, gradient, _sizes(ends))
     row = jnp.arange(len(rows))[:, None]
     own = _expert(row, ends, len(ends)).astype(dtype)
     to_bias = jnp.dot(own.T, jnp.where(row < ends[-1], gradient, 0), preferred_element_type=exact)
@@ -70,10 +71,10 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
         return function(left, right, sizes)
 
     def partition(mesh: Any, arguments: Any, result: Any) -> Any:
-        same = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        same = untyped.sharding.NamedSharding(mesh, untyped.sharding.PartitionSpec())
         return mesh, of_arrays, same, (same,) * len(arguments)
 
-    split: Any = custom_partitioning(of_arrays)
+    split = cast(Any, custom_partitioning).custom_partitioning(of_arrays)
     split.def_partition(
         partition, sharding_rule=axes, need_replication_factors=tuple(dict.fromkeys(filter(str.isalpha, axes)))
     )

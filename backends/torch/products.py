@@ -74,7 +74,7 @@ def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[T
         # A CPU has no product of bfloat16 with a result in float32.
         on_cpu = tokens.device.type == "cpu"
         sums = tokens.mT.float() @ three.float() if on_cpu else torch.mm(tokens.mT, three, out_dtype=torch.float32)
-    return to_tokens, sums.unflatten(1, (3, -1)).sum(dim=1)[:, : matrix.shape[1]].contiguous()
+    return to_tokens, sums.reshape(len(sums), 3, -1).sum(dim=1)[:, : matrix.shape[1]].contiguous()
 
 
 @split_gradients.register_fake
