@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import custom_partitioning
 
 from moespec.backends.jax.arrays import Array, wide
@@ -48,7 +48,8 @@ def products(
     y = _whole(own, "r d, e h d, e -> r h" if turned else "r d, e d h, e -> r h")(rows, kernel, _sizes(ends))
     row = jnp.arange(len(rows))[:, None]
     if bias is not None:
-        y = y + jnp.dot(_expert(row, ends, len(bias)).astype(bias.dtype), bias).astype(y.dtype)
+        own_bias = jnp.dot(_expert(row, ends).astype(bias.dtype), bias, precision=lax.Precision.HIGHEST)
+        y = y + own_bias.astype(y.dtype)
     return jnp.where(row < ends[-1], y, 0)
 
 
@@ -59,8 +60,9 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
     summed = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
     to_kernel = _whole(summed, "d r, r h, e -> e d h")(rows.T, gradient, _sizes(ends))
     row = jnp.arange(len(rows))[:, None]
-    own = _expert(row, ends, len(ends)).astype(dtype)
-    to_bias = jnp.dot(own.T, jnp.where(row < ends[-1], gradient, 0), preferred_element_type=exact)
+    own = _expert(row, ends).astype(dtype)
+    known, highest = jnp.where(row < ends[-1], gradient, 0), lax.Precision.HIGHEST
+    to_bias = jnp.dot(own.T, known, precision=highest, preferred_element_type=exact)
     return to_kernel, to_bias.astype(dtype)
 
 
@@ -87,7 +89,7 @@ def _kernels() -> Any:
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 
-def _expert(row: Array, ends: Array, experts: int) -> Array:
+def _expert(row: Array, ends: Array) -> Array:
     """Whether a row (R, 1) is of an expert, (R, E)."""
     return (row < ends) & (row >= jnp.append(0, ends[:-1]))
 
