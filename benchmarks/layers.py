@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1536, help="hidden width of an expert (default: %(default)s)")
     parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--routers", nargs="+", help="only these, added to the result (default: all)")
+    parser.add_argument(
+        "--routers", nargs="+", help="only these, added to the result, or all of one with a --name (default: all)"
+    )
     parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
     parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
     options = parser.parse_args()
@@ -58,7 +60,7 @@ def main() -> None:
         print(
             f"{name:44s} {1e3 * row['cpu_seconds']:8.1f} ms {row['times_dense']:7.2f} x dense, work {row['work']:.2f}"
         )
-    if options.routers:
+    if options.routers and not options.name:
         print(record.add(f"layers-{options.backend}", "layers", {name: rows[name] for name in options.routers}))
         return
     config = {key: value for key, value in vars(options).items() if key not in ("vmoe", "name")}

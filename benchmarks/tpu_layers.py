@@ -108,9 +108,8 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     tokens = jax.ShapeDtypeStruct((*of.shape, WIDTH), jnp.bfloat16)
     if not mostly_empty(routing) and one_hot.pays(tokens, routing.token):
         single = routing.slot is not None and routing.slot.shape[2] == 1
-        others += (
-            slots * TOKENS * (4 if single else 6) / 3
-        )  # there, back, and their gradients; back is three with several slots
+        # There, back, and the gradients of both; back is three products where a token has several slots.
+        others += slots * TOKENS * (4 if single else 6) / 3
     return over_count(row, flops, jaxpr, slots=slots, others=others)
 
 
