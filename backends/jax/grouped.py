@@ -2,7 +2,8 @@
 
 Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
 are multiplied: the work is that of the tokens, not that of the slots. An expert's rows are taken in blocks of at most BLOCK,
-and the number of blocks is a number on the device.
+and the number of blocks is a number on the device; on a TPU kernels do it (`megablox`). There the rows of small groups are made by products
+(`one_hot`).
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """
