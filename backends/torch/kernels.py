@@ -145,7 +145,7 @@ def parts(x: Tensor) -> Tensor:
 @triton.jit
 def parts_kernel(x, out, count, columns, stride, WIDE: tl.constexpr):
     n = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    row, column = n // stride, n % stride
+    row, column = (n // stride).to(tl.int64), n % stride
     whole = tl.load(x + row * columns + column, mask=(n < count) & (column < columns), other=0)
     high = whole.to(tl.bfloat16)
     rest = whole - high.to(tl.float32)

@@ -1,6 +1,5 @@
 """The array namespace of torch, see `moespec.backends.once.namespace`."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -161,5 +160,6 @@ def whole(function: Callable[..., Any]) -> Any:
 
 def _sinkhorn_fits(logits: Tensor) -> bool:
     """Whether `kernels.sinkhorn` takes logits (G, T, E): of a plan that only selects, with 64 registers of each of 256 threads."""
-    numbers = math.prod(1 << (size - 1).bit_length() for size in logits.shape[1:])
+    _, tokens, experts = logits.shape
+    numbers = (1 << (tokens - 1).bit_length()) * (1 << (experts - 1).bit_length())
     return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from moespec.backends.once.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.operators import on_gpu
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
 from moespec.spec.sparse_mlp import check_rescale
 
@@ -41,6 +42,8 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
 def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.bmm(rows, kernel.to(rows.dtype))
+    if on_gpu(rows) and rows.dtype == torch.bfloat16:  # where the bias would first be copied to every row
+        return torch.bmm(rows, kernel.to(rows.dtype)) + bias[:, None].to(rows.dtype)
     return torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
 
 
