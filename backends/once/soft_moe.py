@@ -38,11 +38,10 @@ def soft_routing(
 
     rows = inverse_norm(xp, x, 2, norm_form) if normalize else None
     columns = scale * inverse_norm(xp, phi, 0, norm_form) if normalize else None
-    # Flat: XLA for CPUs takes two to five times as long where the last axis is short.
-    logits = xp.scaled_product(tokens, x, phi, rows, columns).reshape(*shape[:2], experts * capacity)
+    logits = xp.scaled_product(tokens, x, phi, rows, columns)
     return xp.SoftRouting(
-        xp.softmax(logits, 1).reshape(shape) if dispatch == "soft" else xp.full(shape, 1 / count, logits),
-        xp.softmax(logits, 2).reshape(shape) if combine == "soft" else xp.full(shape, 1 / (experts * capacity), logits),
+        xp.softmax(logits, 1) if dispatch == "soft" else xp.full(shape, 1 / count, logits),
+        xp.softmax(logits, (2, 3)) if combine == "soft" else xp.full(shape, 1 / (experts * capacity), logits),
     )
 
 

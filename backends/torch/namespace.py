@@ -19,8 +19,7 @@ shift_right_logical, threefry = generator.shift_right_logical, generator.threefr
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
 log_softmax, maximum, rsqrt, sigmoid = torch.log_softmax, torch.clamp_min, torch.rsqrt, torch.sigmoid
 sign, sin, sqrt, square, stack = torch.sign, torch.sin, torch.sqrt, torch.square, torch.stack
-softmax, swapaxes, tanh, where = torch.softmax, torch.swapaxes, torch.tanh, torch.where
-zeros_like = torch.zeros_like
+swapaxes, tanh, where, zeros_like = torch.swapaxes, torch.tanh, torch.where, torch.zeros_like
 
 
 def widest(*tensors: Tensor) -> list[Tensor]:
@@ -77,6 +76,13 @@ def mean(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tens
 def sum(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tensor:
     """The sum."""
     return x.sum(axis, keepdim=keepdims)
+
+
+def softmax(x: Tensor, axis: Axis) -> Tensor:
+    """`exp(x) / sum(exp(x))`; several axes are neighbours, and the last."""
+    return (
+        torch.softmax(x, axis) if isinstance(axis, int) else torch.softmax(x.flatten(axis[0]), axis[0]).reshape(x.shape)
+    )
 
 
 def argmax(x: Tensor) -> Tensor:
