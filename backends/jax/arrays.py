@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import jax
@@ -89,22 +88,9 @@ def sum(x: Array, axis: int | Sequence[int] | None = None) -> Array:
     return jnp.sum(x, axis=axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
-def softmax(x: Array, axis: int | tuple[int, ...]) -> Array:
+def softmax(x: Array, axis: int) -> Array:
     """`exp(x) / sum(exp(x))` along `axis`, in the dtype of `x`."""
-    result: Array = _softmax(x, axis)
-    return result
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _softmax(x: Array, axis: int | tuple[int, ...]) -> Array:
     return jax.nn.softmax(x, axis=axis)
-
-
-@_softmax.defjvp
-def _tangent(axis: int | tuple[int, ...], x: tuple[Array], tangent: tuple[Array]) -> tuple[Array, Array]:
-    """From the result alone, where XLA for CPUs would go through exponentials, maxima and sums again."""
-    y = _softmax(*x, axis)
-    return y, y * (tangent[0] - jnp.sum(y * tangent[0], axis=axis, keepdims=True))
 
 
 def top_indices(scores: Array, count: int) -> Array:

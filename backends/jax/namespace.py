@@ -22,7 +22,7 @@ where, zeros_like = jnp.where, jnp.zeros_like
 erfc, rsqrt = lax.erfc, lax.rsqrt
 cumsum, max, mean, stack, sum, swapaxes = jnp.cumsum, jnp.max, jnp.mean, jnp.stack, jnp.sum, jnp.swapaxes
 log_softmax, logsumexp, sigmoid = nn.log_softmax, special.logsumexp, nn.sigmoid
-softmax, softplus = arrays.softmax, nn.softplus
+softmax, softplus = nn.softmax, nn.softplus
 
 
 def shift_right_logical(words: Array, bits: int) -> Array:
