@@ -13,6 +13,7 @@ lose equally little there; that keeps the assignment the best for its numbers. S
 gap is that of the scores themselves.
 """
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -85,7 +86,7 @@ def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRoutin
     return token_choice(chosen, choices=1, capacity=capacity, combine_scores=widen(scores).sigmoid())
 
 
-@operator
+@partial(operator, tags=(torch.Tag.cudagraph_unsafe,))
 def _balanced(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
     """The experts (G, T) int32 of the best balanced assignments, and prices (G, E) that prove it."""
     table = scores.double().cpu().numpy()

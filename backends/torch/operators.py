@@ -21,11 +21,11 @@ FUNCTIONS: dict[str, Callable[..., object]] = {}
 """What the operator of each name runs."""
 
 
-def operator(function: Callable[..., object]) -> "CustomOpDef":
+def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> "CustomOpDef":
     """The decorated function as an operator of torch that changes none of its arguments."""
     name = function.__name__.lstrip("_")
     FUNCTIONS[name] = function
-    return custom_op(f"{NAMESPACE}::{name}", mutates_args=())(function)
+    return custom_op(f"{NAMESPACE}::{name}", mutates_args=(), tags=tags)(function)
 
 
 def on_gpu(x: Tensor) -> bool:

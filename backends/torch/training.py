@@ -1,6 +1,7 @@
 """Gradients, compilation, and the training step, with the state updated in place."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
 from moespec.backends.torch.trees import Path, flatten, tree_map, unflatten
 from moespec.spec.checks import check_at_least
-from moespec.spec.errors import ShapeError
+from moespec.spec.errors import ConfigError, ShapeError
 
 __all__ = [
     "TrainState",
@@ -46,15 +47,20 @@ RECOMPILE_LIMIT = 64
 """Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
 
 
-def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
+def compile(
+    function: Callable[..., Any], *, compiler: str = "inductor", cuda_graph: bool = False
+) -> Callable[..., Any]:
     """`torch.compile(function, fullgraph=True)`, for pure functions, with one of torch's compilers.
+
+    cuda_graph: what a GPU is asked to do is recorded once, and asked again as a whole: results are overwritten by the next call.
 
     An invalid shape, dtype or option raises the specification's error, as it does op by op. Of a function
     made by `value_and_grad` the loss is compiled, and its backward pass with it.
     """
     if hasattr(function, "_loss"):
         return value_and_grad(compile(function._loss, compiler=compiler))
-    compiled = torch.compile(function, fullgraph=True, backend=compiler)
+    more: Any = {"options": {"triton.cudagraphs": True}} if cuda_graph else {}
+    compiled = torch.compile(function, fullgraph=True, backend=compiler, **more)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -65,6 +71,8 @@ def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Call
             with torch._dynamo.config.patch(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
+                if cuda_graph:
+                    torch.compiler.cudagraph_mark_step_begin()
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
@@ -72,6 +80,11 @@ def compile(function: Callable[..., Any], *, compiler: str = "inductor") -> Call
             raise
 
     return call
+
+
+def _not_recorded() -> int:
+    """How many programs torch has not recorded as a CUDA graph."""
+    return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,20 +228,31 @@ def make_step(
     averaged: bool = False,
     renew: Renewal | None = None,
     compiled: bool = True,
+    cuda_graph: bool = False,
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
     The update is in place: the state returned is that given. Metrics stay on the device. Forward and backward pass of the loss are
     compiled, and another learning rate compiles nothing. compiled: False runs op by op, without the wait for the compiler.
+    cuda_graph: as of `compile`, of a batch in one part. What torch does not record runs as it does otherwise, and a warning says so.
     """
     check_at_least("accumulate", accumulate, 1)
-    evaluate = compile(loss_function) if compiled else loss_function
+    if cuda_graph and (accumulate > 1 or not compiled):
+        raise ConfigError(
+            f"cuda_graph=True: expected compiled=True and accumulate=1, not {compiled!r} and {accumulate!r}"
+        )
+    evaluate = compile(loss_function, cuda_graph=cuda_graph) if compiled else loss_function
 
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
         average = (state_average(state),) if averaged else ()
+        before = _not_recorded()
         metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
+        if cuda_graph and _not_recorded() > before:
+            warnings.warn("no CUDA graph of the step; TORCH_LOGS=perf_hints says why", stacklevel=2)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
+        if cuda_graph:
+            metrics = {name: value.clone() for name, value in metrics.items()}
         update(state, metrics["grad_norm"], learning_rate, renew, sums)
         return state, metrics
 

@@ -113,6 +113,8 @@ class TrainingConfig:
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
+    cuda_graph: bool = False
+    """torch on one GPU only: record what the loss and its gradients ask of the GPU, and ask it as a whole"""
     evaluate_every: Number = 150
     """steps between evaluations on the validation images"""
     evaluation_batch: Number = 128

@@ -17,6 +17,7 @@ from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes, check_experts, mesh_sizes
 from moespec.backends.processes import Process, process_of
 from moespec.models import families
+from moespec.models.compilation import check_cuda_graph
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import Interrupted, RunError
 from moespec.models.families import family
@@ -90,6 +91,8 @@ def check_layout(B: Backend, config: Config) -> None:
     A device routes whole groups, the groups that one device alone would have.
     """
     sizes, model, training = B.sizes, model_config(config.model), config.training
+    if training.cuda_graph:
+        check_cuda_graph(B, accumulate=training.accumulate, wish=training.compile)
     if sizes.devices == 1:
         return
     for tower in dict.fromkeys([model, *(passes.tower for passes in objective_of(config).towers(config, model))]):

@@ -23,6 +23,8 @@ def step_maker(B: Backend, run: config.Config) -> Callable[[OptimizerConfig], St
     how |= renewal(B, layers)
     if not pays(B, training.total, training.compile):
         how["compiled"] = False
+    if training.cuda_graph:
+        how["cuda_graph"] = True
     loss = objective.make_loss(B, run, model)
     return lambda optimizer: B.make_step(loss, optimizer, **how)
 

@@ -15,6 +15,7 @@ __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
 FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
+        "training.cuda_graph",
         *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
         *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"),
     }

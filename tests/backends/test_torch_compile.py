@@ -204,3 +204,32 @@ def test_a_trace_is_of_one_shape():
     traced = B.trace(lambda x: x / len(x) if torch.compiler.is_compiling() else None)
     for size in (2, 3, 2):
         assert torch.equal(traced(torch.ones(size)), torch.ones(size) / size)
+
+
+def test_a_cuda_graph_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU there is none, and the numbers are the same; what a step returns is its own, as the next one overwrites the rest."""
+    kept, run = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *of, **more: kept.append(more) or run(*of, **more))
+    optimizer, params, batch = B.OptimizerConfig("sgd"), {"w": np.ones(3, np.float32)}, {"x": draw(4, 3).float()}
+
+    def loss(params, batch):
+        y = (batch["x"] @ params["w"]).square().mean()
+        return y, {"twice": 2 * y}
+
+    training, made = importlib.import_module("moespec.backends.torch.training"), []
+    of_pass = training.set_gradients
+    monkeypatch.setattr(training, "set_gradients", lambda *of: made.append(of_pass(*of)) or made[-1])
+    step, state = B.make_step(loss, optimizer, cuda_graph=True), B.init_state(params, optimizer)
+    with pytest.warns(UserWarning, match="no CUDA graph of the step"):
+        state, first = step(state, batch, 0.1)
+    state, second = step(state, batch, 0.1)
+    assert not {value.data_ptr() for value in first.values()} & {value.data_ptr() for value in made[0][0].values()}
+    assert [more["options"] for more in kept] == [{"triton.cudagraphs": True}]
+    plain, other = B.make_step(loss, optimizer, compiled=False), B.init_state(params, optimizer)
+    for got in (first, second):
+        other, want = plain(other, batch, 0.1)
+        assert got.keys() == want.keys()
+        torch.testing.assert_close(got, want)
+    for wrong in ({"accumulate": 2}, {"compiled": False}):
+        with pytest.raises(ConfigError, match="cuda_graph=True: expected compiled=True and accumulate=1"):
+            B.make_step(loss, optimizer, cuda_graph=True, **wrong)
