@@ -5,26 +5,41 @@ They read each row once for a tile of the width, and an expert's matrix once for
 Shape comments: R rows, E experts, D width, H hidden.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
 import jax.numpy as jnp
-from jax import lax
+from jax import custom_batching, lax
 from jax.experimental import custom_partitioning
 
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import untyped
 
-__all__ = ["TILE", "products", "sums_of_products", "takes"]
+__all__ = ["TILE", "left_out", "products", "sums_of_products", "takes"]
 
 TILE = 256
 """Rows of a tile: enough for its products to take a TPU v5e longer than reading the matrix again (240 operations a byte)."""
 
 
+_LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """What is traced inside has no kernels: JAX exports none in a program for several platforms."""
+    token = _LEFT_OUT.set(True)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
+
+
 def takes(rows: Array) -> bool:
     """Whether there are kernels for rows of this dtype."""
-    return rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
+    return not _LEFT_OUT.get() and rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
 
 
 def products(
@@ -67,7 +82,8 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
 
 
 def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
-    """The function, which a compiler that splits a program over devices by itself leaves whole on each: no kernel can be split."""
+    """The function, which a compiler that splits a program over devices by itself leaves whole on each, as no kernel can be split, and
+    `vmap` calls for one after the other."""
 
     def of_arrays(left: Array, right: Array, sizes: Array) -> Array:
         return function(left, right, sizes)
@@ -80,7 +96,7 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
     split.def_partition(
         partition, sharding_rule=axes, need_replication_factors=tuple(dict.fromkeys(filter(str.isalpha, axes)))
     )
-    return cast(Callable[..., Array], split)
+    return cast(Callable[..., Array], cast(Any, custom_batching).sequential_vmap(split))
 
 
 def _kernels() -> Any:
