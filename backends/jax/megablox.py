@@ -1,10 +1,12 @@
 """Products of rows that are sorted by expert, on a TPU: the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-They read each row once for a tile of the width, and an expert's matrix once for a tile of its rows; no row is padded.
+They read each row once for a tile of the width, and an expert's matrix once for a tile of its rows; no row is padded. The kernels are
+those of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841) as JAX has them. `interpret` runs them on a CPU, for tests.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -100,8 +102,7 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
 
 
 def _kernels() -> Any:
-    import importlib
-
+    """Imported where one is traced, since few layers need it."""
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 
@@ -115,7 +116,7 @@ def _sizes(ends: Array) -> Array:
 
 
 def _tile(width: int, dtype: Any) -> int:
-    """The largest part of a width that two tiles of the memory hold, without a rest if there is one of whole lanes."""
+    """Of a width, what a tile has: at most 2 KiB of a row, in whole lanes of 128 numbers that divide it if there are such."""
     most = 2048 // jnp.dtype(dtype).itemsize
     whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
     return max(whole) if whole else min(width, most)

@@ -15,7 +15,7 @@ program in one order, in float32 or better, so there is no atomic addition; 16-b
 float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
 
 Importing this module imports Triton, which torch's builds for CUDA bring. With TRITON_INTERPRET=1 the kernels run on tensors
-on the CPU. Their speed has not been measured on a GPU.
+on the CPU. Beside plain operations their speed has not been measured.
 """
 
 import math
