@@ -72,7 +72,7 @@ def compile(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
                 if cuda_graph:
-                    torch.compiler.cudagraph_mark_step_begin()
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except torch._dynamo.exc.Unsupported:
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
