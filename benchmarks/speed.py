@@ -66,7 +66,8 @@ or memory have grown by more than 5 %. Bytes are what the compiler counts. *Pass
 six times. Rows of groups of at most 256 tokens come and go by products with one-hot rows, as in vmoe's einsum, which are in the
 count: a gathered row counts as the tile of eight rows that it lies in. Larger groups, float32 and `base` gather. Soft MoE's logits
 are three passes, forward and in each gradient, where the tokens are bfloat16, as they are here; in float32 they are six. Layers that
-multiply the filled slots alone do so by kernels (Pallas' megablox), which say their own operations and bytes.
+multiply the filled slots alone do so by kernels (Pallas' megablox), which say their own operations and bytes: a tile of 256 rows that
+two experts share is multiplied twice and counted once, and an expert's matrix is counted for each of its tiles of rows.
 """
 
 MESH = """## What devices tell each other
