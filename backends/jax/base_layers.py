@@ -18,13 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moespec.backends.jax.allocations import token_choice
-from moespec.backends.jax.arrays import Array, top_indices, wide
-from moespec.backends.jax.slots import SlotRouting
+from moespec.backends.jax.arrays import Array, wide
 from moespec.spec.balanced_assignment import Assignment, even_slots
-from moespec.spec.checks import check_one_per_token, check_scores, check_size
+from moespec.spec.checks import check_scores, check_size
 
-__all__ = ["base_assignment", "base_greedy", "base_routing"]
+__all__ = ["base_assignment"]
 
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
 """Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
@@ -63,20 +61,6 @@ def _assigned(scores: Array, slots: int) -> Assignment:
     worth = lax.stop_gradient(scores) - jnp.ldexp(price.astype(scores.dtype), exponent[:, None])[:, None]
     gap = jnp.max(worth, axis=2) - jnp.sum(jnp.where(held, worth, 0), axis=2)
     return Assignment(expert, jnp.sum(own, axis=1), jnp.sum(gap, axis=1))
-
-
-def base_greedy(scores: Array) -> Array:
-    """scores (G, T, E) -> (G, T) int32."""
-    check_scores("scores", scores, "groups tokens experts")
-    return top_indices(wide(scores), 1)[..., 0].astype(jnp.int32)
-
-
-def base_routing(scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
-    """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
-    check_scores("scores", scores, "groups tokens experts")
-    check_one_per_token("expert", expert, scores.shape[:2])
-    chosen = jax.nn.one_hot(expert, scores.shape[2], dtype=jnp.float32)
-    return token_choice(chosen, choices=1, capacity=capacity, combine_scores=jax.nn.sigmoid(wide(scores)))
 
 
 def _smooth_prices(scores: Array, slots: int) -> Array:

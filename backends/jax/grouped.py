@@ -19,11 +19,11 @@ from jax import lax
 from moespec.backends.contract import filled_alone
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
-from moespec.backends.jax.allocations import invert
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
+from moespec.backends.jax.requests import invert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.spec.checks import check_scores, check_size

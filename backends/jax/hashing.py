@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from moespec.backends.jax import namespace as xp
-from moespec.backends.jax.allocations import routing_of_requests
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import by_groups, is_split
 from moespec.backends.jax.grouped import affine_layer
 from moespec.backends.jax.network import gelu
 from moespec.backends.jax.slots import SlotRouting
+from moespec.backends.once.allocations import slots_of_requests
 from moespec.backends.once.network import expert_weights
 from moespec.spec.checks import (
     check_at_least,
@@ -46,7 +46,8 @@ def hash_routing(
 @by_groups({"ids": "group"})
 def _routing_of_ids(ids: Array, table: Array, *, experts: int, capacity: int, dtype: str) -> SlotRouting:
     requests = jnp.asarray(table).astype(jnp.int32)[ids]
-    token, slot = routing_of_requests(requests, experts, capacity)
+    slot = slots_of_requests(xp, requests, experts, capacity)
+    token = xp.invert_index(slot, experts * capacity).reshape(-1, experts, capacity)
     weight = (token < ids.shape[1]).astype(dtype)
     return SlotRouting(token, weight, slot[..., None], ids.shape[1])
 

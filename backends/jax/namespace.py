@@ -8,13 +8,14 @@ from jax import lax, nn
 from jax.extend.random import threefry2x32_p
 from jax.scipy import special
 
-from moespec.backends.jax import arrays, gathers, products, slots
+from moespec.backends.jax import arrays, gathers, products, requests, slots
 from moespec.backends.jax.arrays import Array
 from moespec.backends.once.namespace import Function
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
-stop_gradient, top_indices, wide = arrays.stop_gradient, arrays.top_indices, arrays.wide
+stop_gradient, top_indices, top_values, wide = arrays.stop_gradient, arrays.top_indices, arrays.top_values, arrays.wide
+positions, take_rows = requests.positions, gathers.take_rows
 
 abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
 sign, sin, sqrt, square, tanh = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.tanh
@@ -59,6 +60,16 @@ def indices(count: int, like: Array) -> Array:
 def argmax(x: Array) -> Array:
     """The index of the largest entry: (..., n) -> (..., 1)."""
     return jnp.argmax(x, axis=-1, keepdims=True).astype(jnp.int32)
+
+
+def argsort(x: Array) -> Array:
+    """The indices that sort ascending: (..., n) -> (..., n) int32."""
+    return jnp.argsort(x, axis=-1, stable=True).astype(jnp.int32)
+
+
+def take(x: Array, index: Array) -> Array:
+    """The entries at indices: (..., n) and (..., k) -> (..., k)."""
+    return jnp.take_along_axis(x, index, axis=-1)
 
 
 def pick(x: Array, index: Array) -> Array:
@@ -123,6 +134,17 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
     if jnp.result_type(tokens) == jnp.bfloat16 and slots.dtype == jnp.float32:
         return products.scaled_product(x, rows, slots)
     return jnp.einsum("gtd,dec->gtec", rows * x, slots, precision=lax.Precision.HIGHEST)
+
+
+def invert_index(index: Array, count: int) -> Array:
+    """Where each of 0, ..., count - 1 occurs, n for one that does not: (G, n) -> (G, count)."""
+    number = lax.broadcasted_iota(jnp.int32, index.shape, 1)
+    return requests.invert(index, number, count, fill=index.shape[1])
+
+
+def slot_weights(scores: Array, token: Array, slot: Array | None) -> Array:
+    """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    return gathers.slot_weights(scores.shape[1], scores, token, slot)
 
 
 def by_expert(routing: slots.SlotRouting, values: Array) -> Array:

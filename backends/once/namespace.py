@@ -86,11 +86,21 @@ class Namespace(Protocol):
     def top_indices(self, x: Array, count: int, /) -> Array:
         """The indices of the `count` largest entries, integers, in descending order of the entries."""
 
+    def top_values(self, x: Array, count: int, /) -> Array:
+        """The `count` largest entries, descending."""
+
+    def argsort(self, x: Array, /) -> Array:
+        """The indices that sort the entries, ascending, int32: (..., n) -> (..., n)."""
+
+    def take(self, x: Array, index: Array, /) -> Array:
+        """The entries at a few indices: (..., n) and (..., k) -> (..., k)."""
+
     def pick(self, x: Array, index: Array, /) -> Array:
         """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Whether an entry is at one of a few indices: (..., k), for entries like (..., n) -> (..., n) booleans."""
+        """Whether an entry is at one of a few indices, of which n is none: (..., k), for entries like (..., n) -> (..., n)
+        booleans."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
         """How often 0, ..., size - 1 are among the entries of `index`: (size,) in the dtype of `like`."""
@@ -101,6 +111,20 @@ class Namespace(Protocol):
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
         """The `count` largest entries, descending, and `place`: `place(function)` is the function of them where they stand in
         `x`, and 0 elsewhere."""
+
+    # Between tokens and slots; int32.
+
+    def positions(self, requests: Array, experts: int, /) -> Array:
+        """How many earlier requests of the group are for the same expert, which `experts` is none of: (G, N) -> (G, N)."""
+
+    def invert_index(self, index: Array, count: int, /) -> Array:
+        """Where each of 0, ..., count - 1 occurs in `index`, N for one that does not: (G, N) -> (G, count). `count` is none."""
+
+    def take_rows(self, x: Array, index: Array, /) -> Array:
+        """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
+
+    def slot_weights(self, scores: Array, token: Array, slot: Array | None, /) -> Array:
+        """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
 
     # Products, in full precision.
 

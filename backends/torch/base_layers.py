@@ -21,15 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moespec.backends.torch.allocations import token_choice
 from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.operators import operator
-from moespec.backends.torch.selection import top_indices
-from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.balanced_assignment import Assignment, even_slots
-from moespec.spec.checks import check_one_per_token, check_scores, check_size
+from moespec.spec.checks import check_scores, check_size
 
-__all__ = ["base_assignment", "base_greedy", "base_routing"]
+__all__ = ["base_assignment"]
 
 SMALL = 256
 """Tokens of a group up to which SciPy's solver is the fastest."""
@@ -69,21 +66,6 @@ def _assigned(scores: Tensor, slots: int) -> Assignment:
     worth = scores.detach() - price[:, None]
     gap = worth.amax(dim=2) - worth.gather(2, expert.long()[..., None]).squeeze(2)
     return Assignment(expert, own.sum(dim=1), gap.sum(dim=1))
-
-
-def base_greedy(scores: Tensor) -> Tensor:
-    """scores (G, T, E) -> (G, T) int32."""
-    check_scores("scores", scores, "groups tokens experts")
-    return top_indices(scores, 1).squeeze(2)
-
-
-def base_routing(scores: Tensor, expert: Tensor, *, capacity: int) -> SlotRouting:
-    """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
-    check_scores("scores", scores, "groups tokens experts")
-    check_one_per_token("expert", expert, scores.shape[:2])
-    columns = torch.arange(scores.shape[2], device=scores.device)
-    chosen = (expert[..., None] == columns).to(torch.float32)
-    return token_choice(chosen, choices=1, capacity=capacity, combine_scores=widen(scores).sigmoid())
 
 
 @partial(operator, tags=(torch.Tag.cudagraph_unsafe,))

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from moespec.backends.once.allocations import slots_of_requests
 from moespec.backends.once.network import expert_weights
 from moespec.backends.torch import namespace as xp
-from moespec.backends.torch.allocations import request_slots
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.grouped import affine_layer
 from moespec.backends.torch.network import gelu
@@ -38,7 +38,7 @@ def hash_routing(
     check_integers("table", table, "ids")
     groups, tokens = ids.shape
     capacity = tokens if capacity is None else check_capacity(capacity)
-    slot = request_slots(table.int()[ids.long()], experts, capacity)
+    slot = slots_of_requests(xp, table.int()[ids.long()], experts, capacity)
     token = invert_index(slot, experts * capacity).int().reshape(groups, experts, capacity)
     weight = (token < tokens).to(torch.float32 if like is None else wide(like.dtype))
     return SlotRouting(token, weight, slot[:, :, None], tokens)

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from moespec.backends.once.namespace import Axis
-from moespec.backends.torch import arrays, operators, products, rows, selection, slots
+from moespec.backends.torch import arrays, operators, products, requests, rows, selection, slots
 from moespec.backends.torch import threefry as generator
 from moespec.backends.torch.operators import NAMESPACE
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
 stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
+invert_index, positions = rows.invert_index, requests.positions
 shift_right_logical, threefry = generator.shift_right_logical, generator.threefry
 
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
@@ -95,14 +96,34 @@ def top_indices(x: Tensor, count: int) -> Tensor:
     return selection.top_indices(x, count).long()
 
 
-def pick(x: Tensor, index: Tensor) -> Tensor:
-    """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
-    return x.gather(-1, index)
+def top_values(x: Tensor, count: int) -> Tensor:
+    """The `count` largest entries, descending."""
+    return take(x.detach(), top_indices(x, count))
+
+
+def argsort(x: Tensor) -> Tensor:
+    """The indices that sort ascending: (..., n) -> (..., n) int32."""
+    return torch.sort(x, dim=-1, stable=True).indices.int()
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """The entries at indices: (..., n) and (..., k) -> (..., k)."""
+    return x.gather(-1, index.long())
+
+
+def take_rows(x: Tensor, index: Tensor) -> Tensor:
+    """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
+    return x.gather(1, index.long()[..., None].expand(-1, -1, x.shape[2]))
+
+
+pick = take
 
 
 def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
-    """Whether an entry is at one of the indices: (..., k) -> (..., n)."""
-    return put_true(indices, like, -1)
+    """Whether an entry is at one of the indices, of which n is none: (..., k) -> (..., n)."""
+    *leading, size = like.shape
+    chosen = torch.zeros(*leading, size + 1, dtype=torch.bool, device=like.device)
+    return chosen.scatter(-1, indices.long(), True)[..., :size]
 
 
 def count(index: Tensor, size: int, like: Tensor) -> Tensor:
@@ -134,6 +155,12 @@ def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None
     logits = logits if rows is None else logits * rows
     logits = logits if columns is None else logits * columns.flatten(1)
     return logits.reshape(*x.shape[:2], *slots.shape[1:])
+
+
+def slot_weights(scores: Tensor, token: Tensor, slot: Tensor | None) -> Tensor:
+    """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    taken: Tensor = rows.take_scores(scores, token)
+    return taken
 
 
 def by_expert(routing: slots.SlotRouting, values: Tensor) -> Tensor:

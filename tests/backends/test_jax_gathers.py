@@ -11,7 +11,7 @@ from moespec import spec
 
 jax = pytest.importorskip("jax")
 B = importlib.import_module("moespec.backends.jax")
-allocations = importlib.import_module("moespec.backends.jax.allocations")
+places = importlib.import_module("moespec.backends.jax.requests")
 
 GROUPS, TOKENS, EXPERTS, WIDTH, HIDDEN = 2, 24, 3, 8, 5
 
@@ -90,8 +90,8 @@ def test_the_search_for_scatters_finds_one():
 @pytest.mark.parametrize(("experts", "count"), [(1, 7), (5, 64), (32, 200), (40, 333)])
 def test_positions_by_sum_and_by_sort_are_equal(experts, count):
     requests = np.random.default_rng(experts).integers(0, experts, (3, count)).astype(np.int32)
-    by_sum = jax.jit(partial(allocations.position_by_sum, experts=experts))(requests)
-    by_sort = jax.jit(partial(allocations.position_by_sort, experts=experts))(requests)
+    by_sum = jax.jit(partial(places.position_by_sum, experts=experts))(requests)
+    by_sort = jax.jit(partial(places.position_by_sort, experts=experts))(requests)
     want = [[(row[:n] == row[n]).sum() for n in range(count)] for row in requests]
     np.testing.assert_array_equal(by_sum, want)
     np.testing.assert_array_equal(by_sort, want)

@@ -8,7 +8,7 @@ import router_inputs
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
-allocations = importlib.import_module("moespec.backends.torch.allocations")
+requests = importlib.import_module("moespec.backends.torch.requests")
 rows = importlib.import_module("moespec.backends.torch.rows")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
@@ -22,12 +22,12 @@ def generator():
 
 @pytest.mark.parametrize("experts", [1, 5, 32, 33, 70])
 def test_both_ways_to_count_give_the_same_integers(experts, generator):
-    requests = torch.randint(0, experts, (4, 200), generator=generator, dtype=torch.int32)
-    counted = allocations.count_positions(requests, experts)
-    assert torch.equal(counted, allocations.sort_positions(requests, experts))
-    assert torch.equal(counted, allocations.request_positions(requests, experts))
+    asked = torch.randint(0, experts, (4, 200), generator=generator, dtype=torch.int32)
+    counted = requests.count_positions(asked, experts)
+    assert torch.equal(counted, requests.sort_positions(asked, experts))
+    assert torch.equal(counted, requests.positions(asked, experts))
     assert counted.dtype == torch.int32
-    expected = [[row[:i].eq(row[i]).sum() for i in range(200)] for row in requests[:1]]
+    expected = [[row[:i].eq(row[i]).sum() for i in range(200)] for row in asked[:1]]
     assert counted[0].tolist() == torch.tensor(expected)[0].tolist()
 
 

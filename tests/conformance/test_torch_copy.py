@@ -15,16 +15,16 @@ SOURCE = Path(__file__).parents[2] / "backends"
 # File, what stands there, what is put in its place, the algorithm it is seen in, and the known variant it is.
 ERRORS = {
     "higher expert": (
-        "torch/allocations.py",
-        "best = top_indices(scores, tries)",
-        "best = experts - 1 - top_indices(scores.flip(2), tries)",
+        "once/allocations.py",
+        'best = xp.cast(xp.top_indices(xp.wide(scores), tries), "int32")',
+        'best = xp.cast(experts - 1 - xp.top_indices(scores.flip(2), tries), "int32")',
         "token_choice",
         "ties_to_the_higher_expert",
     ),
     "higher token": (
-        "torch/allocations.py",
-        "token = top_indices(columns, capacity)",
-        "token = tokens - 1 - top_indices(columns.flip(2), capacity)",
+        "once/allocations.py",
+        "xp.top_indices(columns, check_capacity(capacity, tokens))",
+        "tokens - 1 - xp.top_indices(columns.flip(2), check_capacity(capacity, tokens))",
         "expert_choice",
         "ties_to_the_higher_token",
     ),

@@ -1,0 +1,43 @@
+"""Requests for experts: their places in line, and maps of them to slots the other way round.
+
+Shape comments: G groups, N requests, E experts.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from moespec.backends.jax.arrays import Array
+
+ONE_HOT_EXPERTS = 32
+"""Up to this many experts, positions come from a one-hot cumulative sum; beyond, from a sort."""
+
+
+def positions(requests: Array, experts: int) -> Array:
+    """How many earlier requests of the group went to the same expert. requests: (G, N) int32; returns the same."""
+    return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
+
+
+def position_by_sum(requests: Array, experts: int) -> Array:
+    """`positions` by a cumulative sum of one-hot rows: (G, N, E) integers."""
+    one_hot = (requests[..., None] == jnp.arange(experts, dtype=requests.dtype)).astype(jnp.int32)
+    return jnp.sum((jnp.cumsum(one_hot, axis=1) - 1) * one_hot, axis=2)
+
+
+def position_by_sort(requests: Array, experts: int) -> Array:
+    """`positions` by a stable sort of the expert ids."""
+    number = lax.broadcasted_iota(jnp.int32, requests.shape, 1)
+    by_expert, source = lax.sort((requests, number), dimension=1, num_keys=1, is_stable=True)
+    is_first = jnp.concatenate(
+        [jnp.ones_like(by_expert[:, :1], dtype=bool), by_expert[:, 1:] != by_expert[:, :-1]], axis=1
+    )
+    first = lax.cummax(jnp.where(is_first, number, 0), axis=1)
+    return invert(source, number - first, requests.shape[1], fill=0)
+
+
+def invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
+    """`out[g, index[g, n]] = value[g, n]`, `fill` elsewhere: (G, N) to (G, size). An index of `size` writes nothing."""
+    # The unused writes get a place of their own past the end, so that all indices are unique.
+    index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))
+    empty = jnp.full((size,), fill, value.dtype)
+    return jax.vmap(lambda i, v: empty.at[i].set(v, mode="drop", unique_indices=True))(index, value)

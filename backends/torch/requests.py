@@ -1,0 +1,38 @@
+"""Requests for experts: their places in line."""
+
+import torch
+from torch import Tensor
+
+from moespec.backends.torch.rows import invert_index
+
+ONE_HOT_EXPERTS = 32
+"""Up to this many experts a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""
+
+
+def positions(requests: Tensor, experts: int) -> Tensor:
+    """How many earlier requests of the same group are for the same expert.
+
+    Args:
+        requests: (groups, requests) int32, their experts, in the order of priority.
+        experts: their number.
+
+    Returns:
+        (groups, requests) int32.
+    """
+    return count_positions(requests, experts) if experts <= ONE_HOT_EXPERTS else sort_positions(requests, experts)
+
+
+def count_positions(requests: Tensor, experts: int) -> Tensor:
+    """`positions` by a cumulative sum of one-hot rows."""
+    asked = requests[:, :, None] == torch.arange(experts, device=requests.device, dtype=requests.dtype)
+    counts = asked.cumsum(dim=1, dtype=torch.int32)
+    return torch.where(asked, counts - 1, 0).sum(dim=2, dtype=torch.int32)
+
+
+def sort_positions(requests: Tensor, experts: int) -> Tensor:
+    """`positions` by a stable sort of the integers."""
+    ordered, order = torch.sort(requests, dim=1, stable=True)
+    requested = torch.arange(experts + 1, device=requests.device, dtype=requests.dtype)  # E is not an expert
+    first = torch.searchsorted(ordered, requested.expand(requests.shape[0], -1).contiguous())
+    rank = torch.arange(requests.shape[1], device=requests.device) - first.gather(1, ordered.long())
+    return rank.gather(1, invert_index(order, requests.shape[1]).long()).int()
