@@ -4,6 +4,8 @@ Choice (2).
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
 """
 
+from typing import Any
+
 from moespec.backends.once.namespace import Array, Namespace, SlotRouting
 from moespec.spec.checks import (
     check_capacity,
@@ -101,7 +103,13 @@ def token_choice(
     if order is not None:
         check_one_per_token("order", order, tuple(scores.shape[:2]))
         order = xp.cast(order, "int32")
-    options = {"keep": keep, "hold": hold, "tries": tries, "slot_order": slot_order, "normalize": normalize}
+    options: dict[str, Any] = {
+        "keep": keep,
+        "hold": hold,
+        "tries": tries,
+        "slot_order": slot_order,
+        "normalize": normalize,
+    }
     return _serve(xp, scores, combine_scores, choices, capacity, order, scores.shape[1], **options)
 
 
