@@ -158,7 +158,7 @@ def _serve(
     slots = experts * capacity
 
     # Selection.
-    best = xp.cast(xp.top_indices(xp.wide(scores), tries), "int32")
+    best = xp.top_indices(xp.wide(scores), tries)
     if keep is not None:
         check_mask("keep", keep, (groups, tokens, tries), "choice")
     if order is not None:
@@ -172,8 +172,9 @@ def _serve(
             of_others = xp.full((groups, tokens - served, choices), slots, slot)
             slot = xp.concatenate([slot, of_others], 1)
         slot = xp.take_rows(slot, xp.argsort(order))
-    # A request is numbered t * K + k, and T * K marks an empty slot: // K gives the token.
-    token = (xp.invert_index(slot.reshape(groups, -1), slots) // choices).reshape(groups, experts, capacity)
+    # A request is numbered k * T + t, and K * T marks an empty slot.
+    request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
+    token = xp.where(request < choices * tokens, request % tokens, tokens)
 
     # Weights. The slot of a choice that got none is that of an expert E.
     if normalize is not None:
@@ -236,7 +237,7 @@ def expert_choice(
     combine_scores = _checked(xp, scores, combine_scores)
     tokens = scores.shape[1]
     columns = xp.swapaxes(xp.stop_gradient(xp.wide(scores)), 1, 2)
-    token = xp.cast(xp.top_indices(columns, check_capacity(capacity, tokens)), "int32")
+    token = xp.top_indices(columns, check_capacity(capacity, tokens))
     if drop_zero:
         token = xp.where(xp.take(columns, token) > 0, token, tokens)
     return xp.SlotRouting(token, xp.slot_weights(combine_scores, token, None), None, tokens)

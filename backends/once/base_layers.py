@@ -10,7 +10,7 @@ __all__ = ["base_greedy", "base_routing"]
 def base_greedy(xp: Namespace, scores: Array) -> Array:
     """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
-    return xp.cast(xp.top_indices(xp.wide(scores), 1)[..., 0], "int32")
+    return xp.top_indices(xp.wide(scores), 1)[..., 0]
 
 
 def base_routing(xp: Namespace, scores: Array, expert: Array, *, capacity: int) -> SlotRouting:

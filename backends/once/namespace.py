@@ -81,10 +81,10 @@ class Namespace(Protocol):
     # Choices along the last axis. They carry no gradient, and among equals the first comes first.
 
     def argmax(self, x: Array, /) -> Array:
-        """The index of the largest entry, integers: (..., n) -> (..., 1)."""
+        """The index of the largest entry, int32: (..., n) -> (..., 1)."""
 
     def top_indices(self, x: Array, count: int, /) -> Array:
-        """The indices of the `count` largest entries, integers, in descending order of the entries."""
+        """The indices of the `count` largest entries, int32, in descending order of the entries."""
 
     def top_values(self, x: Array, count: int, /) -> Array:
         """The `count` largest entries, descending."""

@@ -21,7 +21,7 @@ def patch_codes(xp: Namespace, patches: Array, codebook: Array) -> Array:
     centred = pixels - xp.mean(pixels, 2, keepdims=True)
     normalized = centred / xp.sqrt(xp.mean(xp.square(centred), 2, keepdims=True) + EPSILON)
     nearness = xp.product(normalized, xp.swapaxes(words, 0, 1)) - 0.5 * xp.sum(xp.square(words), 1)
-    return xp.cast(xp.argmax(nearness)[..., 0], "int32")
+    return xp.argmax(nearness)[..., 0]
 
 
 def position_ids(xp: Namespace, tokens: Array) -> Array:

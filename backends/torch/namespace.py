@@ -14,7 +14,7 @@ from moespec.backends.torch.operators import NAMESPACE
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
 stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
-invert_index, positions = rows.invert_index, requests.positions
+invert_index, positions, top_indices = rows.invert_index, requests.positions, selection.top_indices
 shift_right_logical, threefry = generator.shift_right_logical, generator.threefry
 
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
@@ -88,12 +88,7 @@ def softmax(x: Tensor, axis: Axis) -> Tensor:
 
 def argmax(x: Tensor) -> Tensor:
     """The index of the largest entry, the first of equal ones, which torch's does not promise: (..., n) -> (..., 1)."""
-    return selection.top_indices(x, 1)
-
-
-def top_indices(x: Tensor, count: int) -> Tensor:
-    """The indices of the `count` largest entries, in descending order of the entries, in int64, which torch indexes by."""
-    return selection.top_indices(x, count).long()
+    return top_indices(x, 1)
 
 
 def top_values(x: Tensor, count: int) -> Tensor:
@@ -134,14 +129,14 @@ def count(index: Tensor, size: int, like: Tensor) -> Tensor:
 
 def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
     """Booleans of the shape of `like`, true at the indices along an axis."""
-    return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices, True)
+    return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices.long(), True)
 
 
 def largest(x: Tensor, count: int) -> tuple[Tensor, Callable[[Callable[[Tensor], Tensor]], Tensor]]:
     """The `count` largest entries, descending, and `place`, which scatters a function of them into zeros like `x`."""
     if count == x.shape[-1]:
         return torch.sort(x, dim=-1, descending=True, stable=True).values, lambda function: function(x)
-    index = top_indices(x, count)
+    index = top_indices(x, count).long()
     entries = x.gather(-1, index)
     return entries, lambda function: torch.zeros_like(x).scatter(-1, index, function(entries))
 

@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[2] / "backends"
 ERRORS = {
     "higher expert": (
         "once/allocations.py",
-        'best = xp.cast(xp.top_indices(xp.wide(scores), tries), "int32")',
-        'best = xp.cast(experts - 1 - xp.top_indices(scores.flip(2), tries), "int32")',
+        "best = xp.top_indices(xp.wide(scores), tries)",
+        "best = experts - 1 - xp.top_indices(scores.flip(2), tries)",
         "token_choice",
         "ties_to_the_higher_expert",
     ),
