@@ -4,8 +4,6 @@ Choice (2).
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
 """
 
-from typing import Any
-
 from moespec.backends.once.namespace import Array, Namespace, SlotRouting
 from moespec.spec.checks import (
     check_capacity,
@@ -103,14 +101,10 @@ def token_choice(
     if order is not None:
         check_one_per_token("order", order, tuple(scores.shape[:2]))
         order = xp.cast(order, "int32")
-    options: dict[str, Any] = {
-        "keep": keep,
-        "hold": hold,
-        "tries": tries,
-        "slot_order": slot_order,
-        "normalize": normalize,
-    }
-    return _serve(xp, scores, combine_scores, choices, capacity, order, scores.shape[1], **options)
+    served = scores.shape[1]
+    return _serve(
+        xp, scores, combine_scores, choices, capacity, order, served, keep, hold, tries, slot_order, normalize
+    )
 
 
 def importance_score_order(xp: Namespace, scores: Array, *, drop: float = 0.1) -> Array:
@@ -142,7 +136,6 @@ def _serve(
     capacity: int,
     order: Array | None,
     served: int,
-    *,
     keep: Array | None = None,
     hold: bool = False,
     tries: int | None = None,
