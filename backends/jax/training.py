@@ -45,8 +45,10 @@ def compile(function: Callable[..., Any]) -> Any:
     return jax.jit(function)
 
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 """Options of XLA with which it takes less time to compile for a CPU."""
+if jax.__version_info__ < (0, 11):  # later there is no such option
+    QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
