@@ -85,7 +85,7 @@ EXPORTED = ("hierarchical_top_k", "importance_score", "sparsity_constrained_expe
 """Routers whose programs are made in every run of the tests, as is Soft MoE's: they have every operator of ours."""
 PLAIN = {
     "amax.default", "argmax.default", "clamp.default", "exp.default", "gt.Tensor", "index.Tensor", "log.default",
-    "logsumexp.default", "lt.Tensor", "new_ones.default", "select.int", "sigmoid.default", "zeros.default",
+    "logsumexp.default", "lt.Tensor", "new_ones.default", "select.int", "sigmoid.default", "zeros.default", "zeros_like.default",
 }  # fmt: skip
 """And the operators of ATen that others have besides."""
 
