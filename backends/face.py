@@ -44,7 +44,10 @@ def install(
         names |= {name: _of_namespace(value, xp) for _, name, value in _public(once)}
     for module, name, value in _public(package, apart):
         if name in names:
-            raise ImportError(f"{package.__name__}: {name} is public in {module} and in another module")
+            raise ImportError(
+                f"{package.__name__}: {name} is public in {module} and in another module; if one is of an earlier version, remove"
+                " build/ and install again"
+            )
         names[name] = value
     for name, value in specified():
         if not takes_groups(value):

@@ -23,7 +23,6 @@ from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
-from moespec.backends.jax.requests import invert
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.spec.checks import check_scores, check_size
@@ -130,7 +129,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     filled = slots.token < tokens
     ends = jnp.cumsum(jnp.sum(filled.reshape(experts, -1), axis=1, dtype=jnp.int32))
     row = jnp.where(filled, jnp.cumsum(filled, axis=1, dtype=jnp.int32) - 1, size)
-    slot = invert(row, lax.broadcasted_iota(jnp.int32, row.shape, 1), size, fill=row.size)
+    slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
     # Flat: a TPU reads whole tiles for a gather whose index has a small last axis.

@@ -197,7 +197,7 @@ def _slots_in_stages(
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    filled = xp.full((groups, experts + 1), 0, best)  # the last is not an expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # requests of the stages before; the last is for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -210,14 +210,13 @@ def _slots_in_stages(
         requests = (asked if by_token else xp.swapaxes(asked, 1, 2)).reshape(groups, -1)
         place = xp.positions(requests, experts)
         if stages_of_slots:
-            place = place + xp.take(filled, requests)
+            place = place + xp.take(earlier, requests)
         slot = _slots_of_places(xp, requests, place, experts, capacity)
         slot = slot.reshape(groups, tokens, -1) if by_token else xp.swapaxes(slot.reshape(groups, -1, tokens), 1, 2)
         stages_of_slots.append(slot if mask is None or not hold else xp.where(mask, slot, slots))
         if last < tries:
             own = xp.indices(groups, requests)[:, None] * (experts + 1) + requests
-            asks = xp.count(own, groups * (experts + 1), requests).reshape(groups, -1)
-            filled = xp.clip(filled + asks, 0, capacity)
+            earlier = earlier + xp.count(own, groups * (experts + 1), requests).reshape(groups, -1)
     if tries == choices:
         return stages_of_slots[0]
     return -xp.top_values(-xp.concatenate(stages_of_slots, 2), choices)
