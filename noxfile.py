@@ -68,8 +68,8 @@ CACHE = {
 }
 # And what Inductor generated.
 INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR": str(Path("build/cache/torch").resolve())}
-# Nearly all of JAX's time goes into compiling small programs that run once: these flags more than halve it.
-QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+# Nearly all of JAX's time goes into compiling small programs that run once: this flag and that of `_with_flags` more than halve it.
+QUICK = {**CACHE, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 # Mode, dtypes, environment and options of each run (see docs/conformance.md). What users run is compiled in full in float32.
 # The options hold for a run without arguments; `nox -s full` runs all cases in all dtypes.
 Run = tuple[str, str, dict[str, str], tuple[str, ...]]
@@ -85,6 +85,17 @@ RUNS: dict[str, tuple[Run, ...]] = {
         ("compiled", "f32", INDUCTOR, ()),
     ),
 }
+
+
+def _with_flags(session: nox.Session, environment: dict[str, str]) -> dict[str, str]:
+    """`environment`, with another flag of XLA where JAX is older than 0.11: later versions abort at it."""
+    if "XLA_FLAGS" not in environment:
+        return environment
+    look = "from importlib.metadata import version; print(*version('jax').split('.')[:2])"
+    found = session.run("python", "-c", look, silent=True) or "0 0"  # nothing is run where nox only lists
+    older = tuple(map(int, str(found).split())) < (0, 11)
+    flags = " --xla_cpu_use_fusion_emitters=false" if older else ""
+    return {**environment, "XLA_FLAGS": environment["XLA_FLAGS"] + flags}
 
 
 @nox.session
@@ -121,7 +132,8 @@ def _run_suite(session: nox.Session, backend: str, runs: Sequence[Run], *argumen
         session.run(
             "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}", *processes,
             "--report", str(REPORTS / f"{backend}-{mode}-{dtypes}.json"), "--dtype", dtypes,
-            *(arguments or options), "--mode", {"eager": "eager,strided"}.get(mode, mode), env={**QUIET, **environment},
+            *(arguments or options), "--mode", {"eager": "eager,strided"}.get(mode, mode),
+            env={**QUIET, **_with_flags(session, environment)},
         )  # fmt: skip
 
 
@@ -153,7 +165,7 @@ def docs(session: nox.Session) -> None:
             "python", "-m", "moespec.conformance", "run", "--target", "moespec.backends.numpy", "--dtype", "f64",
             "-n", str(os.cpu_count() or 1), "--report", reports[0], silent=True,
         )  # fmt: skip
-    session.run("python", "-m", "generator", *reports, env={**QUIET, **QUICK, "PYTHONPATH": "docs"})
+    session.run("python", "-m", "generator", *reports, env={**QUIET, **_with_flags(session, QUICK), "PYTHONPATH": "docs"})
     if "--serve" in session.posargs:
         session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "build/site", "8000")
 
@@ -346,5 +358,5 @@ def peers(session: nox.Session, peer: str) -> None:
         session.install("--no-deps", *needs["alone"])
     session.run(
         "python", "-m", "moespec.conformance.peers", *(f"--peer={name}" for name in names), *session.posargs,
-        env={**QUIET, **QUICK},
+        env={**QUIET, **_with_flags(session, QUICK)},
     )  # fmt: skip
