@@ -1,7 +1,7 @@
 """The layers of a backend on a mesh, the same for all: what experts of other devices are to compute goes there and comes back."""
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
@@ -23,15 +23,16 @@ class SplitExperts:
     sizes: MeshSizes
     transport: Transport = "model"
     """in what slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
+    ROUTERS: dict[str, Router]
+    """the routers, composed of what this backend has; from `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
         """Of the backend, what is the same on a mesh."""
         return getattr(type(self).single, name)
 
-    @cached_property
-    def ROUTERS(self) -> dict[str, Router]:
-        """The routers, composed of what this backend has."""
-        return {name: router.bind(self) for name, router in type(self).single.ROUTERS.items()}
+    def bind_routers(self) -> None:
+        """Makes `ROUTERS`, for code that is compiled later: it reads an attribute there, and makes nothing."""
+        self.ROUTERS = {name: router.bind(self) for name, router in type(self).single.ROUTERS.items()}
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
         """As of one device; in the scope "global" the sum over all devices."""

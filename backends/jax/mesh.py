@@ -116,6 +116,7 @@ class OnMesh(SplitExperts):
         # An axis of the mesh may be a part of one of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        self.bind_routers()
 
     # The exchange.
 

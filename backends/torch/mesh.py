@@ -100,6 +100,7 @@ class OnMesh(SplitOverGroup):
         self.devices = Devices(sizes)
         super().__init__(self.devices.groups.get(("expert",), ALONE), sizes)
         self.transport = transport
+        self.bind_routers()
 
     def whole(self, params: Any) -> Any:
         """Parameters with those that are split over `fsdp` gathered."""
