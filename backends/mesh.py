@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from moespec.backends.optimizer import is_fixed
 from moespec.backends.optimizer_options import factored_axes
+from moespec.spec.checks import present
 from moespec.spec.errors import ConfigError
 
 __all__ = [
@@ -169,9 +170,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
     """How what an optimiser keeps in `slot` of a parameter of `shape` is split, where the parameter has `split`."""
     if slot not in ("row", "column"):
         return split
-    axes = factored_axes(shape, factored_from or 0)
-    assert axes is not None
-    lesser, largest = axes
+    lesser, largest = present("factored_from", factored_axes(shape, factored_from or 0))
     absent = largest if slot == "row" else lesser
     return split[:absent] + split[absent + 1 :]
 

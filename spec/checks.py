@@ -7,14 +7,23 @@ values are in `values`. Every message names the argument and its value.
 import math
 import operator
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
+
+Value = TypeVar("Value")
+
+
+def present(name: str, value: Value | None) -> Value:
+    """The value, if it is not None; else `ContractError`."""
+    if value is None:
+        raise ContractError(f"{name}: expected a value, got None")
+    return value
 
 
 def dtype_name(array: Any) -> str:

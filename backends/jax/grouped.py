@@ -25,7 +25,7 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
-from moespec.spec.checks import check_scores, check_size
+from moespec.spec.checks import check_scores, check_size, present
 
 __all__ = ["moe_mlp"]
 
@@ -124,8 +124,8 @@ def mostly_empty(routing: SlotRouting) -> bool:
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     """The rows of filled slots alone, N and what is missing of whole blocks, and where those of each expert end, (E,)."""
-    assert slots.row is not None
-    size = -(-slots.row.size // BLOCK) * BLOCK
+    of_choice = present("slots.row", slots.row)
+    size = -(-of_choice.size // BLOCK) * BLOCK
     filled = slots.token < tokens
     ends = jnp.cumsum(jnp.sum(filled.reshape(experts, -1), axis=1, dtype=jnp.int32))
     row = jnp.where(filled, jnp.cumsum(filled, axis=1, dtype=jnp.int32) - 1, size)
@@ -133,7 +133,7 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
     # Flat: a TPU reads whole tiles for a gather whose index has a small last axis.
-    places = jnp.append(row[0], size)[slots.row.reshape(-1)].reshape(slots.row.shape)
+    places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 
 

@@ -16,13 +16,12 @@ from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
 __all__ = ["decompositions", "overload"]
 
-# Modules that define operators.
 DEFINING = (grouped, products, rows, selection, solvers, threefry)
+"""Modules that define operators: `FUNCTIONS` has them once these are imported."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Operator of torch -> the function that it stands for. Those of training are left out."""
-    assert DEFINING
     return {overload(name): OTHERS.get(name, function) for name, function in FUNCTIONS.items() if name != "balanced"}
 
 

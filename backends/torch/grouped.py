@@ -25,7 +25,7 @@ from moespec.backends.torch.network import activate, expert_mlp
 from moespec.backends.torch.operators import operator
 from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
-from moespec.spec.checks import check_scores
+from moespec.spec.checks import check_scores, present
 from moespec.spec.routing import Routing
 
 __all__ = ["moe_mlp"]
@@ -105,8 +105,7 @@ def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, L
     """
     groups, _, width = tokens.shape
     experts = routing.token.shape[1]
-    token, slot = token_rows(routing), slot_rows(routing)
-    assert slot is not None
+    token, slot = token_rows(routing), present("routing.slot", slot_rows(routing))
     choices, count = slot.numel(), groups * routing.tokens
     filled = token < count
     ends = filled.reshape(experts, -1).sum(dim=1).cumsum(dim=0).int()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from moespec.conformance.record.file import Gate
 from moespec.conformance.record.rules import Rule, choice_rules, grouped, weight_rules
 from moespec.spec import LEDGER
-from moespec.spec.checks import plural
+from moespec.spec.checks import plural, present
 from moespec.spec.numerics import stable_order
 
 __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "weights_fit"]
@@ -112,23 +112,22 @@ def choice_fit(rule: Rule, gate: Gate) -> Choice:
 
 def weights_fit(rule: Rule, gate: Gate, choice: Choice | None) -> Iterable[Weights]:
     """How the weights of a gate are those of a rule, in each form that they may have."""
-    assert gate.choices is not None
-    assert gate.weights is not None
-    made, chosen = gate.choices >= 0, np.maximum(gate.choices, 0).astype(np.int64)
+    weights = present(f"{gate.name}: weights", gate.weights)
+    made, chosen = gate.chosen >= 0, np.maximum(gate.chosen, 0).astype(np.int64)
     scores = rule.scores(gate)
     taken = np.where(made, np.take_along_axis(scores, chosen, axis=1), 0)
     sums = {"": np.ones(len(taken)), "after": taken.sum(axis=1)}
     if choice is not None and not choice.rule.by_expert and not made.all():
         best = stable_order(choice.rule.scores(gate))[:, : choices_of(gate)]
         sums["before"] = np.take_along_axis(scores, best, axis=1).sum(axis=1)
-    largest = np.abs(gate.weights).max(axis=1)
+    largest = np.abs(weights).max(axis=1)
     bound = gate.rounding("weights", "logits")
     for divided, total in sums.items():
         expected = taken / np.where(total == 0, 1, total)[:, None]
         known = made & (expected != 0)
-        ratio = float(np.median(gate.weights[known] / expected[known])) if known.any() else 1.0
+        ratio = float(np.median(weights[known] / expected[known])) if known.any() else 1.0
         for scale in (1.0, ratio) if abs(ratio - 1) > bound else (1.0,):
-            error = np.abs(gate.weights - scale * expected).max(axis=1) / np.where(largest == 0, 1, largest)
+            error = np.abs(weights - scale * expected).max(axis=1) / np.where(largest == 0, 1, largest)
             yield Weights(rule, divided, scale, error <= bound, error)
 
 
@@ -153,16 +152,14 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
-    assert gate.logits is not None
-    assert gate.choices is not None
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
     best = _best(fits)
     if best.holds < len(best.agrees):
         few = replace(
             gate,
             calls=(min(SAMPLE, gate.tokens),),
-            logits=gate.logits[:SAMPLE],
-            choices=gate.choices[:SAMPLE],
+            logits=gate.scored[:SAMPLE],
+            choices=gate.chosen[:SAMPLE],
             weights=None,
         )
         rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]

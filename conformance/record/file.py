@@ -24,6 +24,7 @@ from moespec.conformance.check.files import FileError
 from moespec.models.errors import CheckpointError
 from moespec.models.files import signed, unsigned
 from moespec.models.weights.files import read_safetensors, write_safetensors
+from moespec.spec.checks import present
 
 __all__ = ["PARTS", "Gate", "read", "write"]
 
@@ -91,11 +92,20 @@ class Gate:
         return 0 if self.choices is None else int(self.choices.max()) + 1
 
     @property
+    def chosen(self) -> NDArray[Any]:
+        """The choices. Raises ContractError where none were recorded, as `scored` does for the logits."""
+        return present(f"{self.name}: choices", self.choices)
+
+    @property
+    def scored(self) -> NDArray[Any]:
+        """The logits."""
+        return present(f"{self.name}: logits", self.logits)
+
+    @property
     def mask(self) -> NDArray[np.bool_]:
         """(tokens, experts): which experts each token has."""
-        assert self.choices is not None
         mask = np.zeros((self.tokens, self.experts + 1), bool)
-        np.put_along_axis(mask, self.choices.astype(np.int64), True, axis=1)  # -1 is the last column
+        np.put_along_axis(mask, self.chosen.astype(np.int64), True, axis=1)  # -1 is the last column
         return mask[:, :-1]
 
     def rounding(self, *parts: str) -> float:

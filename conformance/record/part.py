@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance.record.explain import Explanation, choice_fit, choices_of, explained, in_bfloat16, weights_fit
 from moespec.conformance.record.file import Gate
-from moespec.spec.checks import plural
+from moespec.spec.checks import plural, present
 from moespec.spec.errors import ShapeError
 
 __all__ = ["part"]
@@ -131,10 +131,8 @@ def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
 
 
 def _dense(gate: Gate) -> NDArray[Any]:
-    assert gate.choices is not None
-    assert gate.weights is not None
     dense = np.zeros((gate.tokens, gate.experts + 1))
-    np.put_along_axis(dense, gate.choices.astype(np.int64), gate.weights, axis=1)
+    np.put_along_axis(dense, gate.chosen.astype(np.int64), present(f"{gate.name}: weights", gate.weights), axis=1)
     return dense[:, :-1]
 
 
@@ -217,5 +215,4 @@ def _half(gate: Gate) -> bool:
 
 
 def _row(gate: Gate, token: int) -> str:
-    assert gate.choices is not None
-    return ", ".join(map(str, sorted(int(each) for each in gate.choices[token] if each >= 0)))
+    return ", ".join(map(str, sorted(int(each) for each in gate.chosen[token] if each >= 0)))

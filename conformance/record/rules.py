@@ -57,8 +57,7 @@ class Rule:
 
 
 def _logits(gate: Gate) -> Array:
-    assert gate.logits is not None
-    return gate.logits.astype(np.float64)
+    return gate.scored.astype(np.float64)
 
 
 def _plain(name: str, gate: Gate) -> Array:

@@ -14,6 +14,8 @@ from multiprocessing import connection, parent_process
 from types import TracebackType
 from typing import Any, Self
 
+from moespec.spec.checks import present
+
 __all__ = ["Prefetcher"]
 
 SHARED = 2**16
@@ -105,8 +107,7 @@ def _start_worker(index: int, count: int) -> None:
     """What a worker does first: it leaves signals of the terminal to its parent, and ends when that has ended."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
+    parent = present("parent process", parent_process())
 
     def follow() -> None:
         connection.wait([parent.sentinel])

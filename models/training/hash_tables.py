@@ -9,7 +9,7 @@ as text. Nothing is pickled.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,9 +176,7 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 
 def table_options(model: vit.VitConfig) -> Options:
     """The options of the routers that take token ids, which have the same tables in all blocks."""
-    options = vit.router_config(vit.of_block(model, vit.id_blocks(model)[0]))
-    assert isinstance(options, Options)  # see `needed`
-    return options
+    return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`
 
 
 def _numpy() -> Backend:

@@ -41,13 +41,15 @@ class ArrayFile:
             raise ValueError("damaged, its checksum is not that of state.json")
         return content
 
+    def check(self) -> None:
+        """Raises ValueError if the file is damaged; reads all of it the first time."""
+        if not self._intact:
+            raise ValueError("damaged, its checksum is not that of state.json")
+
     @cached_property
-    def intact(self) -> bool:
-        """True. Raises ValueError if the file is damaged."""
+    def _intact(self) -> bool:
         with open(self.path, "rb", opener=regular) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
-                raise ValueError("damaged, its checksum is not that of state.json")
-        return True
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
 
     def reader(name: str) -> Callable[[Index], NDArray[Any]]:
         def read(index: Index) -> NDArray[Any]:
-            assert file.intact
+            file.check()
             with safe_open(file.path, framework="numpy") as opened:
                 part: NDArray[Any] = opened.get_slice(name)[index] if index else opened.get_tensor(name)
                 return part

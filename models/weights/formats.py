@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -144,9 +144,7 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
     for name, advice in _ASKED.items():
         if name not in values:
             raise ConfigError(f"{name}: cannot be inferred from the weights; {advice}")
-    config = of_description({"family": "vit", **values}, "set")
-    assert isinstance(config, VitConfig)
-    return config
+    return cast(VitConfig, of_description({"family": "vit", **values}, "set"))
 
 
 def _of_model(timm: bool, name: str) -> VitConfig:
@@ -223,8 +221,7 @@ def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 def _write_huggingface(path: Path, weights: Weights) -> None:
     arrays = interop.to_huggingface(weights.params, weights.config)
-    assert isinstance(weights.config, VitConfig)  # as it has looked
-    description = interop.config_to_huggingface(weights.config)
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # as `to_huggingface` has looked
     if weights.classes:
         del description["num_labels"]
         description |= hub.labels(weights.classes)

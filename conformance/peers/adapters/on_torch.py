@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from moespec.spec import RouterOutput
+from moespec.spec.checks import present
 
 __all__ = [
     "Recorded",
@@ -52,6 +53,10 @@ class Routed(NamedTuple):
     dispatch: Tensor
     combine: Tensor
     layer: Callable[[Tensor, Experts], Tensor] | None = None
+
+    def whole(self, tokens: Tensor, experts: Experts) -> Tensor:
+        """The package's whole layer."""
+        return present("layer", self.layer)(tokens, experts)
 
 
 class SuiteExperts(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExpert, shared, soft_moe_router
+from moespec.spec.checks import present
 
 __all__ = ["ROUTERS", "moe_layer", "soft_routing"]
 
@@ -25,10 +26,9 @@ def _module_of_layer() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         "soft_moe_layer", f"{package.submodule_search_locations[0]}/soft_moe.py"
     )
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present("soft_moe", spec)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present("loader", spec.loader).exec_module(module)
     return module
 
 
@@ -63,8 +63,7 @@ def soft_routing(tokens: Tensor, slots: Tensor, *, scale: Any = 1.0, normalize: 
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     """`SoftMoELayerWrapper.forward` with the experts of the suite."""
-    assert routing.layer is not None
-    return routing.layer(tokens, experts)
+    return routing.whole(tokens, experts)
 
 
 ROUTERS = {"soft_moe": soft_moe_router(soft_routing, "`SoftMoELayerWrapper.forward` and the weights inside it.")}

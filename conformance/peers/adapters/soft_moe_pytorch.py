@@ -50,8 +50,7 @@ def soft_routing(tokens: Tensor, slots: Tensor, *, scale: Any = 1.0, **forms: An
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     """`SoftMoE.forward` with the experts of the suite."""
-    assert routing.layer is not None
-    return routing.layer(tokens, experts)
+    return routing.whole(tokens, experts)
 
 
 def expert_mlp(inputs: Tensor, params: dict[str, Tensor], *, gelu: str = "erf") -> Tensor:

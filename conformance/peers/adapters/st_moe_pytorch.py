@@ -111,8 +111,7 @@ def _losses(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     """`MoE.forward` with the experts of the suite."""
-    assert routing.layer is not None
-    return routing.layer(tokens, experts)
+    return routing.whole(tokens, experts)
 
 
 def _route(

@@ -50,8 +50,7 @@ def _route(
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     """`SwitchTransformersSparseMLP.forward` with the experts of the suite."""
-    assert routing.layer is not None
-    return routing.layer(tokens, experts)
+    return routing.whole(tokens, experts)
 
 
 def balance_loss(scores: Tensor) -> Tensor:

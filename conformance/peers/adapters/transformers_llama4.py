@@ -46,5 +46,4 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
     The gates multiply what the experts are given, not what they return.
     """
-    assert routing.layer is not None
-    return routing.layer(tokens, experts)
+    return routing.whole(tokens, experts)
