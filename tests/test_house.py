@@ -2,6 +2,7 @@
 
 import ast
 import fnmatch
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -276,3 +277,47 @@ def test_every_folder_with_modules_is_a_package():
     assert rooms == {"moespec": FRONT, **{f"moespec.{room}": room for room in ROOMS}}
     folders = {path.parent for path in MODULES.values()}
     assert not [str(folder) for folder in folders if not (folder / "__init__.py").is_file()]
+
+
+PRIVATE = {"backends/jax/private.py", "backends/torch/private.py", "models/commandline/private.py"}
+"""What is used of others that has no public name, with the versions that it was tried with."""
+NAME = re.compile(r"""\b(?:jax|torch|tyro)(?:\.\w+)*(?:\._|, ['"]_| import (?:\w+, )*_)[a-zA-Z]\w*""")
+
+
+def private_names(text: str) -> list[str]:
+    """What a program reads, imports or gives to getattr and the like of JAX, torch and tyro that begins with an underscore."""
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    texts = [node for node in statements if isinstance(node.value, ast.Constant)]
+    said = {line for node in texts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    return NAME.findall("\n".join(line for number, line in enumerate(text.split("\n"), 1) if number not in said))
+
+
+def test_private_names_of_others_are_in_one_module_each():
+    files = {str(path.relative_to(ROOT)): path for path in MODULES.values()}
+    assert set(files) >= PRIVATE
+    found = {file: private_names(path.read_text()) for file, path in files.items() if file not in PRIVATE}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("from torch._subclasses import FakeTensorMode", "import torch._dynamo", "from jax._src import xla_bridge"),
+        *("torch._foreach_mul_([], 1)", "torch.compiler._is_compiling_flag", "from torch import nn, _C"),
+        *("mock.patch.object(torch.compiler, '_flag', 1)", "getattr(tyro, '_errors', None)", "load('jax._src.config')"),
+    ],
+)
+def test_the_check_of_private_names_can_fail(line):
+    assert private_names(line)
+    assert not private_names(line.replace("_", ""))
+
+
+def test_no_assert_in_production():
+    """Python -O skips them. What they check raises an error of its own, such as that of `moespec.spec.checks.present`."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert found == []

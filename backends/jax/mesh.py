@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import distributed as jax_distributed
-from jax._src import xla_bridge
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from moespec.backends import jax as single
+from moespec.backends.jax import private
 from moespec.backends.jax.arrays import Array
+from moespec.backends.jax.devices import devices
 from moespec.backends.jax.exchange import back, there
 from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
@@ -74,20 +74,10 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
     """
     if untyped.config.jax_platforms == "cpu":
         untyped.config.update("jax_cpu_collectives_implementation", "gloo")
-        xla_bridge.register_backend_factory("cpu", partial(_cpu_client, address), priority=0, fail_quietly=False)
+        if address:
+            private.reach_at(address)
     seconds = math.ceil(10 * timeout)
     jax.distributed.initialize(process.address, process.count, process.index, heartbeat_timeout_seconds=seconds)
-
-
-def _cpu_client(address: str | None) -> Any:
-    bridge: Any = xla_bridge
-    client = jax_distributed.global_state.client
-    return bridge.make_cpu_client(bridge._jax.make_gloo_tcp_collectives(distributed_client=client, hostname=address))
-
-
-def devices() -> int:
-    """The number of devices of all processes."""
-    return int(jax.device_count())
 
 
 def leave() -> None:

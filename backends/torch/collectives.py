@@ -17,8 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from moespec.backends.mesh import AXES, MeshSizes, Split
 from moespec.backends.torch.arrays import default_device
-
-_operators: Any = torch.ops._c10d_functional
+from moespec.backends.torch.private import collectives
 
 
 class Group(NamedTuple):
@@ -47,7 +46,7 @@ def gather(x: Tensor, axis: int, group: Group) -> Tensor:
 def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
     """The sums over the processes of a list of tensors, in one reduction, each in its dtype."""
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
-    total = _operators.wait_tensor(_operators.all_reduce(flat, "sum", group.name))
+    total = collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
     pieces = total.split([x.numel() for x in tensors])
     return [piece.reshape(x.shape).to(x.dtype) for piece, x in zip(pieces, tensors, strict=True)]
 
@@ -105,7 +104,7 @@ class _Exchange(torch.autograd.Function):
 
 def _exchanged(x: Tensor, name: str, size: int) -> Tensor:
     rows = [x.shape[0] // size] * size
-    result: Tensor = _operators.wait_tensor(_operators.all_to_all_single(x.contiguous(), rows, rows, name))
+    result: Tensor = collectives.wait_tensor(collectives.all_to_all_single(x.contiguous(), rows, rows, name))
     return result
 
 
@@ -113,12 +112,12 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: int, name: str, size: int) -> Tensor:
         ctx.group = axis, name, size
-        parts: Tensor = _operators.wait_tensor(_operators.all_gather_into_tensor(x.contiguous(), size, name))
+        parts: Tensor = collectives.wait_tensor(collectives.all_gather_into_tensor(x.contiguous(), size, name))
         return torch.cat(parts.chunk(size), axis) if axis else parts
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         axis, name, size = ctx.group
         parts = torch.cat(gradient.chunk(size, axis)) if axis else gradient.contiguous()
-        part: Tensor = _operators.wait_tensor(_operators.reduce_scatter_tensor(parts, "sum", size, name))
+        part: Tensor = collectives.wait_tensor(collectives.reduce_scatter_tensor(parts, "sum", size, name))
         return part, None, None, None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.torch import grouped, products, rows, selection, solvers, threefry
+from moespec.backends.torch import grouped, private, products, rows, selection, solvers, threefry
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
@@ -53,11 +53,10 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
     """The rows of each expert are a slice, whose size is known when the program runs."""
     count, start, parts = rows.shape[0], 0, []
-    check: Any = torch._check
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()
-        check(end >= start)
-        check(end <= count)
+        private.check(end >= start)
+        private.check(end <= count)
         parts.append(torch.addmm(bias[expert], rows[start:end], kernel[expert]))
         start = end
     return torch.cat([*parts, rows.new_zeros(count - start, kernel.shape[2])])

@@ -3,15 +3,10 @@
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
-
-if TYPE_CHECKING:
-    from torch._library.custom_ops import CustomOpDef
-
+from torch.library import CustomOpDef, custom_op
 
 # torch keeps one operator of each name in a process and frees the one before: a copy of this package has its own.
 NAMESPACE = __name__.replace(".", "_")
@@ -21,7 +16,7 @@ FUNCTIONS: dict[str, Callable[..., object]] = {}
 """What the operator of each name runs."""
 
 
-def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> "CustomOpDef":
+def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> CustomOpDef:
     """The decorated function as an operator of torch that changes none of its arguments."""
     name = function.__name__.lstrip("_")
     FUNCTIONS[name] = function

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import factored_axes
+from moespec.backends.torch import private
 
 Path = tuple[str, ...]
 
@@ -91,7 +92,7 @@ class _Sgd(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             if group["decoupled"]:
-                torch._foreach_mul_(group["params"], 1 - group["lr"] * group["decoupled"])
+                private.foreach_mul(group["params"], 1 - group["lr"] * group["decoupled"])
         super().step()
 
 

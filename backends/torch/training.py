@@ -5,16 +5,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.torch import optimizers
+from moespec.backends.torch import optimizers, private
 from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
 from moespec.backends.torch.trees import Path, flatten, tree_map, unflatten
 from moespec.spec.checks import check_at_least
@@ -68,23 +66,16 @@ def compile(
             return function(*args, **kwargs)
         try:
             # A number in a configuration is static; torch would turn it into a variable when it meets a second value.
-            with torch._dynamo.config.patch(
-                recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
-            ):
+            with private.compiler_settings(recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True):
                 if cuda_graph:
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
-        except torch._dynamo.exc.Unsupported:
+        except private.unsupported_error():
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
             function(*args, **kwargs)
             raise
 
     return call
-
-
-def _not_recorded() -> int:
-    """How many programs torch has not recorded as a CUDA graph."""
-    return int(torch._dynamo.utils.counters["inductor"]["cudagraph_skips"])
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,9 +101,9 @@ def trace(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         key = str(tree_map(lambda leaf: (leaf.shape, leaf.dtype), args))
         if key not in graphs:
-            mode = FakeTensorMode(allow_non_fake_inputs=True)
+            mode = private.TracingMode(allow_non_fake_inputs=True)
             shapes = tree_map(mode.from_tensor, args)
-            with mode, mock.patch.object(torch.compiler, "_is_compiling_flag", True):
+            with mode, private.tracing():
                 graphs[key] = make_fx(function)(*shapes)
         return graphs[key](*args)
 
@@ -246,9 +237,9 @@ def make_step(
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
         average = (state_average(state),) if averaged else ()
-        before = _not_recorded()
+        before = private.cudagraph_skips()
         metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
-        if cuda_graph and _not_recorded() > before:
+        if cuda_graph and private.cudagraph_skips() > before:
             warnings.warn("no CUDA graph of the step; TORCH_LOGS=perf_hints says why", stacklevel=2)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         if cuda_graph:
@@ -291,7 +282,7 @@ def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
     """The norm of tensors together, in float32 or better."""
     present = [gradient for gradient in gradients if gradient is not None]
-    norms = torch._foreach_norm(present, dtype=wide(*(gradient.dtype for gradient in present)))
+    norms = private.foreach_norm(present, dtype=wide(*(gradient.dtype for gradient in present)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
@@ -307,15 +298,15 @@ def update(
     trained, config = state.trained(), state.config
     if config.clip is not None:
         gradients = [leaf.grad for leaf in trained.values() if leaf.grad is not None]
-        torch._foreach_mul_(gradients, (config.clip / norm).clamp(max=1.0))
+        private.foreach_mul(gradients, (config.clip / norm).clamp(max=1.0))
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate * group["rate"]
     state.optimizer.step()
     if config.ema is not None:
         with torch.no_grad():
             average, decay = list(state.average.values()), float(config.ema_after(state.step + 1))
-            torch._foreach_mul_(average, decay)
-            torch._foreach_add_(average, [trained[path] for path in state.average], alpha=1 - decay)
+            private.foreach_mul(average, decay)
+            private.foreach_add(average, [trained[path] for path in state.average], alpha=1 - decay)
     state.step += 1
 
 

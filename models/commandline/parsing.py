@@ -1,15 +1,14 @@
 """A command line as a dataclass, by tyro. What is wrong with it is said as of any other error: in one line, with name and value.
 
-tyro tells what it found through a hook of its module `_errors`, which is not public: where that is missing, or what it
-tells is not known here, tyro's own words are printed.
+Where tyro does not tell what it found, or what it tells is not known here, tyro's own words are printed.
 """
 
 import difflib
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -18,6 +17,7 @@ import tyro
 from tyro.conf import Suppress, arg
 
 from moespec.models.checks import check_names, described
+from moespec.models.commandline.private import on_parse_error
 from moespec.models.training.concerns import unconcerned
 from moespec.models.training.config import Config
 from moespec.models.training.configfile import flat
@@ -59,8 +59,7 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
     _check_numbers(arguments)
     if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
         options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
-    hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
-    with hook(told):
+    with on_parse_error(told):
         parsed: Arguments = tyro.cli(kind, prog=prog, args=arguments, **options)
     return parsed
 

@@ -59,7 +59,10 @@ def load_backend(name: str) -> Backend:
         # large pages are a hundred times fewer. torch reads this when it first takes memory.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
-        return cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
+        loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
+        if name == "jax":
+            importlib.import_module("moespec.backends.jax.devices").devices()
+        return loaded
     except ModuleNotFoundError as error:
         raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
 

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moespec.backends.torch import private
+
 __all__ = ["RouterState", "update_states"]
 
 Arrays = dict[str, Tensor]
@@ -32,7 +34,7 @@ class RouterState(nn.Module):
 
     def add(self, statistics: Arrays) -> None:
         """Adds the statistics of a forward pass, but not of one that a backward pass computes anew, as `torch.utils.checkpoint` does."""
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+        if torch.compiler.is_compiling() or not private.in_backward():
             for name, value in statistics.items():
                 self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
 
