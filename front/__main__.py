@@ -1,22 +1,24 @@
 """The command `moespec`, also `python -m moespec`: the commands of `moespec.models.cli` and that of the suite."""
 
-import os
 import sys
 from collections.abc import Sequence
-
-from moespec.models import cli
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["conformance"]:
+        from moespec.conformance.__main__ import keep_apart
+
+        keep_apart(words[1:])
+    from moespec.models import cli
+
     return cli.main(
         arguments, more={"conformance": ("check an implementation against the golden vectors", _conformance)}
     )
 
 
 def _conformance(arguments: list[str]) -> int:
-    """Runs the suite, on modules of the current folder too, as `python -m` does and an installed command does not."""
-    sys.path.insert(0, os.getcwd())
     from moespec.conformance.__main__ import main
 
     return main(arguments)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check.plan import Plan
-from moespec.conformance.check.process import end
+from moespec.conformance.check.process import FOLDERS, end
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.format import VectorError
 from moespec.conformance.report.matrix import failures
@@ -36,7 +36,7 @@ QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespe
 """What is printed of a failure is printed once, after all tests."""
 LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
 """Plugins of pytest that take time for every case, and see nothing of it."""
-ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
 Part = tuple[str, str, str]
 """An algorithm, a dtype and a mode."""
 Checked = Callable[[Part], dict[str, Report]]
@@ -85,7 +85,7 @@ def settle(report: Report) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the plugin in a process of pytest-xdist, which knows it by the name of this module."""
     if hasattr(config, "workerinput"):
-        sys.path[:] = config.workerinput["path"]
+        sys.path[:], FOLDERS[:] = config.workerinput["path"], config.workerinput["folders"]
         config.pluginmanager.register(_Suite(Plan.unpacked(config.workerinput["plan"])))
 
 
@@ -218,7 +218,7 @@ class _Suite:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give a process what it needs to make the plugin."""
-        node.workerinput |= {"path": sys.path, "plan": self.plan.packed()}
+        node.workerinput |= {"path": sys.path, "folders": FOLDERS, "plan": self.plan.packed()}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

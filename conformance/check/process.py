@@ -40,7 +40,12 @@ WIDER = 16
 MAPS = 30_000
 """Memory maps after which a process is a new one at the next part. Linux gives a process 65 530, and every program that
 LLVM compiles in it keeps some: JAX ends with a segmentation fault where there are no more."""
-PROGRAM = "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; main(*{arguments})"
+FOLDERS: list[str] = []
+"""What is in front of the path in a target's process alone, once the suite is imported there: a command's working folder."""
+PROGRAM = (
+    "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; "
+    "sys.path[:0] = {folders}; main(*{arguments})"
+)
 
 
 Read = TypeVar("Read")
@@ -62,7 +67,8 @@ class Process:
         self.facts: dict[str, Facts] = {}
         self.socket, its = socket.socketpair()
         path = f"{interface.__module__}:{interface.__qualname__}"
-        program = PROGRAM.format(path=[str(each) for each in sys.path], arguments=(path, name, its.fileno(), memory))
+        arguments, where = (path, name, its.fileno(), memory), [str(each) for each in sys.path]
+        program = PROGRAM.format(path=where, folders=FOLDERS, arguments=arguments)
         with its:
             self.popen = subprocess.Popen(
                 [sys.executable, "-c", program],

@@ -77,19 +77,27 @@ def test_it_ends_and_prints_as_the_suite_does(arguments, status, capsys):
     assert untimed(capsys.readouterr()) == expected
 
 
-def test_a_target_may_lie_in_the_current_folder(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from moespec.backends.numpy import *\nfrom moespec.backends.numpy import from_numpy, to_numpy\n"
-    )
-    program = (
-        "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as a script starts
-    )
-    suite_run = ["conformance", "run", "--target", "mine", "--dtype", "f64", "--algorithm", "capacity"]
-    result = subprocess.run(
-        [sys.executable, "-c", program, *suite_run], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+SCRIPT = "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as it starts
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (("-c", SCRIPT, "conformance"), ("-n", "1")),
+        (("-m", "moespec", "conformance"), ()),
+        (("-m", "moespec.conformance"), ()),
+    ],
+)
+def test_a_target_may_lie_in_the_current_folder(start, more, tmp_path):
+    """The suite imports nothing else from there: what has the name of one of its packages would end it with status 0."""
+    target = "from moespec.backends.numpy import *\nfrom moespec.backends.numpy import from_numpy, to_numpy\n"
+    (tmp_path / "mine.py").write_text(target)
+    for name in ("pytest", "_pytest", "xdist", "execnet", "numpy", "json", "tqdm"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(0)")
+    command = [*start, "run", "--target", "mine", "--dtype", "f64", "--algorithm", "capacity", *more]
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert " passed, 0 failed" in result.stdout
+    assert "12 passed, 0 failed" in result.stdout
 
 
 def test_an_interrupted_check_says_nothing_of_training(monkeypatch, capsys):
