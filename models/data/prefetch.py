@@ -14,8 +14,6 @@ from multiprocessing import connection, parent_process
 from types import TracebackType
 from typing import Any, Self
 
-from moespec.spec.checks import present
-
 __all__ = ["Prefetcher"]
 
 SHARED = 2**16
@@ -107,10 +105,10 @@ def _start_worker(index: int, count: int) -> None:
     """What a worker does first: it leaves signals of the terminal to its parent, and ends when that has ended."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
-    parent = present("parent process", parent_process())
 
-    def follow() -> None:
-        connection.wait([parent.sentinel])
+    def follow(parent: int) -> None:
+        connection.wait([parent])
         os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
+    if (parent := parent_process()) is not None:
+        threading.Thread(target=follow, args=(parent.sentinel,), daemon=True).start()
