@@ -1,0 +1,115 @@
+"""Short runs in the environments that people have, each ended and resumed: `nox -s environments`.
+
+Each row has the same three checks: the exit status, at most one line on standard error besides progress, and the bits of
+the unbroken run after `--resume`.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+NEWEST = os.environ.get("MOESPEC_NEWEST_PYTHON", "")
+"""An interpreter with JAX alone."""
+TRAIN = (
+    "train", "--router", "switch", "--experts", "2", "--model.width", "16", "--model.depth", "1", "--model.moe", "first_1",
+    "--training.steps", "4", "--training.checkpoint-every", "2", "--training.keep", "9",
+)  # fmt: skip
+PLAIN = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu"}
+OPTIMIZED, TWO, COMPILED = {"PYTHONOPTIMIZE": "1"}, ("launch", "-n", "2"), ("--training.compile", "always")
+ROWS = {
+    "torch, python -O": ("torch", OPTIMIZED, (), (), ""),
+    "torch, python -O, two processes": ("torch", OPTIMIZED, TWO, (), ""),
+    "torch, two compiled processes": ("torch", {}, TWO, COMPILED, ""),
+    "torch, standard output closed": ("torch", {}, (), (), ">&-"),
+    "torch, standard output and error closed": ("torch", {}, (), (), ">&- 2>&-"),
+    "jax, two compiled processes, python -O": ("jax", OPTIMIZED, TWO, (), ""),
+    "newest Python, jax": ("newest", {}, (), (), ""),
+    "newest Python, jax, two compiled processes": ("newest", {}, TWO, (), ""),
+}
+"""Framework, environment variables, how it is launched, options, and what becomes of the streams."""
+
+
+def start(kind, environment, *words, streams=""):
+    """The command in a process of its own; its framework must be there."""
+    if kind == "newest" and not NEWEST:
+        pytest.skip("MOESPEC_NEWEST_PYTHON names no interpreter: the newest Python is not on this machine")
+    if kind != "newest" and importlib.util.find_spec(kind) is None:
+        pytest.skip(f"{kind} is not installed for this Python")
+    python = NEWEST if kind == "newest" else sys.executable
+    command = ["bash", "-c", f'exec "$@" {streams}', "bash", python, "-m", "moespec", *map(str, words)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **PLAIN, **environment}, **options)
+
+
+def ends(process, status=0):
+    """The one line, or none, that the process says when it has ended with this status."""
+    _, said = process.communicate(timeout=240)
+    lines = [line for line in re.split(r"[\r\n]+", said) if line.strip() and not re.match(r"\s*(train|images)\b", line)]
+    assert process.returncode == status, said[-3000:]
+    assert len(lines) <= 1, lines
+    return "".join(lines)
+
+
+def bits(run, step):
+    return [file.read_bytes() for file in sorted((run / "checkpoints" / f"{step:08}").glob("*.safetensors"))]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_run_is_ended_and_resumed(row, tmp_path):
+    kind, environment, launch, options, streams = ROWS[row]
+    run, backend = tmp_path / "run", "jax" if kind == "newest" else kind
+    how = (*launch, *TRAIN, *options, "--backend", backend, "--run", run)
+    assert ends(start(kind, environment, *how, streams=streams)) == ""
+    unbroken = bits(run, 4)
+    assert len(unbroken) == (2 if launch else 1)
+    shutil.rmtree(run / "checkpoints" / "00000004")
+    (run / "report.html").unlink()
+    again = (*launch, "train", "--run", run, "--resume")
+    if environment == OPTIMIZED:
+        shutil.copytree(run, damaged := tmp_path / "damaged")
+        file = sorted((damaged / "checkpoints" / "00000002").glob("*.safetensors"))[0]
+        content = bytearray(file.read_bytes())
+        content[-7] ^= 1
+        file.write_bytes(content)
+        process = start(kind, environment, *again[:-2], damaged, "--resume")
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 2
+        assert "damaged, its checksum is not that of state.json" in said
+    assert ends(start(kind, environment, *again, streams=streams)) == ""
+    assert bits(run, 4) == unbroken
+    assert (run / "report.html").is_file()
+
+
+def test_a_killed_data_worker_ends_a_run_that_is_resumed(tmp_path):
+    draw, folder = np.random.default_rng(0), tmp_path / "images"
+    for label in ("a", "b"):
+        for number in range(40):
+            path = folder / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+    data = ("--data", "folder", "--data.path", folder, "--data.workers", "2", "--training.batch", "16")
+    how = (*TRAIN, *data, "--training.steps", "60", "--training.checkpoint-every", "20", "--backend", "torch")
+    assert ends(start("torch", {}, *how, "--run", tmp_path / "unbroken")) == ""
+    process = start("torch", {}, *how, "--run", run := tmp_path / "run")
+    until = time.monotonic() + 120
+    while not (run / "checkpoints" / "00000020").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    workers = [each for each in psutil.Process(process.pid).children(True) if "spawn_main" in " ".join(each.cmdline())]
+    workers[0].kill()
+    assert "was killed (SIGKILL" in ends(process, 2)
+    assert ends(start("torch", {}, "train", "--run", run, "--resume")) == ""
+    assert bits(run, 60) == bits(tmp_path / "unbroken", 60)
+
+
+@pytest.mark.parametrize("kind", ["jax", "newest"])
+def test_a_device_that_is_not_there_is_one_line(kind):
+    assert "JAX_PLATFORMS='rocm'" in ends(start(kind, {"JAX_PLATFORMS": "rocm"}, *TRAIN, "--backend", "jax"), 2)
