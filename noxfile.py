@@ -246,7 +246,8 @@ def _install_everything(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def checks(session: nox.Session) -> None:
-    """lint, types, golden --check, docs, tpu, cuda, integrations, tests and environments in one environment: what CI runs besides conformance."""
+    """What CI runs besides conformance, in one environment: lint, types, golden --check, docs, tpu, cuda, integrations, tests and
+    environments."""
     _install_everything(session)
     for name in session.posargs or CHECKS:
         arguments = ("--", "--check") if name == "golden" else ()
