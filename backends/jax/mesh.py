@@ -19,7 +19,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from moespec.backends import jax as single
 from moespec.backends.jax import private
 from moespec.backends.jax.arrays import Array
-from moespec.backends.jax.devices import devices
 from moespec.backends.jax.exchange import back, there
 from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
@@ -78,6 +77,16 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
             private.reach_at(address)
     seconds = math.ceil(10 * timeout)
     jax.distributed.initialize(process.address, process.count, process.index, heartbeat_timeout_seconds=seconds)
+
+
+def devices() -> int:
+    """The number of devices of all processes. Raises ConfigError where JAX cannot use what JAX_PLATFORMS asks for."""
+    try:
+        return int(jax.device_count())
+    except (RuntimeError, AssertionError) as error:  # JAX says by the second that a platform has no device
+        said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device of this platform, or no plugin for it"
+        asked = untyped.config.jax_platforms
+        raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or nothing for what there is") from error
 
 
 def leave() -> None:

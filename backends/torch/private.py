@@ -1,10 +1,10 @@
 """What is used of torch that has no public name, tried with torch 2.11, 2.13 and 2.14. No other module uses such names.
 
-What is missing in another version raises ConfigError: the names here when this module is imported, the functions when called.
+What another version lacks raises ConfigError: a name when this module is imported, one of Dynamo when it is asked for.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -21,14 +21,10 @@ def _named(name: str) -> Any:
         raise ConfigError(f"torch {torch.__version__} has no torch.{name}, which moespec uses; {wanted}") from None
 
 
-TracingMode: Any = _named("_subclasses.FakeTensorMode")
-"""Tensors that have a shape and no numbers."""
-collectives: Any = _named("ops._c10d_functional")
-"""Exchanges that `torch.compile` traces."""
-check: Callable[[Any], None] = _named("_check")
-"""Tells a tracer what holds of a number that it does not know."""
+# Exchanges that torch.compile traces; tensors with a shape and no numbers; what tells a tracer what holds of a number.
+collectives, TracingMode, check = map(_named, ("ops._c10d_functional", "_subclasses.FakeTensorMode", "_check"))
+# Of lists of tensors, in one call; the first two in place.
 foreach_add, foreach_mul, foreach_norm = map(_named, ("_foreach_add_", "_foreach_mul_", "_foreach_norm"))
-"""Of lists of tensors, in one call; the first two in place."""
 _task: Callable[[], int] = _named("_C._current_graph_task_id")
 
 
@@ -37,21 +33,9 @@ def in_backward() -> bool:
     return _task() != -1
 
 
-def compiler_settings(**settings: Any) -> AbstractContextManager[None]:
-    """In which Dynamo has these settings."""
-    patched: AbstractContextManager[None] = _named("_dynamo.config.patch")(**settings)
-    return patched
-
-
-def unsupported_error() -> type[Exception]:
-    """What Dynamo raises for a program that it cannot trace."""
-    error: type[Exception] = _named("_dynamo.exc.Unsupported")
-    return error
-
-
-def cudagraph_skips() -> int:
-    """How many programs torch has not recorded as a CUDA graph."""
-    return int(_named("_dynamo.utils.counters")["inductor"]["cudagraph_skips"])
+def of_dynamo(name: str) -> Any:
+    """What the compiler's module has under this name. It takes long to import."""
+    return _named(f"_dynamo.{name}")
 
 
 @contextmanager

@@ -66,16 +66,23 @@ def compile(
             return function(*args, **kwargs)
         try:
             # A number in a configuration is static; torch would turn it into a variable when it meets a second value.
-            with private.compiler_settings(recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True):
+            with private.of_dynamo("config.patch")(
+                recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
+            ):
                 if cuda_graph:
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
-        except private.unsupported_error():
+        except private.of_dynamo("exc.Unsupported"):
             # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
             function(*args, **kwargs)
             raise
 
     return call
+
+
+def _not_recorded() -> int:
+    """How many programs torch has not recorded as a CUDA graph."""
+    return int(private.of_dynamo("utils.counters")["inductor"]["cudagraph_skips"])
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,9 +244,9 @@ def make_step(
     def step(state: TrainState, batch: Any, learning_rate: float) -> tuple[TrainState, dict[str, Tensor]]:
         trained = state.trained()
         average = (state_average(state),) if averaged else ()
-        before = private.cudagraph_skips()
+        before = _not_recorded()
         metrics, sums = set_gradients(evaluate, (state.params, *average), trained, batch, accumulate)
-        if cuda_graph and private.cudagraph_skips() > before:
+        if cuda_graph and _not_recorded() > before:
             warnings.warn("no CUDA graph of the step; TORCH_LOGS=perf_hints says why", stacklevel=2)
         metrics["grad_norm"] = norm_of(leaf.grad for leaf in trained.values())
         if cuda_graph:

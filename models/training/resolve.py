@@ -61,7 +61,7 @@ def load_backend(name: str) -> Backend:
     try:
         loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
         if name == "jax":
-            importlib.import_module("moespec.backends.jax.devices").devices()
+            importlib.import_module("moespec.backends.jax.mesh").devices()
         return loaded
     except ModuleNotFoundError as error:
         raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
