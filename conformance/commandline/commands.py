@@ -21,20 +21,27 @@ from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
+from moespec.conformance.commandline.arguments import parser
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
-from moespec.conformance.format import Case
+from moespec.conformance.format import Case, VectorError
 from moespec.conformance.manifest import encode, to_text
 from moespec.conformance.report import matrix, reading
 from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, distinct, write, write_text
+from moespec.conformance.report.report import Report, ReportError, distinct, write, write_text
 from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
 from moespec.spec.checks import plural
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, SpecError
 
-__all__ = ["COMMANDS"]
+__all__ = ["main"]
+
+RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype", "--jobs": "-n", "--junit": "--junit-xml"}
+"""Commands and options that have another name now."""
+
+OUTPUTS = ("report", "html", "badge", "shields")
+"""Options that name a file to write."""
 
 NEEDS = 'needs {}: pip install "moespec[conformance]"'
 
@@ -272,3 +279,29 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "new": _new,
     "show": _show,
 }
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a command and returns its exit status."""
+    parsing = parser("Check a target, an adapter or files; reports; the vectors and their cases.")
+    for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
+        if word in RENAMED:
+            parsing.error(f"{word} is called {RENAMED[word]} now")
+    options, options_of_pytest = parsing.parse_known_args(arguments)
+    if options_of_pytest and options.command != "run":
+        parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
+    options.pytest = options_of_pytest
+    if getattr(options, "size", "small") != "small" and options.fresh is None:
+        parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
+    paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]
+    for path in paths:
+        if (*paths, *getattr(options, "reports", ())).count(path) > 1:
+            parsing.error(f"{str(path)!r}: output path given twice")
+    try:
+        return COMMANDS[options.command](options)
+    except VectorError as error:
+        print(f"--vectors {str(options.vectors)!r}: the vectors are damaged: {error}", file=sys.stderr)
+        return 2
+    except (SpecError, files.FileError, GoldenError, ReportError, waivers.WaiverError) as error:
+        print(error, file=sys.stderr)
+        return 2

@@ -158,7 +158,7 @@ def _explained(gate: Gate) -> Explanation:
         few = replace(
             gate,
             calls=(min(SAMPLE, gate.tokens),),
-            logits=gate.scored[:SAMPLE],
+            logits=present("logits", gate.logits)[:SAMPLE],
             choices=gate.chosen[:SAMPLE],
             weights=None,
         )

@@ -93,13 +93,8 @@ class Gate:
 
     @property
     def chosen(self) -> NDArray[Any]:
-        """The choices. Raises ContractError where none were recorded, as `scored` does for the logits."""
+        """The choices. Raises ContractError where none were recorded."""
         return present(f"{self.name}: choices", self.choices)
-
-    @property
-    def scored(self) -> NDArray[Any]:
-        """The logits."""
-        return present(f"{self.name}: logits", self.logits)
 
     @property
     def mask(self) -> NDArray[np.bool_]:

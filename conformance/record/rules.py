@@ -21,6 +21,7 @@ from moespec.spec import (
     softmax_affinity,
     sqrt_softplus_affinity,
 )
+from moespec.spec.checks import present
 from moespec.spec.errors import SpecError
 
 __all__ = ["AFFINITIES", "Rule", "choice_rules", "grouped", "weight_rules"]
@@ -57,7 +58,7 @@ class Rule:
 
 
 def _logits(gate: Gate) -> Array:
-    return gate.scored.astype(np.float64)
+    return present(f"{gate.name}: logits", gate.logits).astype(np.float64)
 
 
 def _plain(name: str, gate: Gate) -> Array:

@@ -26,7 +26,6 @@ TRAIN = (
 PLAIN = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu"}
 OPTIMIZED, TWO, COMPILED = {"PYTHONOPTIMIZE": "1"}, ("launch", "-n", "2"), ("--training.compile", "always")
 ROWS = {
-    "torch, python -O": ("torch", OPTIMIZED, (), (), ""),
     "torch, python -O, two processes": ("torch", OPTIMIZED, TWO, (), ""),
     "torch, two compiled processes": ("torch", {}, TWO, COMPILED, ""),
     "torch, standard output closed": ("torch", {}, (), (), ">&-"),
