@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef, custom_op
+from torch.library import CustomOpDef, custom_op  # type: ignore[attr-defined]  # public, not exported
 
 # torch keeps one operator of each name in a process and frees the one before: a copy of this package has its own.
 NAMESPACE = __name__.replace(".", "_")
