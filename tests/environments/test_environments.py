@@ -21,7 +21,7 @@ NEWEST = os.environ.get("MOESPEC_NEWEST_PYTHON", "")
 """An interpreter with JAX alone."""
 TRAIN = (
     "train", "--router", "switch", "--experts", "2", "--model.width", "16", "--model.depth", "1", "--model.moe", "first_1",
-    "--training.steps", "4", "--training.checkpoint-every", "2", "--training.keep", "9",
+    "--model.image-size", "8", "--training.steps", "4", "--training.checkpoint-every", "2", "--training.keep", "9",
 )  # fmt: skip
 PLAIN = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu"}
 OPTIMIZED, TWO, COMPILED = {"PYTHONOPTIMIZE": "1"}, ("launch", "-n", "2"), ("--training.compile", "always")
