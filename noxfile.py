@@ -215,7 +215,7 @@ def environments(session: nox.Session) -> None:
     """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, a data
     worker that is killed, and the newest Python where it is installed; `-- -k torch` chooses."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
-    variables = {**QUIET, **CACHE, **INDUCTOR}
+    variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
         variables["MOESPEC_NEWEST_PYTHON"] = newest = str(Path("build/environments/newest/bin/python").absolute())
         session.run(python, "-m", "venv", "build/environments/newest", external=True)
