@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE: whether an expert takes a token at evaluation, of which it sees no others.
+"""The capacity predictor of DiffMoE: which tokens, or how many, an expert takes at evaluation.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -30,7 +30,14 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import check_capacity, check_mask, check_non_negative, check_same_shape, check_size
+from moespec.spec.checks import (
+    check_capacity,
+    check_mask,
+    check_non_negative,
+    check_option,
+    check_same_shape,
+    check_size,
+)
 from moespec.spec.gated_experts import silu
 from moespec.spec.numerics import Array, Shared, softplus, stable_order, stop_gradient
 from moespec.spec.routing import Summed
@@ -39,6 +46,7 @@ from moespec.spec.values import as_array, even
 __all__ = ["capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds", "scores_above"]
 
 AXES = "tokens experts"
+TAKE = ("above", "largest")
 ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 1, tuple(__all__)),)
 
 
@@ -165,29 +173,42 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared) -> Array:
-    """The scores of the tokens that an expert takes at evaluation, `predicted[t, e] > thresholds[e]`, else 0.
+def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, take: str = "above") -> Array:
+    """The scores of the tokens that an expert takes at evaluation, else 0:
+
+        above:    those with `predicted[t, e] > thresholds[e]`
+        largest:  as many, those of the largest scores; among equal scores the lower index first
 
     Args:
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
         thresholds: (experts,).
+        take: "above" or "largest".
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
 
     Raises:
+        ConfigError: `take` is unknown.
         ShapeError: an argument does not have the axes above, or their sizes differ.
         DtypeError: an argument is not floating.
         ContractError: an argument holds NaN or infinity.
 
-    Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
+    Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval; "above": theAdamColton/diffmoe,
+    diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
 
-    >>> scores_above([[0.5, 0.25]], [[0.75, 0.5]], [0.5, 0.5]).tolist()
-    [[0.5, 0.0]]
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5]).tolist()
+    [[0.0], [0.25]]
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5], take="largest").tolist()
+    [[0.5], [0.0]]
     """
+    check_option("take", take, TAKE)
     scores, predicted = as_array("scores", scores, AXES), as_array("predicted", predicted, AXES)
     thresholds = as_array("thresholds", thresholds, "experts")
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
-    return np.where(predicted.real > thresholds.real, scores, 0.0)
+    taken = predicted.real > thresholds.real
+    if take == "largest":
+        place = np.argsort(stable_order(scores, axis=0), axis=0)
+        taken = place < taken.sum(axis=0)
+    return np.where(taken, scores, 0.0)

@@ -1,11 +1,12 @@
 """The capacity predictor of DiffMoE: its logits and loss, the thresholds of training, and the scores above them."""
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.capacity_predictor import check_predictor
+from moespec.spec.capacity_predictor import TAKE, check_predictor
 from moespec.spec.checks import (
     check_capacity,
     check_mask,
     check_non_negative,
+    check_option,
     check_same_shape,
     check_scores,
     check_size,
@@ -55,12 +56,17 @@ def moved_thresholds(xp: Namespace, thresholds: Array, reached: Array, *, decay:
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array) -> Array:
+def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array, *, take: str = "above") -> Array:
     """scores (G, T, E), predicted (G, T, E), thresholds (E,) -> (G, T, E)."""
+    check_option("take", take, TAKE)
     check_scores("scores", scores, AXES)
     check_scores("predicted", predicted, AXES)
     check_scores("thresholds", thresholds, "experts")
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[2], "the experts of scores")
     scores, predicted, thresholds = xp.widest(scores, predicted, thresholds)
-    return xp.where(predicted > thresholds, scores, 0.0)
+    taken = predicted > thresholds
+    if take == "largest":
+        order = xp.top_indices(xp.swapaxes(scores, 1, 2), scores.shape[1])
+        taken = xp.swapaxes(xp.argsort(order), 1, 2) < xp.sum(xp.where(taken, 1, 0), 1, keepdims=True)
+    return xp.where(taken, scores, 0.0)
