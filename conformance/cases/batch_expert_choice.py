@@ -14,7 +14,7 @@ from moespec.conformance.author.inputs import logits, scores, tokens
 from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import configured, rerouted
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -25,11 +25,10 @@ ABOVE = "scores_above"
 
 
 def _margin(ordered: Any, scales: Any, options: Any) -> float:
-    """Of the thresholds, and where scores are ordered, between all of them."""
-    above = token_choice_margin(ordered["predicted"], scales["predicted"], 1)
-    if options.get("take") != "largest":
-        return above
-    return min(above, expert_choice_margin(ordered["scores"], scales["scores"], len(ordered["scores"])))
+    """Of the thresholds, and between scores where they are ordered."""
+    count = len(ordered["scores"]) if options.get("take") == "largest" else 0
+    of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
+    return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
 
 
 FUNCTIONS = (
@@ -90,14 +89,11 @@ def cases() -> Iterator[Definition]:
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
         largest = "As many as are above, of the largest scores."
         yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, take="largest")
-    tied: dict[str, Any] = {
-        **values,
-        "scores": tensor(np.tile([0.5, 0.25], (2, 3, 3)).swapaxes(1, 2), "groups tokens experts"),
+    values |= {
+        "scores": tensor(np.repeat([[[0.5], [0.25]] * 3] * 2, 3, 2), "groups tokens experts"),
+        "exact_ties": True,
     }
-    purpose = "Among equal scores the lower index first."
-    yield single(
-        PARTS, ABOVE, "largest_tied", "tie", purpose, "tie_order", **tied | {"exact_ties": True}, take="largest"
-    )
+    yield single(PARTS, ABOVE, "largest_tied", "tie", "The lower index first.", "tie_order", **values, take="largest")
     yield from _router()
 
 
@@ -170,11 +166,7 @@ def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: 
     return rerouted(B, output, route(params, tokens, train, **{**more, "train": True}).routing)
 
 
-def taken_by_prediction(B: Any, route: Any, *arguments: Any, **more: Any) -> Any:
-    """An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."""
-    return configured(eval_take="above")(B, route, *arguments, **more)
-
-
+TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
 VARIANTS = (
     variant(thresholds_of_one_group, MOVED),
     variant(decay_of_the_new, MOVED),
@@ -183,5 +175,5 @@ VARIANTS = (
     variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b"),
     variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
     variant(chosen_at_evaluation, NAME, ledger="BE-2"),
-    variant(taken_by_prediction, NAME, ledger="BE-2b", who="theAdamColton/diffmoe"),
+    of_router(NAME, "taken_by_prediction", TAKEN, configured(eval_take="above"), "BE-2b", "theAdamColton/diffmoe"),
 )
