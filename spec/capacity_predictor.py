@@ -30,14 +30,7 @@ import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
-from moespec.spec.checks import (
-    check_capacity,
-    check_mask,
-    check_non_negative,
-    check_option,
-    check_same_shape,
-    check_size,
-)
+from moespec.spec.checks import check_capacity, check_mask, check_non_negative, check_same_shape, check_size
 from moespec.spec.gated_experts import silu
 from moespec.spec.numerics import Array, Shared, softplus, stable_order, stop_gradient
 from moespec.spec.routing import Summed
@@ -46,8 +39,7 @@ from moespec.spec.values import as_array, even
 __all__ = ["capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds", "scores_above"]
 
 AXES = "tokens experts"
-TAKE = ("above", "largest")
-ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 2, tuple(__all__)),)
+ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 1, tuple(__all__)),)
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
@@ -173,42 +165,36 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, take: str = "above") -> Array:
-    """The scores of the tokens that an expert takes at evaluation, else 0:
-
-        above:    those with `predicted[t, e] > thresholds[e]`
-        largest:  as many, those of the largest scores; among equal scores the lower index first
+def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
+    """The scores of the tokens that an expert takes at evaluation, `predicted[t, e] > thresholds[e]`, else 0.
 
     Args:
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
         thresholds: (experts,).
-        take: "above" or "largest".
+        largest: take as many tokens, but those of the largest scores, among equal ones of the lower index.
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
 
     Raises:
-        ConfigError: `take` is unknown.
         ShapeError: an argument does not have the axes above, or their sizes differ.
         DtypeError: an argument is not floating.
         ContractError: an argument holds NaN or infinity.
 
-    Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval; "above": theAdamColton/diffmoe,
-    diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
+    Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval. `largest`: KwaiVGI/DiffMoE,
+    models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
 
     >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5]).tolist()
     [[0.0], [0.25]]
-    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5], take="largest").tolist()
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5], largest=True).tolist()
     [[0.5], [0.0]]
     """
-    check_option("take", take, TAKE)
     scores, predicted = as_array("scores", scores, AXES), as_array("predicted", predicted, AXES)
     thresholds = as_array("thresholds", thresholds, "experts")
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
     taken = predicted.real > thresholds.real
-    if take == "largest":
-        place = np.argsort(stable_order(scores, axis=0), axis=0)
-        taken = place < taken.sum(axis=0)
+    if largest:  # the place of each token in the order of its expert is below the number that the expert takes
+        taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
     return np.where(taken, scores, 0.0)

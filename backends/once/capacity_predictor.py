@@ -1,12 +1,11 @@
 """The capacity predictor of DiffMoE: its logits and loss, the thresholds of training, and the scores above them."""
 
 from moespec.backends.once.namespace import Array, Namespace
-from moespec.spec.capacity_predictor import TAKE, check_predictor
+from moespec.spec.capacity_predictor import check_predictor
 from moespec.spec.checks import (
     check_capacity,
     check_mask,
     check_non_negative,
-    check_option,
     check_same_shape,
     check_scores,
     check_size,
@@ -56,9 +55,8 @@ def moved_thresholds(xp: Namespace, thresholds: Array, reached: Array, *, decay:
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array, *, take: str = "above") -> Array:
+def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array, *, largest: bool = False) -> Array:
     """scores (G, T, E), predicted (G, T, E), thresholds (E,) -> (G, T, E)."""
-    check_option("take", take, TAKE)
     check_scores("scores", scores, AXES)
     check_scores("predicted", predicted, AXES)
     check_scores("thresholds", thresholds, "experts")
@@ -66,7 +64,7 @@ def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Arr
     check_size("thresholds", thresholds, 0, scores.shape[2], "the experts of scores")
     scores, predicted, thresholds = xp.widest(scores, predicted, thresholds)
     taken = predicted > thresholds
-    if take == "largest":
+    if largest:
         order = xp.top_indices(xp.swapaxes(scores, 1, 2), scores.shape[1])
         taken = xp.swapaxes(xp.argsort(order), 1, 2) < xp.sum(xp.where(taken, 1, 0), 1, keepdims=True)
     return xp.where(taken, scores, 0.0)

@@ -26,7 +26,7 @@ ABOVE = "scores_above"
 
 def _margin(ordered: Any, scales: Any, options: Any) -> float:
     """Of the thresholds, and between scores where they are ordered."""
-    count = len(ordered["scores"]) if options.get("take") == "largest" else 0
+    count = len(ordered["scores"]) if options.get("largest") else 0
     of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
 
@@ -88,12 +88,12 @@ def cases() -> Iterator[Definition]:
         values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
         largest = "As many as are above, of the largest scores."
-        yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, take="largest")
+        yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, largest=True)
     values |= {
         "scores": tensor(np.repeat([[[0.5], [0.25]] * 3] * 2, 3, 2), "groups tokens experts"),
         "exact_ties": True,
     }
-    yield single(PARTS, ABOVE, "largest_tied", "tie", "The lower index first.", "tie_order", **values, take="largest")
+    yield single(PARTS, ABOVE, "largest_tied", "tie", "The lower index first.", "tie_order", **values, largest=True)
     yield from _router()
 
 

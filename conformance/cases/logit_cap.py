@@ -11,7 +11,6 @@ from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import kernel, logits, tokens
 from moespec.conformance.author.variant import variant
-from moespec.conformance.compare import CONSTANTS
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
@@ -21,12 +20,12 @@ Functions), which is 5 u, and up to 4.63 u in XLA, whose approximation is the sa
 
 
 def _scale(logits: Any, *, cap: float) -> Any:
-    """`c u A` is what the roundings add up to: of the quotient, of the tanh, and of the product.
+    """`4 u A` is what the roundings add up to, of the quotient, of the tanh, and of the product.
 
     The first moves the result by `|L| (1 - tanh^2)`. The condition has it alone, which is near 0 where the tanh is near 1.
     """
     t = np.tanh(logits / cap)
-    return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / CONSTANTS["direct"][0]
+    return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
 
 
 FUNCTIONS = (Function("cap_logits", {"capped": Output("groups tokens experts", written=_scale)}),)

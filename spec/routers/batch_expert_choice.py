@@ -120,7 +120,7 @@ def route(
             chosen = B.batchwise_mask(scores, capacity=capacity)
             losses = {"predictor": lambda: B.capacity_loss(predicted, chosen)}
     else:
-        taken = B.scores_above(scores, by, state["thresholds"], take=options.eval_take)
+        taken = B.scores_above(scores, by, state["thresholds"], largest=options.eval_take == "largest")
         routing = B.expert_choice(taken, capacity=capacity, drop_zero=True)
     return output(B, options, routing, losses)._replace(statistics={"reached": reached})
 
