@@ -29,30 +29,28 @@ NAME = r"\w+(?:\.\w+)*"
 PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(?=\.?$|[.;,] | \())?)")
 
 
-def sources() -> dict[str, str]:
-    """The "Source:" of each docstring of the specification, by file and line, on one line."""
-    found = {}
-    for path in sorted((ROOT / "spec").rglob("*.py")):
-        for match in re.finditer(r"^ *Source: ((?:.+\n)+)", text := path.read_text(encoding="utf-8"), re.MULTILINE):
-            found[f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}"] = " ".join(match[1].split())
-    return found
+def sources() -> list[str]:
+    """The "Source:" of each docstring of the specification, on one line."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "spec").rglob("*.py"))]
+    found = [source for text in texts for source in re.findall(r"^ *Source: ((?:.+\n)+)", text, re.MULTILINE)]
+    return [" ".join(source.split()) for source in found]
 
 
 def cited(source: str) -> list[Taker]:
     """The places in code that a "Source:" names. Raises ValueError if it names a repository without the path of a file."""
-    places = [Taker(*place) for place in PLACE.findall(source)]
-    if len(re.findall(REPOSITORY, source)) != len(places):
+    found = [Taker(*place) for place in PLACE.findall(source)]
+    if len(re.findall(REPOSITORY, source)) != len(found):
         raise ValueError(
-            f"Source: {source!r}: expected a file after each repository, as in owner/name, path/file.py, function"
+            f"Source: {source!r}: expected a file after each repository, as in owner/name, path/file.py, gate"
         )
-    return places
+    return found
 
 
 def named() -> dict[str, dict[str, set[str]]]:
     """What the ledger and the sources name: the functions and classes by repository and path."""
     found: dict[str, dict[str, set[str]]] = {}
     takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
-    takers += [taker for source in sources().values() for taker in cited(source)]
+    takers += [taker for source in sources() for taker in cited(source)]
     for taker in sorted(takers, key=lambda taker: (taker.who.casefold(), taker.where)):
         if "/" in taker.who:
             place = code(taker.where)

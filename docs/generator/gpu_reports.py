@@ -1,6 +1,6 @@
 """Print what the suite found on GPUs, the table in docs/conformance.md, from the reports `conformance/reports/gpu-*.json`.
 
-    python -m generator.gpu_reports
+python -m generator.gpu_reports
 """
 
 import hashlib
