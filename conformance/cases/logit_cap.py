@@ -15,8 +15,8 @@ from moespec.conformance.author.variant import variant
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 TANH = 5.0
-"""Roundoffs u by which a tanh is off, relative: up to 2 ulp besides its rounding in CUDA (`tanhf`, CUDA C++ Programming Guide, Mathematical
-Functions), which is 5 u, and up to 4.63 u in XLA, whose approximation is the same on CPUs and GPUs (float32, 4 million arguments)."""
+"""Roundoffs u by which a tanh may be off: CUDA's `tanhf` by 2 ulp besides its rounding (CUDA C++ Programming Guide, Mathematical
+Functions), which is up to 5 u of the result; XLA's approximation by 4.63 u (4 million arguments in float32, on a CPU)."""
 
 
 def _scale(logits: Any, *, cap: float) -> Any:
