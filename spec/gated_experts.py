@@ -43,7 +43,7 @@ from moespec.spec.values import as_array, even
 
 __all__: list[str] = []
 
-ALGORITHMS = (Algorithm("gated_experts", "Shazeer 2020 (arXiv 2002.05202); Dai et al. 2024 (arXiv 2401.06066)", 1),)
+ALGORITHMS = (Algorithm("gated_experts", "Shazeer 2020 (arXiv 2002.05202); Dai et al. 2024 (arXiv 2401.06066)", 2),)
 
 AXES = {
     **{"w1": "experts width hidden", "b1": "experts hidden", "w3": "experts width hidden", "b3": "experts hidden"},

@@ -28,7 +28,7 @@ from moespec.spec.errors import ConfigError
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
-    *("recipes", "update", "with_decay", "with_model", "without_jitter", "written"),
+    *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -79,7 +79,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
-        table = with_decay(without_jitter(table))
+        table = with_eval_take(with_decay(without_jitter(table)))
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(tower := table.get("text", {}), dict):
@@ -143,6 +143,17 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
         return dict(table)
     older = f"(^|/)(kernel|w1|w2|slots)$={rate}, .*=0"
     return {**table, "optimizer": {"decay": older, **optimizer}}
+
+
+def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, where one that is older than the option `eval_take` takes tokens at evaluation as it did."""
+    older = {
+        name: {**section, "router_options": {"eval_take": "above", **options}}
+        for name in ("model", "text")
+        if isinstance(section := table.get(name), dict) and section.get("router") == "batch_expert_choice"
+        if isinstance(options := section.get("router_options", {}), dict)
+    }
+    return {**table, **older}
 
 
 def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from moespec.models.errors import CheckpointError
 from moespec.models.training.config import Config, ModelConfig
-from moespec.models.training.configfile import flat, with_decay, with_model, without_jitter
+from moespec.models.training.configfile import flat, with_decay, with_eval_take, with_model, without_jitter
 from moespec.models.training.resolve import model_config
 
 __all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
@@ -44,7 +44,7 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (
-        flat(table) for table in (with_decay(without_jitter(recorded)), asdict(config), asdict(plain))
+        flat(table) for table in (with_eval_take(with_decay(without_jitter(recorded))), asdict(config), asdict(plain))
     )
     of_model = {f"model.{name}": value for name, value in vars(model_config(ModelConfig(config.model.name))).items()}
 

@@ -30,7 +30,7 @@ assigned.
 | `image_choice` | softmax of the mean token of an image | same | Token Choice, alike for all tokens of an image | none |
 | `mixture_of_depths` | logits | same, or their sigmoid | Expert Choice | T |
 | `relu` | logits above 0 | same | Expert Choice among these | none |
-| `batch_expert_choice` | softmax; those that a predictor puts above a threshold at evaluation | softmax | Expert Choice | T |
+| `batch_expert_choice` | softmax; at evaluation as many as a predictor puts above a threshold | softmax | Expert Choice | T |
 
 T' is the number of tokens that importance-score routing leaves.
 

@@ -103,5 +103,5 @@ ROUTER = Router(
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep", "gshard_sample"),
-    revision=3,
+    revision=4,
 )

@@ -94,4 +94,5 @@ ROUTER = Router(
     balances="the load, exactly: an expert chooses C tokens",
     cost="T D E",
     drops="tokens that no expert chooses, on purpose: they cost nothing",
+    revision=2,
 )
