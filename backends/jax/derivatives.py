@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import jax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from moespec.backends.jax.arrays import Array
 
 Arrays = Sequence[Any]
-Flat = Callable[..., Arrays]
+Function = Callable[..., Arrays]
 untyped: Any = jax
 
 
-def linear(function: Flat, transpose: Flat, fixed: Any, arrays: Arrays) -> list[Array]:
+def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> list[Array]:
     """`function(fixed, *arrays)`, a tuple that is linear in `arrays`, with the transpose `transpose(fixed, *cotangents)`.
 
     fixed: a pytree; derivatives with respect to it are those of the two functions. An array may be a `SymbolicZero`.
@@ -28,10 +28,8 @@ def linear(function: Flat, transpose: Flat, fixed: Any, arrays: Arrays) -> list[
 
     def forward(*flat: Any) -> Arrays:
         rest = iter(flat[count:])
-        every = [
-            jax.numpy.zeros(array.shape, array.dtype) if zero else next(rest)
-            for array, zero in zip(arrays, known, strict=True)
-        ]
+        pairs = zip(arrays, known, strict=True)
+        every = [jax.numpy.zeros(array.shape, array.dtype) if zero else next(rest) for array, zero in pairs]
         return function(jax.tree.unflatten(tree, flat[:count]), *every)
 
     def backward(*flat: Any) -> Arrays:
@@ -39,28 +37,30 @@ def linear(function: Flat, transpose: Flat, fixed: Any, arrays: Arrays) -> list[
         return [array for array, zero in zip(every, known, strict=True) if not zero]
 
     live = [array for array, zero in zip(arrays, known, strict=True) if not zero]
-    return cast(list[Array], _linear.bind(*leaves, *live, function=forward, transpose=backward, count=count))
+    return cast(list[Array], _bound(forward, backward, count, *leaves, *live))
 
 
 _linear: Any = Primitive("linear")
 _linear.multiple_results = True
 
 
-def _call(*flat: Any, function: Flat, transpose: Flat, count: int) -> Arrays:
-    return function(*flat)
+def _bound(function: Function, transpose: Function, count: int, *flat: Any) -> Arrays:
+    """A call of the primitive: of the arrays, the function is linear in those after the first `count`."""
+    jaxpr = jax.make_jaxpr(function)(*flat)
+    return cast(Arrays, _linear.bind(*flat, jaxpr=jaxpr, transpose=transpose, count=count))
 
 
-def _types(*flat: Any, function: Flat, transpose: Flat, count: int) -> Arrays:
-    types: Arrays = jax.make_jaxpr(function)(*flat).out_avals
-    return types
+def _call(*flat: Any, jaxpr: Any, transpose: Function, count: int) -> Arrays:
+    return cast(Arrays, jaxpr_as_fun(jaxpr)(*flat))
 
 
-def _tangent(primals: Arrays, tangents: Arrays, *, function: Flat, transpose: Flat, count: int) -> tuple[Arrays, Arrays]:
-    options: Any = {"function": function, "transpose": transpose, "count": count}
+def _tangent(primals: Arrays, tangents: Arrays, *, jaxpr: Any, transpose: Function, count: int) -> tuple[Arrays, Any]:
+    function = jaxpr_as_fun(jaxpr)
     moved = [n for n, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     parts = []
     if any(n >= count for n in moved):
-        parts.append(_linear.bind(*primals[:count], *map(ad.instantiate_zeros, tangents[count:]), **options))
+        arrays = map(ad.instantiate_zeros, tangents[count:])
+        parts.append(_bound(function, transpose, count, *primals[:count], *arrays))
     if of_fixed := [n for n in moved if n < count]:
 
         def with_fixed(*values: Any) -> Arrays:
@@ -68,34 +68,33 @@ def _tangent(primals: Arrays, tangents: Arrays, *, function: Flat, transpose: Fl
             return function(*(at.get(n, primal) for n, primal in enumerate(primals)))
 
         parts.append(jax.jvp(with_fixed, [primals[n] for n in of_fixed], [tangents[n] for n in of_fixed])[1])
-    return _linear.bind(*primals, **options), [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
+    result = _linear.bind(*primals, jaxpr=jaxpr, transpose=transpose, count=count)
+    return result, [sum(each[1:], each[0]) for each in zip(*parts, strict=True)]
 
 
-def _transposed(cotangents: Arrays, *flat: Any, function: Flat, transpose: Flat, count: int) -> Arrays:
-    given = map(ad.instantiate_zeros, cotangents)
-    result = _linear.bind(*flat[:count], *given, function=transpose, transpose=function, count=count)
-    wanted = [ad.is_undefined_primal(array) for array in flat[count:]]
+def _transposed(cotangents: Arrays, *flat: Any, jaxpr: Any, transpose: Function, count: int) -> Arrays:
+    result = _bound(transpose, jaxpr_as_fun(jaxpr), count, *flat[:count], *map(ad.instantiate_zeros, cotangents))
+    wanted = map(ad.is_undefined_primal, flat[count:])
     return [None] * count + [array if each else None for array, each in zip(result, wanted, strict=True)]
 
 
-def _batched(flat: Arrays, axes: Arrays, *, function: Flat, transpose: Flat, count: int) -> tuple[Arrays, Arrays]:
+def _batched(flat: Arrays, axes: Arrays, *, jaxpr: Any, transpose: Function, count: int) -> tuple[Arrays, Arrays]:
     (size, *_) = (array.shape[axis] for array, axis in zip(flat, axes, strict=True) if axis is not None)
     arrays = [batching.bdim_at_front(*each, size) for each in zip(flat[count:], axes[count:], strict=True)]
 
-    def mapped(one: Flat) -> Flat:
+    def mapped(function: Function) -> Function:
         def call(*flat: Any) -> Arrays:
             of_arrays = (0,) * (len(flat) - count)
-            return cast(Arrays, untyped.vmap(one, (*axes[:count], *of_arrays), axis_size=size)(*flat))
+            return cast(Arrays, untyped.vmap(function, (*axes[:count], *of_arrays), axis_size=size)(*flat))
 
         return call
 
-    options: Any = {"function": mapped(function), "transpose": mapped(transpose), "count": count}
-    result = _linear.bind(*flat[:count], *arrays, **options)
+    result = _bound(mapped(jaxpr_as_fun(jaxpr)), mapped(transpose), count, *flat[:count], *arrays)
     return result, [0] * len(result)
 
 
 _linear.def_impl(_call)
-_linear.def_abstract_eval(_types)
+_linear.def_abstract_eval(lambda *flat, jaxpr, **_: jaxpr.out_avals)
 ad.primitive_jvps[_linear] = _tangent
 ad.primitive_transposes[_linear] = _transposed
 batching.primitive_batchers[_linear] = _batched
