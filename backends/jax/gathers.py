@@ -12,14 +12,13 @@ same input gives the same bits on every run, on a GPU too.
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
-from moespec.backends.jax.derivatives import linear
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.programs import program
 
 Ends = tuple[Array, Array | None]
@@ -82,30 +81,19 @@ def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Arr
     return (sum_by_token(tokens, cotangent, None, *ends),)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
     """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
-    return sum_by_token(tokens, rows, weight, token, slot)
+    return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
 
 
-def _combine_tangent(tokens: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    moved = linear(partial(_combine_moved, tokens), _combine_transposed, primals, tangents[:2])
-    return combine_rows(tokens, *primals), moved[0]
+def _combine(tokens: int, ends: Ends, rows: Array, weight: Array) -> tuple[Array]:
+    return (sum_by_token(tokens, rows, weight, *ends),)
 
 
-def _combine_moved(tokens: int, primals: Any, to_rows: Array, to_weight: Array) -> tuple[Array]:
-    rows, weight, *ends = primals
-    return (combine_rows(tokens, to_rows, weight, *ends) + combine_rows(tokens, rows, to_weight, *ends),)
-
-
-def _combine_transposed(primals: Any, cotangent: Array) -> tuple[Array, Array]:
-    rows, weight, token, _ = primals
-    incoming = wide(take_rows(cotangent, token))
+def _combine_transposed(ends: Ends, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    incoming = wide(take_rows(cotangent, ends[0]))
     to_rows = (incoming * weight[..., None].astype(incoming.dtype)).astype(rows.dtype)
     return to_rows, jnp.sum(incoming * wide(rows), axis=2).astype(weight.dtype)
-
-
-combine_rows.defjvp(_combine_tangent, symbolic_zeros=True)
 
 
 @program

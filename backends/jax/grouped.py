@@ -20,7 +20,7 @@ from moespec.backends.contract import filled_alone
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
-from moespec.backends.jax.derivatives import linear
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
@@ -166,47 +166,30 @@ def _products_tangent(turned: bool, primals: Any, tangents: Any) -> tuple[Array,
     return _products_of(turned, *primals), linear(moved, transposed, primals, arrays)[0]
 
 
-def _products_moved(
-    turned: bool, primals: Any, to_rows: Array, to_kernel: Array, to_bias: Array | None = None
-) -> tuple[Array]:
+def _products_moved(turned: bool, primals: Any, to_rows: Array, to_kernel: Array, *to_bias: Array) -> tuple[Array]:
     rows, kernel, _, ends = primals
-    return (_products_of(turned, to_rows, kernel, to_bias, ends) + _products_of(turned, rows, to_kernel, None, ends),)
+    of_rows = _products_of(turned, to_rows, kernel, to_bias[0] if to_bias else None, ends)
+    return (of_rows + _products_of(turned, rows, to_kernel, None, ends),)
 
 
 def _products_transposed(turned: bool, primals: Any, cotangent: Array) -> tuple[Array, ...]:
     rows, kernel, bias, ends = primals
     to_rows = _products_of(not turned, cotangent, kernel, None, ends)
-    if turned:
-        return to_rows, _sums_of(cotangent, rows, ends)[0]
-    return (to_rows, *_sums_of(rows, cotangent, ends)[: 1 if bias is None else 2])
+    left, right = (cotangent, rows) if turned else (rows, cotangent)
+    sums = bilinear(_sums, _sums_transposed, ends, left, right)
+    return (to_rows, *sums[: 1 if bias is None else 2])
 
 
 _products_of.defjvp(_products_tangent, symbolic_zeros=True)
 
 
-@jax.custom_jvp
-def _sums_of(rows: Array, gradient: Array, ends: Array) -> tuple[Array, Array]:
-    """See `_sums_of_products`."""
+def _sums(ends: Array, rows: Array, gradient: Array) -> tuple[Array, Array]:
     kernel, bias = _of_device(_sums_of_products, megablox.sums_of_products, rows, gradient, ends)
     return kernel, bias
 
 
-def _sums_tangent(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _sums_of(*primals), tuple(linear(_sums_moved, _sums_transposed, primals, tangents[:2]))
-
-
-def _sums_moved(primals: Any, to_rows: Array, to_gradient: Array) -> tuple[Array, Array]:
-    rows, gradient, ends = primals
-    (kernel, _), (of_gradient, bias) = _sums_of(to_rows, gradient, ends), _sums_of(rows, to_gradient, ends)
-    return kernel + of_gradient, bias
-
-
-def _sums_transposed(primals: Any, of_kernel: Array, of_bias: Array) -> tuple[Array, Array]:
-    rows, gradient, ends = primals
-    return _products_of(True, gradient, of_kernel, None, ends), _products_of(False, rows, of_kernel, of_bias, ends)
-
-
-_sums_of.defjvp(_sums_tangent, symbolic_zeros=True)
+def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, bias: Array) -> tuple[Array, Array]:
+    return _products_of(True, gradient, kernel, None, ends), _products_of(False, rows, kernel, bias, ends)
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
-from moespec.backends.jax.derivatives import linear
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_token, take_rows
 from moespec.backends.jax.products import in_three_parts
 
@@ -77,30 +77,20 @@ def _tokens(rows: Array, token: Array, slots: Any, *, count: int) -> Array:
     return y.astype(rows.dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def combine(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> Array:
     """Each token's weighted sum of the rows of its slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D). count: T."""
-    return _of_device(partial(_weighted, count=count), partial(_combined, count=count), rows, weight, token, slots)
+    result: Array = bilinear(partial(_combine, count), _combine_transposed, (token, slots), rows, weight)[0]
+    return result
 
 
-def _combine_tangent(count: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    moved = linear(partial(_combine_moved, count), _combine_transposed, primals, tangents[:2])
-    return combine(count, *primals), moved[0]
+def _combine(count: int, ends: Any, rows: Array, weight: Array) -> tuple[Array]:
+    return (_of_device(partial(_weighted, count=count), partial(_combined, count=count), rows, weight, *ends),)
 
 
-def _combine_moved(count: int, primals: Any, to_rows: Array, to_weight: Array) -> tuple[Array]:
-    rows, weight, *ends = primals
-    return (combine(count, to_rows, weight, *ends) + combine(count, rows, to_weight, *ends),)
-
-
-def _combine_transposed(primals: Any, cotangent: Array) -> tuple[Array, Array]:
-    rows, weight, token, slots = primals
-    incoming = wide(_of_device(_rows, _gathered, cotangent, token, slots))
+def _combine_transposed(ends: Any, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    incoming = wide(_of_device(_rows, _gathered, cotangent, *ends))
     to_rows = (incoming * weight[0, :, None].astype(incoming.dtype)).astype(rows.dtype)
     return to_rows, jnp.sum(incoming * wide(rows), axis=1).astype(weight.dtype)[None]
-
-
-combine.defjvp(_combine_tangent, symbolic_zeros=True)
 
 
 def _combined(rows: Array, weight: Array, token: Array, slots: Any, *, count: int) -> Array:

@@ -43,24 +43,14 @@ def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recent
     return bias + (change - xp.mean(change) if recentre else change)
 
 
-PART = 4096
-"""A part of a load is smaller: its product with as many experts, and their sum, are exact in float32."""
-
-
 def _excess_sign(xp: Namespace, load: Array) -> Array:
-    """The sign of `load` less its mean, exact for whole numbers: float32 has no sum of 2^24 choices, so that three parts are summed."""
-    upper = _whole(xp, load / PART)
-    highest = _whole(xp, upper / PART)
-    low, middle, high = (
-        load.shape[0] * part - xp.sum(part) for part in (load - PART * upper, upper - PART * highest, highest)
-    )
-    carry = _whole(xp, low / PART)
-    low, middle = low - PART * carry, middle + carry
-    carry = _whole(xp, middle / PART)
-    middle, high = middle - PART * carry, high + carry
-    return xp.sign(4 * xp.sign(high) + 2 * xp.sign(middle) + xp.sign(low))
+    """The sign of `load` less its mean, exact to 2^36 choices: float32 lacks whole numbers from 2^24 on, so that halves are compared."""
+    upper = _whole(xp, load / 4096)
+    high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
+    carry = _whole(xp, low / 4096)
+    return xp.sign(2 * xp.sign(high + carry) + xp.sign(low - 4096 * carry))
 
 
 def _whole(xp: Namespace, x: Array) -> Array:
-    """`x` without its fraction, which numbers from 2^24 on are taken to have none of."""
+    """`x` without its fraction."""
     return xp.where(xp.abs(x) < 2**24, xp.cast(xp.cast(x, "int32"), x.dtype), x)
