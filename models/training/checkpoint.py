@@ -44,7 +44,7 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
 }
 """What state.json must have, besides its format, its own checksum and those of arrays."""
-MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int}
+MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
 """What it may have, which older versions did not write."""
 
 

@@ -102,13 +102,21 @@ class RunDirectory:
         finally:
             lock.release()
 
-    def claim(self, config: Config, *, resume: bool, override: bool = False, classes: Sequence[str] = ()) -> list[Path]:
+    def claim(
+        self,
+        config: Config,
+        *,
+        resume: bool,
+        override: bool = False,
+        classes: Sequence[str] = (),
+        stamp: Mapping[str, Any] | None = None,
+    ) -> list[Path]:
         """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        classes: their names, for people; empty if they are not to be kept.
+        classes: their names, for people; empty if they are not to be kept. stamp: that of the data, `Dataset.stamp`.
 
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
-        configuration, `unchanged.FREE` aside, according to its newest checkpoint, or other names of classes. With
+        configuration, `unchanged.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
         `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
         has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
         part of config.toml says.
@@ -119,9 +127,7 @@ class RunDirectory:
         self._make()
         aside: list[Path] = []
         if self.begun():
-            if classes and not override:
-                self.check_classes(classes, f". {ADVICE}")
-            aside = self._go_on(config, classes, resume=resume, override=override)
+            aside = self._go_on(config, classes, stamp or {}, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
@@ -153,14 +159,40 @@ class RunDirectory:
                 "so start again without --resume"
             )
 
-    def _go_on(self, config: Config, classes: Sequence[str], *, resume: bool, override: bool) -> list[Path]:
+    def _go_on(
+        self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
+    ) -> list[Path]:
+        changed, later = self.compared(config, classes, resume=resume, override=override)
+        newest = self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
+        record = checkpoint.read_record(newest)
+        if data := unchanged.of_data(record.get("stamp", {}), stamp):
+            told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {unchanged.described(data)}"
+            if unchanged.NUMBER in data:
+                raise RunError(f"{told}; that cannot be overridden, as the order of the images depends on it")
+            if not override:
+                raise RunError(f"{told}. {ADVICE}")
+        if changed or data:
+            self._override(newest, config, {**changed, **data}, stamp)
+        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
+
+    def compared(
+        self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
+    ) -> tuple[unchanged.Changes, list[int]]:
+        """How `config` and the classes differ from those of the run begun here, and its checkpoints that are then too late.
+
+        Raises RunError as `claim` does; nothing is written.
+        """
+        if classes and not override:
+            self.check_classes(classes, f". {ADVICE}")
         steps = checkpoint.steps(self.checkpoints)
         where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{steps[-1]:08d}"
         record, written = checkpoint.read_record(newest), unchanged.keys((self.path / CONFIG).read_text())
+        recorded = flatten(record["config"], separator=".")
         changed = {
             key: pair
             for key, pair in unchanged.changes(record["config"], config).items()
-            if key not in unchanged.FREE or key not in written  # a free field that is lost was not changed on purpose
+            # a free field that is lost was not changed on purpose; one that is None, or of a later version, is not written
+            if key not in unchanged.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
             changed[CLASSES] = (list(known), list(classes))
@@ -180,11 +212,9 @@ class RunDirectory:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
         if record["step"] > config.training.total:
             raise RunError(f"{where}: training.steps={config.training.total}: {record['step']} steps are done already")
-        if changed:
-            self._override(newest, config, changed)
-        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
+        return changed, later
 
-    def _override(self, newest: Path, config: Config, changed: unchanged.Changes) -> None:
+    def _override(self, newest: Path, config: Config, changed: unchanged.Changes, stamp: Mapping[str, Any]) -> None:
         """Notes in the newest checkpoint that the run goes on from there with `config`."""
         if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
             raise RunError(
@@ -203,7 +233,8 @@ class RunDirectory:
             )
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
-        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
+        of_data = {"stamp": stamp} if stamp else {}
+        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
         """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.

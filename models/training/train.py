@@ -65,12 +65,12 @@ def train(
         made by `moespec.models.training.trackers.loggers`.
     """
 
-    settings, directory = config.training, RunDirectory(run)
+    settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 
     def begun() -> Start:
         own = partial(besides, config, model_config(config.model))
         how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
-        return begin(B, config, directory, examples=len(dataset.train), **how)
+        return begin(B, config, directory, examples=len(dataset.train), stamp=stamp, **how)
 
     state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)
@@ -88,7 +88,7 @@ def train(
         stop = Stop(interruption, saver, run)
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
-        save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
+        save = Save(saver, progress, stamp=stamp, overrides=overrides)
         each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)
         if owed:

@@ -504,9 +504,10 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     run = runs.stopped(whole, tmp_path / "run", step=8)
     fields = {"training.log_every": "7", "training.keep": "3", "training.compile": "never", "data.prefetch": "1"}
     fields |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
+    fields |= {"mesh.data": "1"}
     # The digits have nothing to decode, and one process has one device, which is no GPU.
     others = {"training.recompute", "training.cuda_graph", "backend", "data.cache", "data.workers"}
-    others |= {"mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"}
+    others |= {"mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"}
     assert {*fields, *others} == FREE | {"training.steps"}
     flags = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", value)]
     assert cli.main(["train", "--run", str(run), "--resume", "--training.recompute", *flags]) == 0
