@@ -27,7 +27,7 @@ import safetensors.numpy
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
-from moespec.models.files import read_file, signed, sync_directory, unsigned, write_atomically, write_synced
+from moespec.models.files import RECORD, read_file, signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
 from moespec.models.trees import flatten, nested
 from moespec.spec.errors import ConfigError
@@ -166,7 +166,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
-        record = unsigned(read_file(path))
+        record = unsigned(read_file(path, RECORD))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
     except ValueError as error:

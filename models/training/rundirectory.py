@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.files import signed, sweep, unsigned, write_atomically
+from moespec.models.files import RECORD, read_file, signed, sweep, unsigned, write_atomically
 from moespec.models.router_options import named
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ class RunDirectory:
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
-        if not isfile(file):
+        if not file.exists():
             return None
         config = configfile.read(file)
         with named(f"{file}: ", ("model",)):
@@ -54,10 +54,10 @@ class RunDirectory:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
         file = self.path / CLASSES
-        if not isfile(file):
+        if not file.exists():
             return ()
         try:
-            content = file.read_bytes()  # version 0.1 and early 0.2 wrote a list
+            content = read_file(file, RECORD)  # version 0.1 and early 0.2 wrote a list
             names = json.loads(content) if content[:1] == b"[" else unsigned(content).get("classes")
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{file}: cannot be read ({error})") from error

@@ -77,11 +77,11 @@ def train(
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
+    # Nothing is there to be saved while the log is read: a signal ends the process.
+    progress = Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0)
     with (
         Interruption() as interruption,
-        Progress(
-            run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0
-        ) as progress,
+        progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         batches.ahead(start) as steps,
     ):

@@ -276,8 +276,8 @@ def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
 
 def forged(arrays, choices, record=None, times=1):
     """Choices alone, which nothing else bounds."""
-    for part in ("logits", "weights"):
-        arrays.pop(f"0/{part}", None)
+    for name in ("logits", "weights"):
+        arrays.pop(f"0/{name}", None)
     arrays["0/choices"] = np.repeat(choices, times, axis=0) if times else choices
     if record:
         record["gates"][0]["calls"] = [len(arrays["0/choices"])]
