@@ -60,6 +60,8 @@ class AfterStep:
     """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
     stopped_by: signal.Signals | None = None
     """the signal after which this step is the last"""
+    unread: bool = False
+    """whether this step is the last as the images of the next cannot be read"""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -84,7 +86,7 @@ class AfterStep:
     def saves(self) -> bool:
         """Whether there is a checkpoint of this step."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
-        return scheduled or self.stopped_by is not None
+        return scheduled or self.stopped_by is not None or self.unread
 
 
 Hook = Callable[[AfterStep], None]

@@ -4,7 +4,7 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
 from moespec.models.interruption import Interruption
+from moespec.models.training.checkpoint import latest
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
 from moespec.models.training.evaluations import Evaluate, EvaluationSet
@@ -29,6 +30,7 @@ from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
 from moespec.models.training.step import step_maker
 from moespec.models.training.watchdog import tell
+from moespec.spec.errors import SpecError
 
 __all__ = ["Trained", "train"]
 
@@ -98,12 +100,32 @@ def train(
                 hook(after)
             settle(B, directory, start, owed)
             stop.end(after)
-        for step, batch in steps:
+
+        def rescued(error: SpecError) -> None:
+            """Saves the last step, where one process can do that alone, and says where the run goes on."""
+            if after.measured and not after.saves and B.processes == 1:
+                after.unread = True
+                finite(after)
+                save(after)
+                saver.wait()
+            newest = latest(directory.checkpoints)
+            error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
+
+        for step, batch in _until(steps, rescued):
             state, metrics = update(state, batch, rate(step))
             after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
             for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
+
+
+def _until(steps: Iterable[tuple[int, Any]], rescued: Callable[[SpecError], None]) -> Iterator[tuple[int, Any]]:
+    """The steps; an error of reading one, and none of who takes them, is told to `rescued` first."""
+    try:
+        yield from steps
+    except SpecError as error:
+        rescued(error)
+        raise
 
 
 class Batches:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from moespec.models import cli, files, interruption, vit
 from moespec.models.data.loader import training_batch
-from moespec.models.errors import CheckpointError, RunError
+from moespec.models.errors import CheckpointError, DataError, RunError
 from moespec.models.evaluation import evaluate as evaluation
 from moespec.models.interruption import Interruption
 from moespec.models.training import checkpoint
@@ -148,6 +148,15 @@ def nan_in_a_batch(patch: pytest.MonkeyPatch, B: Any) -> None:
     patch.setattr(classification, "training_batch", batch)
 
 
+def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
+    def batch(*arguments: Any, **options: Any) -> dict[str, Any]:
+        if arguments[-1] == 6:
+            raise DataError("bee/3.jpg: broken")
+        return training_batch(*arguments, **options)
+
+    patch.setattr(classification, "training_batch", batch)
+
+
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
@@ -188,6 +197,7 @@ CASES = {
         )
         for tree in ("params", "nu")
     },
+    "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),
