@@ -34,7 +34,7 @@ import sys
 from moespec.models.cli import main
 from moespec.models.commandline.launch import follow
 follow()
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """
 
 
