@@ -6,6 +6,7 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 the library `datasets`) and `pairs` (images with captions, `moespec.models.data.pairs`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,16 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
 
 
-def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
+def load_configured(
+    config: DataConfig,
+    *,
+    image_size: int | None = None,
+    whole: bool = False,
+    first: Callable[[Dataset], None] | None = None,
+) -> Dataset:
     """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
+    first: see `load_pictures`.
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
     Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
@@ -109,7 +117,9 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
         only_val = whole and name == "folder" and path.is_dir() and directories(path) == [path / "val"]
         classes, part, held = PICTURES[name](path / "val" if only_val else path)
-        dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
+        dataset = load_pictures(
+            path, classes, part, held or (part if whole else None), size=image_size, config=config, first=first
+        )
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
     elif name in KINDS:

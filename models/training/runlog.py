@@ -79,10 +79,14 @@ class RunLog:
             self._board.write(kind, step, values)
 
     def sync(self) -> None:
-        """Waits until all records are on the disk: a checkpoint must not be newer than the log."""
+        """Waits until all records are on the disk: a checkpoint must not be newer than the log. RunError if that is no longer there."""
         with named_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
+        if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
+            raise RunError(
+                f"{self._path}: removed or replaced while the run wrote to it; no step after the last checkpoint is saved"
+            )
 
     def close(self) -> None:
         """Ends the log."""
