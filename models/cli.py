@@ -20,10 +20,11 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import check_concerns, check_functions, chosen, early
-from moespec.models.commandline.parsing import parse, printable
+from moespec.models.commandline.parsing import parse
 from moespec.models.commandline.streams import open_streams
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.shown import printable
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
 from moespec.models.training.length import images_seen

@@ -14,7 +14,6 @@ from moespec.models.checks import check_output, check_utf8
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, png, prediction
-from moespec.models.commandline.parsing import on_one_line
 from moespec.models.commandline.report import write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
@@ -30,6 +29,7 @@ from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
 from moespec.models.memory import check_limits
+from moespec.models.shown import on_one_line
 from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config

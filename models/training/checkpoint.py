@@ -18,6 +18,7 @@ are not trained, which are read and left out.
 
 import re
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,12 @@ def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None
     sync_directory(folder)
     for old in steps(folder)[:-keep]:
         if old != spare:
-            _remove(folder / f"{old:08d}")
+            try:
+                _remove(folder / f"{old:08d}")
+            except OSError as error:  # the new one is whole
+                warnings.warn(
+                    f"{folder / f'{old:08d}'}: an old checkpoint cannot be removed ({error.strerror})", stacklevel=1
+                )
     return final
 
 
@@ -207,4 +213,4 @@ def _remove(path: Path) -> None:
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(str(aside))  # whose errors show a path as it is given

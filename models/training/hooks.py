@@ -16,6 +16,7 @@ A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTE
 processes, the next that is logged), which is saved.
 """
 
+import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping
@@ -106,10 +107,12 @@ class Stop:
         if after.stopped_by is None:
             return
         self._saver.wait()
+        processes = os.environ.get("MOESPEC_LAUNCHED")
+        launch = f"launch -n {processes} " if processes else ""
         named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
         raise Interrupted(
             f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
-            f"moespec train --run {shlex.quote(str(self._run))} --resume{named}",
+            f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}",
             after.stopped_by,
         )
 

@@ -229,7 +229,10 @@ class Watchdog:
     def _lose(self, contact: _Contact, why: str) -> None:
         self._close(contact)
         if not self._left and not self._failed:
-            step = "before its first step" if contact.step is None else f"its last step was {contact.step}"
+            known = (
+                self.step if contact.step is None else contact.step
+            )  # it tells them now and then, and none is far ahead
+            step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
     def _end(self, text: str) -> None:
@@ -245,7 +248,7 @@ class Watchdog:
     def _say(self, text: str) -> None:
         line = "" if self.step is None else "\n"  # after the bar
         with suppress(OSError):  # the terminal may be gone
-            print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
+            print(f"{line}moespec (process {self._index}): {text}\n", end="", file=sys.stderr, flush=True)
 
     # One leaves.
 
