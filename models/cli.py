@@ -380,9 +380,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         status = 130
     if output is not None and output.failed is not None:
         print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
-        status = status or 2 * (
-            name not in ("train", "finetune", "launch", "study")
-        )  # of these the folder is the result
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
     return ended(status or 0)
 
 

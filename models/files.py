@@ -19,21 +19,9 @@ from typing import Any
 from moespec.models.memory import of_machine
 
 __all__ = [
-    *(
-        "RECORD",
-        "named_errors",
-        "read_file",
-        "read_record",
-        "regular",
-        "signed",
-        "sweep",
-        "sync_directory",
-        "unfinished",
-        "unsigned",
-    ),
-    *("write_atomically", "write_synced"),
+    *("RECORD", "named_errors", "read_file", "read_record", "regular", "signed", "sweep", "sync_directory"),
+    *("unfinished", "unsigned", "write_atomically", "write_synced"),
 ]
-
 
 RECORD = 2**26
 """Bytes of a record, at most."""

@@ -69,9 +69,8 @@ class Gate:
         if self.choices is not None and self.choices.dtype.kind != "i":
             raise ValueError(f"{self.name}: choices are not integers")
         if self.experts > MOST or (self.logits is None and rows * self.experts > LARGEST):
-            raise ValueError(
-                f"{self.name}: {self.experts} experts of {rows} tokens, expected at most {MOST}, and {LARGEST} pairs"
-            )
+            most = f"expected at most {MOST}, and {LARGEST} pairs"
+            raise ValueError(f"{self.name}: {self.experts} experts of {rows} tokens, {most}")
         for part in ("logits", "weights", "bias"):
             array = getattr(self, part)
             if array is not None and (array.dtype.kind != "f" or not np.isfinite(array).all()):

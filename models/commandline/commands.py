@@ -130,8 +130,7 @@ def _train(
         if resume and not begun:
             say(f"{path}: nothing to resume, starting at step 0")
         finished = directory.finished(config)
-        how: Any = {"resume": resume or finished, "override": override, "classes": dataset.classes}
-        how["stamp"] = dataset.stamp
+        how: Any = {"resume": resume or finished, "override": override, "dataset": dataset}
         for aside in directory.claim(config, **how):
             say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
         if not finished:

@@ -7,7 +7,6 @@ like (`moespec.models.data.pictures`).
 
 import functools
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,18 +47,9 @@ class Part:
 
 
 def load_pictures(
-    source: Path,
-    classes: tuple[str, ...],
-    part: Part,
-    held: Part | None,
-    *,
-    size: int,
-    config: DataConfig,
-    first: Callable[[Dataset], None] | None = None,
+    source: Path, classes: tuple[str, ...], part: Part, held: Part | None, *, size: int, config: DataConfig
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels; without a held-out part `held_out` says what is held out.
-
-    first: called before a picture is read, with the data set as it is if none is left out.
 
     Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
     `config.broken` is "skip", when a file is read that is broken further down.
@@ -78,11 +68,7 @@ def load_pictures(
     lost: list[str] = []
     clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
-    splits = ((part, train), (held, held_rows))[: 2 - once]
-    if first is not None:
-        unread = [Split(Pictures(files.files, rows, size).read, files.labels[rows]) for files, rows in splits]
-        first(Dataset(source.name, unread[0], unread[-1], classes, (size, size, 3), 255, held_out=held is part))
-    for files, rows in splits:
+    for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
         if config.broken == "skip":
             failures = [index for index, _ in broken(pictures, workers=config.workers)]

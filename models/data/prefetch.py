@@ -31,9 +31,8 @@ class Prefetcher:
     receive: what is done with each step and its result on a thread of this process, such as moving it to a device.
 
     Use as a context manager and iterate: it yields `(step, result)` in order. An exception of `make` is raised in the
-    iterating thread at its place in the order; that a worker was killed is a RunError.
-    Leaving the context ends threads and workers. Workers end with this process,
-    however it ends, and leave Ctrl-C to it.
+    iterating thread at its place in the order, and a RunError where a worker was killed; leaving the context ends threads and
+    workers. Workers end with this process, however it ends, and leave Ctrl-C to it.
     """
 
     def __init__(

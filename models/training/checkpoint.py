@@ -94,9 +94,7 @@ def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None
             try:
                 _remove(folder / f"{old:08d}")
             except OSError as error:  # the new one is whole
-                warnings.warn(
-                    f"{folder / f'{old:08d}'}: an old checkpoint cannot be removed ({error.strerror})", stacklevel=1
-                )
+                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
     return final
 
 

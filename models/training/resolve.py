@@ -6,7 +6,6 @@
 import importlib
 import inspect
 import os
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -65,8 +64,8 @@ def load_backend(name: str) -> Backend:
         raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
 
 
-def load_data(config: Config, first: Callable[[Dataset], None] | None = None) -> Dataset:
-    """The data set of a configuration; images get the size of the model. first: see `load_pictures`. Raises DataError or ConfigError."""
+def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
+    """The data set of a configuration; images get the size of the model. first: see `load_configured`. Raises DataError or ConfigError."""
     check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:

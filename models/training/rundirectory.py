@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
+from moespec.models.data.dataset import Dataset
 from moespec.models.errors import BusyError, CheckpointError, RunError
 from moespec.models.files import RECORD, read_file, signed, sweep, unsigned, write_atomically
 from moespec.models.router_options import named
@@ -103,17 +104,11 @@ class RunDirectory:
             lock.release()
 
     def claim(
-        self,
-        config: Config,
-        *,
-        resume: bool,
-        override: bool = False,
-        classes: Sequence[str] = (),
-        stamp: Mapping[str, Any] | None = None,
+        self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
         """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        classes: their names, for people; empty if they are not to be kept. stamp: that of the data, `Dataset.stamp`.
+        dataset: whose names of classes are kept, for people, and whose stamp is compared.
 
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
         configuration, `unchanged.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
@@ -125,9 +120,10 @@ class RunDirectory:
         learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
+        classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
         aside: list[Path] = []
         if self.begun():
-            aside = self._go_on(config, classes, stamp or {}, resume=resume, override=override)
+            aside = self._go_on(config, classes, stamp, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):

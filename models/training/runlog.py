@@ -84,9 +84,7 @@ class RunLog:
             self._file.flush()
             os.fsync(self._file.fileno())
         if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
-            raise RunError(
-                f"{self._path}: removed or replaced while the run wrote to it; no step after the last checkpoint is saved"
-            )
+            raise RunError(f"{self._path}: removed or replaced while the run wrote to it; the last steps are not saved")
 
     def close(self) -> None:
         """Ends the log."""

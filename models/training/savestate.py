@@ -45,13 +45,12 @@ def begin(
     config: Config,
     directory: RunDirectory,
     *,
-    examples: int,
+    stamp: Mapping[str, Any],
     initial: Callable[[], dict[str, Any]],
-    stamp: Mapping[str, Any] | None = None,
 ) -> Start:
     """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
 
-    examples: number of training images. stamp: of the data, `Dataset.stamp`.
+    stamp: of the data, `Dataset.stamp`.
 
     Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or other data, or of
     gating noise that another generator drew, and RunError for an initial parameter that is not finite.
@@ -73,14 +72,17 @@ def begin(
             f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
             "a new run"
         )
-    if data := of_data(saved.record.get("stamp", {}), stamp or {}):
+    if data := of_data(saved.record.get("stamp", {}), stamp):
         raise CheckpointError(f"{directory.checkpoints}, step {step}: the data have changed: {described(data)}")
-    expected = {"random": {"seed": seed, "step": step}, "data": data_position(examples, config.training.batch, step)}
+    expected = {
+        "random": {"seed": seed, "step": step},
+        "data": data_position(stamp[NUMBER], config.training.batch, step),
+    }
     for key, value in expected.items():
         if saved.record[key] != value:
             raise CheckpointError(
                 f"{directory.checkpoints}, step {step}: {key} {saved.record[key]}, but this run has {value} there "
-                f"(another seed or batch, or another number of training images than {examples})"
+                f"(another seed or batch, or another number of training images than {stamp[NUMBER]})"
             )
     try:
         state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)

@@ -72,7 +72,7 @@ def train(
     def begun() -> Start:
         own = partial(besides, config, model_config(config.model))
         how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
-        return begin(B, config, directory, examples=len(dataset.train), stamp=stamp, **how)
+        return begin(B, config, directory, stamp=stamp, **how)
 
     state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)

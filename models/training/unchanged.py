@@ -68,19 +68,17 @@ def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> No
 
 def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
     """What differs between two stamps of data, `Dataset.stamp`; nothing of a checkpoint that has none, or of none now."""
-    changed = {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
-    numbers = {key: pair for key, pair in changed.items() if isinstance(pair[1], int)}
-    return numbers or changed  # with their number all else is another
+    return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
 
 
 def described(changed: Changes) -> str:
     """Each field with the values of before and of now."""
-    return "; ".join(
-        f"{key} are others"
-        if " of the " in key and isinstance(now, str)
-        else f"{key} is {before!r} there, {now!r} here"
-        for key, (before, now) in changed.items()
-    )
+
+    def text(key: str, before: Any, now: Any) -> str:
+        digest = " of the " in key and isinstance(now, str)  # of data
+        return f"{key} changed" if digest else f"{key} is {before!r} there, {now!r} here"
+
+    return "; ".join(text(key, *pair) for key, pair in changed.items())
 
 
 def keys(text: str) -> set[str]:

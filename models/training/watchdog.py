@@ -229,9 +229,7 @@ class Watchdog:
     def _lose(self, contact: _Contact, why: str) -> None:
         self._close(contact)
         if not self._left and not self._failed:
-            known = (
-                self.step if contact.step is None else contact.step
-            )  # it tells them now and then, and none is far ahead
+            known = self.step if contact.step is None else contact.step  # told now and then; none is far ahead
             step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 

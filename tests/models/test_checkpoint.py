@@ -35,6 +35,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import begin, trained_params
+from moespec.models.training.unchanged import NUMBER
 from moespec.models.trees import flatten
 from moespec.models.vit import VitConfig, named
 from moespec.spec.errors import SpecError
@@ -440,7 +441,7 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
 
     def read() -> dict[str, Any]:
         directory.claim(config, resume=True)
-        return flatten(B.export_state(begin(B, config, directory, examples=examples, initial=dict).state))
+        return flatten(B.export_state(begin(B, config, directory, stamp={NUMBER: examples}, initial=dict).state))
 
     expected, notices = read(), 0
     assert expected["step"] == 12
