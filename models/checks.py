@@ -4,7 +4,6 @@ import difflib
 import importlib
 import importlib.util
 import os
-import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ __all__ = [
     "check_names",
     "check_output",
     "check_sources",
-    "check_utf8",
     "check_value",
     "described",
     "imported",
@@ -124,13 +122,6 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
         begun = (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir()
         if begun and whole.relative_to(folder).parts[0] in (*OWN, "report.html"):
             raise RunError(f"{name}={str(path)!r}: is a file of the run {str(folder)!r}")
-
-
-def check_utf8(texts: Mapping[str, object]) -> None:
-    """ConfigError, which names the argument, for a text that is not UTF-8, as the name of a folder can be: no file of text can have it."""
-    for name, text in texts.items():
-        if isinstance(text, str) and re.search(r"[\ud800-\udfff]", text):
-            raise ConfigError(f"{name}={text!r}: not UTF-8, expected a name that can be written into a file")
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.backends.contract import Backend
-from moespec.models.checks import check_output, check_utf8
+from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, png, prediction
@@ -72,7 +72,9 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
-    check_utf8({"run": run, **flat(asdict(config))})
+    for name, text in {"run": run, **flat(asdict(config))}.items():
+        if isinstance(text, str) and text != text.encode(errors="ignore").decode():
+            raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent

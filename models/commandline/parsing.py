@@ -52,7 +52,9 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
     for before, word in pairwise(["", *arguments]):
         flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
         if not value and ("=" in word or not word) and (not flag.startswith("--") or flag in PLACES):
-            raise ConfigError(f"{flag if flag in PLACES else prog.partition(' ')[2]}: '' is no path; an empty variable of the shell?")
+            raise ConfigError(
+                f"{flag if flag in PLACES else prog.partition(' ')[2]}: '' is no path; an empty variable of the shell?"
+            )
     if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
         options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
     hook: Callable[..., Any] = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)

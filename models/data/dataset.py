@@ -52,25 +52,27 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def stamp(self) -> dict[str, Any]:
-        """What tells these images from others, by what it is: their number, and digests.
+    def stamp(self, part: str) -> dict[str, Any]:
+        """What tells the images of this part from others: their number, and digests, wherever and of whatever time the files are.
 
-        It does not depend on where the files are, or on their times. The contents are those of at most `LOOKED_AT` images, evenly
-        spaced: pixels of arrays, the first `HEAD` bytes of files.
+        The contents are those of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
         """
-        names, texts, contents = hashlib.sha256(), hashlib.sha256(self.labels.astype("<i8").tobytes()), hashlib.sha256()
+        names, texts, contents = (hashlib.sha256() for _ in range(3))
+        texts.update(self.labels.astype("<i8").tobytes())
         if self.captions is not None:
             texts.update(self.captions.text.tobytes() + self.captions.ends.tobytes())
-        for index in range(len(self)) if self.pictures is not None else ():
-            names.update(f"{self.pictures.known(index)}\n".encode(errors="surrogateescape"))
+        if self.pictures is not None:
+            for index in self.pictures.chosen.tolist():
+                names.update(f"{self.pictures.files.known(index)}\n".encode(errors="surrogateescape"))
         for index in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
-            if self.pictures is not None:
-                contents.update(self.pictures.head(index, HEAD))
-            else:
-                one = self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))
-                contents.update(one.tobytes())
+            contents.update(self.pictures.head(index, HEAD) if self.pictures is not None else self._pixels(index))
         digests = {"names and sizes": names, "labels": texts, "contents": contents}
-        return {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
+        found = {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
+        return {f"{name} of the {part} images": value for name, value in found.items()}
+
+    def _pixels(self, index: int) -> bytes:
+        """As they are in an array that is resized."""
+        return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,8 @@ class Dataset:
 
     @cached_property
     def stamp(self) -> dict[str, Any]:
-        """What tells these data from others: `Split.stamp` of each part, as "labels of the training images"."""
-        parts = {"training": self.train, "validation": self.validation}
-        return {
-            f"{name} of the {part} images": value for part, of in parts.items() for name, value in of.stamp().items()
-        }
+        """What tells these data from others: those of both parts, see `Split.stamp`."""
+        return self.train.stamp("training") | self.validation.stamp("validation")
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
         """With another training and validation part: `change("train", split)` and `change("validation", split)`."""

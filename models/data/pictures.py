@@ -124,10 +124,6 @@ class Pictures:
                 image[...] = middle(picture, self.size, self.resize).reshape(image.shape)
         return images
 
-    def known(self, index: int) -> str:
-        """See `Files.known`."""
-        return self.files.known(int(self.chosen[index]))
-
     def head(self, index: int, length: int) -> bytes:
         """The first bytes of a file, as they are."""
         source = self.files.open(int(self.chosen[index]))

@@ -246,7 +246,7 @@ class Watchdog:
     def _say(self, text: str) -> None:
         line = "" if self.step is None else "\n"  # after the bar
         with suppress(OSError):  # the terminal may be gone
-            print(f"{line}moespec (process {self._index}): {text}\n", end="", file=sys.stderr, flush=True)
+            print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
 
     # One leaves.
 
