@@ -425,6 +425,13 @@ def spoiled(content: bytes, draw: random.Random) -> bytes:
     return draw.choice([bytes(flipped), content[:start], zeroed, content + draw.randbytes(draw.randint(1, 64))])
 
 
+def test_an_old_checkpoint_that_stays_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **how: how or os.rmdir(path))
+    with pytest.warns(UserWarning, match="the old checkpoint 7 cannot be removed .Directory not empty"):
+        assert written(tmp_path, step=8, keep=1).is_dir()
+
+
 def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
     """None ends in a traceback, and none is used as it is."""
     run, draw = tmp_path / "run", random.Random(SEED)

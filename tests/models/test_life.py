@@ -157,6 +157,18 @@ def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
     patch.setattr(classification, "training_batch", batch)
 
 
+def removed(patch: pytest.MonkeyPatch, B: Any) -> None:
+    """The log, before the second checkpoint."""
+    real, calls = RunLog.sync, count(1)
+
+    def sync(log: Any) -> None:
+        if next(calls) == 2:
+            log._path.unlink()
+        real(log)
+
+    patch.setattr(RunLog, "sync", sync)
+
+
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
@@ -198,6 +210,7 @@ CASES = {
         for tree in ("params", "nu")
     },
     "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
+    "a log that is removed": Case(removed, r"metrics\.jsonl: removed or replaced.* are not saved", [4], log_from=5),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),

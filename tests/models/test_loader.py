@@ -238,6 +238,24 @@ def test_a_worker_that_ends_is_named(end: str | int) -> None:
         list(results)
 
 
+def test_what_the_configuration_decides_is_rejected_before_a_picture_is_decoded(
+    photos: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr("moespec.models.data.picturesets.broken", lambda *_, **__: pytest.fail("decodes"))
+    words = [
+        "--data.path",
+        str(photos),
+        "--data.broken",
+        "skip",
+        "--model.image-size",
+        "8",
+        "--optimizer.rates",
+        "haed=0",
+    ]
+    assert cli.main(["train", "--backend", "numpy", "--data", "folder", *words]) == 2
+    assert "optimizer.rates='haed=0'" in capsys.readouterr().err
+
+
 def test_receive_sees_each_step_and_its_result() -> None:
     for workers in (0, 1):
         with Prefetcher(abs, 4, 7, ahead=1, workers=workers, receive=lambda step, item: (step, -item)) as results:
