@@ -1,5 +1,6 @@
 """What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -122,7 +123,7 @@ def _train(
     override: bool,
     say: Callable[[str], None],
 ) -> None:
-    directory, there = RunDirectory(path), path.exists()
+    directory, there = RunDirectory(path), os.path.exists(path)
     # All that can fail before the first step fails before there is a folder.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class RunDirectory:
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
-        if not file.exists():
+        if not exists(file):
             return None
         config = configfile.read(file)
         with named(f"{file}: ", ("model",)):
@@ -55,7 +55,7 @@ class RunDirectory:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
         file = self.path / CLASSES
-        if not file.exists():
+        if not exists(file):
             return ()
         try:
             content = read_file(file, RECORD)  # version 0.1 and early 0.2 wrote a list
