@@ -20,9 +20,11 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import check_concerns, check_functions, chosen, early
-from moespec.models.commandline.parsing import parse, printable
+from moespec.models.commandline.parsing import parse
+from moespec.models.commandline.streams import open_streams
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.shown import printable
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
 from moespec.models.training.length import images_seen
@@ -336,6 +338,7 @@ Command = tuple[str, Callable[[list[str]], int | None]]
 
 def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] | None = None) -> int:
     """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
+    output = open_streams() if arguments is None else None
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands = COMMANDS | dict(more or {})
     name, *rest = words or ["--help"]
@@ -351,7 +354,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
             status = commands[name][1](rest)
         else:
             raise SpecError(f"{name!r} is not a command. {_usage(commands)}")
-        sys.stdout.flush()
+        print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
         status = 128 + signal.SIGPIPE
@@ -359,7 +362,8 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         print(f"moespec{_which()}: {printable(str(error))}", file=sys.stderr)
         status = 2
     except UnicodeEncodeError as error:
-        print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
+        near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        print(f"moespec{_which()}: {near}: not UTF-8, which files of text need", file=sys.stderr)
         status = 2
     except (MemoryError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
@@ -374,6 +378,9 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
         print(f"moespec: interrupted{way_on if name in COMMANDS else ''}", file=sys.stderr)
         status = 130
+    if output is not None and output.failed is not None:
+        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
     return ended(status or 0)
 
 

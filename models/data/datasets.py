@@ -6,6 +6,7 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 the library `datasets`) and `pairs` (images with captions, `moespec.models.data.pairs`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import numpy as np
 
 from moespec.models.data.changes import check_changes
 from moespec.models.data.cifar import KINDS, load_cifar
-from moespec.models.data.dataset import Dataset, read_names
+from moespec.models.data.dataset import Dataset, Split, read_names
 from moespec.models.data.folder import directories, find_folder
 from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
 from moespec.models.data.options import DataConfig, numbers
 from moespec.models.data.pairs import find_pairs
+from moespec.models.data.pictures import Pictures
 from moespec.models.data.picturesets import load_pictures
 from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
@@ -47,6 +49,7 @@ SIZES = {
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and what finds their classes and files."""
+First = Callable[[Dataset], None]
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
@@ -81,9 +84,12 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
 
 
-def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
+def load_configured(
+    config: DataConfig, *, image_size: int | None = None, whole: bool = False, first: First | None = None
+) -> Dataset:
     """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
+    first: called before a picture is read, with a data set of pictures none of which is held or left out yet.
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
     Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
@@ -109,6 +115,11 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
         only_val = whole and name == "folder" and path.is_dir() and directories(path) == [path / "val"]
         classes, part, held = PICTURES[name](path / "val" if only_val else path)
+        if first is not None:
+            parts = [
+                Split(Pictures(each.files, np.arange(0), image_size).read, each.labels) for each in (part, held or part)
+            ]
+            first(Dataset(path.name, *parts, classes, (image_size, image_size, 3), 255))
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)

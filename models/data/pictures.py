@@ -11,6 +11,7 @@
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,6 +52,9 @@ class Files(Protocol):
     def stamp(self) -> str:
         """A text that changes when the files do."""
 
+    def known(self, index: int) -> str:
+        """What is known of a file without reading it, and is the same on another machine: its name in the data, its size."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -74,6 +78,9 @@ class Folder:
             status = (self.root / name).stat()
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
+
+    def known(self, index: int) -> str:
+        return f"{self.names[index]} {os.stat(os.path.join(self.root, self.names[index])).st_size}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,12 @@ class Pictures:
                 picture = _shown(file, self.channels, self.background)
                 image[...] = middle(picture, self.size, self.resize).reshape(image.shape)
         return images
+
+    def head(self, index: int, length: int) -> bytes:
+        """The first bytes of a file, as they are."""
+        source = self.files.open(int(self.chosen[index]))
+        with open(source, "rb", opener=regular) if isinstance(source, Path) else source as file:
+            return file.read(length)
 
     def transparent(self, index: int) -> bool:
         """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""

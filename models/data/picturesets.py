@@ -138,4 +138,4 @@ def _split(
         split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
     else:
         split = Split(pictures.read, labels, pictures.picture)
-    return replace(split, captions=captions)
+    return replace(split, captions=captions, pictures=pictures)

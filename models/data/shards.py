@@ -66,6 +66,9 @@ class Shards:
     def stamp(self) -> str:
         return " ".join(f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}" for path in self.paths)
 
+    def known(self, index: int) -> str:
+        return f"{self.names[index]} {self.size[index]}"
+
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes, which are the labels, and the pictures of the shards in a folder, in the order of names.

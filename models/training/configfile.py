@@ -21,6 +21,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import text
 from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
+from moespec.models.files import RECORD, read_file
 from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import LENGTHS, Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.trees import flatten
@@ -117,7 +118,7 @@ def written(path: Path) -> list[str]:
 def _loaded(path: Path) -> dict[str, Any]:
     """What is in a TOML file. Raises ConfigError for one that is not, or has what no configuration has."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(read_file(path, RECORD).decode())
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an integer of 4 300 digits
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     entries: list[tuple[int, str, Any]] = [(0, "", table)]

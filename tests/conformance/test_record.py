@@ -274,6 +274,16 @@ def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
     assert not (tmp_path / "a.safetensors").exists()
 
 
+def forged(choices):
+    """A change of a recording to these choices alone, which nothing else bounds."""
+
+    def change(arrays, record):
+        del arrays["0/logits"], arrays["0/weights"]
+        arrays["0/choices"], record["gates"][0]["calls"] = choices, [len(choices)]
+
+    return change
+
+
 def changed(path, change):
     """The file with other metadata or arrays, and checksums that are right."""
     with safe_open(path, "np") as file:
@@ -294,6 +304,14 @@ def changed(path, change):
         (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected (255 tokens"),
         (lambda arrays, record: record["gates"][0].update(calls=["a"]), "not numbers of tokens"),
         (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
+        (forged(np.full((1, 1), 2**31 - 1, np.int32)), "2147483648 experts of 1 tokens, expected at most 65536"),
+        (forged(np.full((1, 1), 2**63 - 1)), "experts of 1 tokens, expected at most 65536"),
+        (forged(np.full((2**13, 1), 2**16 - 1)), "and 268435456 pairs"),
+        (forged(np.full((9, 1), 0.5)), "choices are not integers"),
+        (forged(np.zeros((0, 3), np.int32)), "not numbers of tokens"),
+        (forged(np.zeros((9, 2**40, 0), np.int32)), "expected (9 tokens"),
+        (lambda arrays, record: record["gates"][0].update(calls=[2**62] * 9), "tokens, 1 or more"),
+        (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected (16 experts,)"),
         (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "not finite, the first at [3, 2]"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
         (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from worker_functions import broken_at_3
+from worker_functions import broken_at_3, ended_at_3
 
 from moespec.models import cli
 from moespec.models.data.augment import crop_and_flip, mixup_weight
@@ -26,7 +26,7 @@ from moespec.models.data.loader import batch_indices, data_position, evaluation_
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
-from moespec.models.errors import DataError
+from moespec.models.errors import DataError, RunError
 from moespec.models.streams import AUGMENTATION, MIXUP, ORDER, TABLES, generator
 from moespec.spec.errors import SpecError
 
@@ -226,6 +226,34 @@ def test_an_error_surfaces_in_its_place(workers: int) -> None:
         assert [next(iterator) for _ in range(3)] == [(step, step) for step in range(3)]
         with pytest.raises(DataError, match=r"bee/3\.jpg: broken"):
             next(iterator)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSEGV", 3])
+def test_a_worker_that_ends_is_named(end: str | int) -> None:
+    with (
+        Prefetcher(functools.partial(ended_at_3, end), 0, 9, ahead=2, workers=2) as results,
+        pytest.raises(RunError, match=f"a process that reads images .*{end}"),
+    ):
+        list(results)
+
+
+def test_what_the_configuration_decides_is_rejected_before_a_picture_is_decoded(
+    photos: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr("moespec.models.data.picturesets.broken", lambda *_, **__: pytest.fail("decodes"))
+    words = [
+        "--data.path",
+        str(photos),
+        "--data.broken",
+        "skip",
+        "--model.image-size",
+        "8",
+        "--optimizer.rates",
+        "haed=0",
+    ]
+    assert cli.main(["train", "--backend", "numpy", "--data", "folder", *words]) == 2
+    assert "optimizer.rates='haed=0'" in capsys.readouterr().err
 
 
 def test_receive_sees_each_step_and_its_result() -> None:
