@@ -5,7 +5,7 @@ import sys
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check.files import FileError
 from moespec.conformance.check.waivers import WaiverError
-from moespec.conformance.commandline.arguments import parser
+from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.commandline.commands import COMMANDS
 from moespec.conformance.format import VectorError
 from moespec.conformance.report.report import ReportError
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
         if word in RENAMED:
             parsing.error(f"{word} is called {RENAMED[word]} now")
-    options, options_of_pytest = parsing.parse_known_args(arguments)
+    options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
     options.pytest = options_of_pytest

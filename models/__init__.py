@@ -5,7 +5,6 @@ with its trained weights. A model's own module
 (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from moespec.models import families
 from moespec.models.model import Model, chosen_backend
 from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near
 from moespec.spec.routers.names import RouterName
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     except ConfigError as error:
         if not str(error).startswith("name="):
             raise
-        near = difflib.get_close_matches(str(name), list_models(), n=3) or list_models()
-        raise ConfigError(f"name={name!r} is not a model. The nearest: {', '.join(near)}") from None
+        nearest = ", ".join(near(name, list_models()) or list_models())
+        raise ConfigError(f"name={name!r} is not a model. The nearest: {nearest}") from None
     field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")

@@ -63,6 +63,7 @@ The worked example, with a kernel that makes the tokens the logits:
 from importlib import import_module
 from pkgutil import iter_modules
 
+from moespec.spec.names import Names
 from moespec.spec.routers.record import Router
 
 __all__ = ["ROUTERS", "Router"]
@@ -72,7 +73,7 @@ def _routers() -> dict[str, Router]:
     """The record of every module that has one."""
     modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
     routers = [module.ROUTER for module in modules if hasattr(module, "ROUTER")]
-    return {router.name: router for router in routers}
+    return Names("router", {router.name: router for router in routers})
 
 
 ROUTERS: dict[str, Router] = _routers()
