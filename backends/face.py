@@ -60,7 +60,7 @@ def install(
             names[name] = derive(value)
     names["put"] = names["from_numpy"]
     routers = names.get("ROUTERS", spec.ROUTERS)
-    names["ROUTERS"] = Names("router", {name: router.bind(package) for name, router in routers.items()})
+    names["ROUTERS"] = Names({name: router.bind(package) for name, router in routers.items()})
     for name, value in names.items():
         setattr(package, name, value)
         _document(name, value)

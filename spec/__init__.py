@@ -40,5 +40,5 @@ for _module in iter_modules(__path__, f"{__name__}."):
         if _loaded.__name__ == f"{__name__}.{_name}":
             _value.__doc__ = f"{inspect.getdoc(_value)}\n\n{inspect.getdoc(_loaded)}"
 
-ROUTERS = Names("router", {n: router.bind(sys.modules[__name__]) for n, router in globals()["ROUTERS"].items()})
+ROUTERS = Names({n: router.bind(sys.modules[__name__]) for n, router in globals()["ROUTERS"].items()})
 """The routers by name, computed by the specification."""

@@ -42,8 +42,8 @@ def _number(entry: LedgerEntry) -> tuple[str, int]:
     return prefix, int(number)
 
 
-ALGORITHMS: dict[str, Algorithm] = Names("algorithm", {each.name: each for each in _algorithms()})
+ALGORITHMS: dict[str, Algorithm] = Names({each.name: each for each in _algorithms()})
 """The algorithms by name: the functions, then the routers."""
 
-LEDGER: dict[str, LedgerEntry] = Names("entry of the ledger", {e.id: e for e in sorted(_ledger(), key=_number)})
+LEDGER: dict[str, LedgerEntry] = Names({e.id: e for e in sorted(_ledger(), key=_number)})
 """The ambiguity ledger by id."""

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Words(argparse.Action):
-    """Takes the words of an option each time that it is given; the default only without any."""
+    """Adds the words of an option each time that it is given."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
@@ -92,15 +92,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
             "comma-separated: eager (op by op), compiled (by the target's `compile`), strided (op by op, some cases on "
             f"views, in torch); default: {','.join(default)}"
         )
-        added.add_argument(
-            "--mode", action=_Words, type=_some_of({name: name for name in MODES}), default=list(default), help=text
-        )
+        added.add_argument("--mode", action=_Words, type=_some_of("--mode"), default=list(default), help=text)
         text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
-        added.add_argument("--dtype", action=_Words, type=_some_of(_DTYPES), default=list(DTYPES), help=text)
+        added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
         text = "only these, NAME ...: what stands before the / in the ids that `list` prints"
-        added.add_argument("--algorithm", metavar="NAME", action="append", type=_algorithm, help=text)
+        added.add_argument("--algorithm", metavar="NAME", action=_Words, type=_some_of("--algorithm"), help=text)
 
     def called(added: argparse.ArgumentParser) -> None:
         text = "compute everything twice; what is not the same bit by bit fails"
@@ -126,8 +124,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         text = "only these ids, or those that patterns match, such as 'z_loss/*'"
         added.add_argument("--case", metavar="ID", action="append", help=text)
         text = f"comma-separated: {', '.join(CLASSES)}; default: all"
-        known = {name: name for name in CLASSES}
-        added.add_argument("--class", dest="classes", action=_Words, type=_some_of(known), help=text)
+        added.add_argument("--class", dest="classes", action=_Words, type=_some_of("--class"), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
         text = "fail if the installed suite is not of this version of moespec, such as 0.2 or 0.2.0"
@@ -193,34 +190,30 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-_DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}
-LISTS: Mapping[str, Iterable[str]] = {
-    "--algorithm": ALGORITHMS,
-    "--case": (),
-    "--class": CLASSES,
-    "--dtype": _DTYPES,
-    "--mode": MODES,
+LISTS: Mapping[str, Mapping[str, str]] = {
+    "--dtype": {**SHORT, **{name: name for name in ALL_DTYPES}},
+    "--case": {},
+    **{
+        f"--{name}": dict(zip(n, n, strict=True))
+        for name, n in (("algorithm", [*ALGORITHMS]), ("class", CLASSES), ("mode", MODES))
+    },
 }
-"""Options that take several words, and the words that they know."""
+"""Options that take several words, and the words that they know, of which some stand for others."""
 
 
-def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
-    """The type of an option: a comma-separated list of known words, of which some stand for others."""
+def _some_of(option: str) -> Callable[[str], list[str]]:
+    """The type of an option: a comma-separated list of words that it knows."""
+    known = LISTS[option]
 
     def parse(text: str) -> list[str]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if word not in known:
-                raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {', '.join(known)}")
+                near = near_it(word, known) or f"; expected {', '.join(known)}"
+                raise argparse.ArgumentTypeError(f"unknown {word!r}{near}")
         return list(dict.fromkeys(known[word] for word in words))
 
     return parse
-
-
-def _algorithm(text: str) -> str:
-    if text not in ALGORITHMS:
-        raise argparse.ArgumentTypeError(f"unknown {text!r}{near_it(text, ALGORITHMS) or '; `list` prints them'}")
-    return text
 
 
 def _one_dtype(text: str) -> str:

@@ -73,7 +73,7 @@ def _routers() -> dict[str, Router]:
     """The record of every module that has one."""
     modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
     routers = [module.ROUTER for module in modules if hasattr(module, "ROUTER")]
-    return Names("router", {router.name: router for router in routers})
+    return Names({router.name: router for router in routers})
 
 
 ROUTERS: dict[str, Router] = _routers()
