@@ -163,7 +163,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     text = "Run a model and keep what its gates compute: logits, choices and weights."
     record = commands.add_parser("record", help=text, description=text)
     record.add_argument(
-        "model", help="package:model, of torch or a function; or package:function that makes it or runs all"
+        "model", help="package:model, of torch or a function; or a function or class that makes it, or a function that runs all"
     )
     record.add_argument(
         "--module", metavar="PATTERN", help="of the names of torch's modules, or of taps (default: all taps)"
