@@ -1,4 +1,8 @@
-"""Our routers choose the experts of the routers of transformers, with their weights."""
+"""Our routers choose the experts of the routers of transformers, with their weights, and the recorder tells which router that is."""
+
+import re
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision_operators")  # before transformers imports torchvision
 
 from moespec.backends import torch as B  # noqa: E402
+from moespec.conformance.record import explain, read, recording  # noqa: E402
+from moespec.spec import ROUTERS  # noqa: E402
 
 T, E, D = 64, 16, 12
 GROUPED = {"expert_groups": 4, "chosen_groups": 2, "choices": 4, "scale": 2.5}
@@ -41,8 +47,6 @@ class Vision(torch.nn.Module):
 
     def __init__(self, options):
         super().__init__()
-        from types import SimpleNamespace
-
         from transformers.models.dots3_note import modeling_dots3_note as module
 
         sizes = {"hidden_size": D, "num_local_experts": E, "num_experts_per_tok": options["choices"]}
@@ -77,3 +81,46 @@ def test_the_same_experts_and_weights(made, options, seed):
     config = router.options(width=D, experts=E, tokens=T, **options)
     found = router.route(params, torch.from_numpy(tokens)[None], config, state=state).routing.dense().combine
     torch.testing.assert_close(found.sum(dim=3)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+MODELS = {
+    **{"DeepSeek-V3": "deepseek_v3:DeepseekV3TopkRouter", "Kimi K2": "deepseek_v3:DeepseekV3TopkRouter"},
+    **{"DeepSeek-V3.2": "deepseek_v32:DeepseekV32TopkRouter", "DeepSeek-V4": "deepseek_v4:DeepseekV4TopKRouter"},
+    **{"Kimi Linear": "kimi_linear:KimiLinearTopkRouter", "GLM-4.5": "glm4_moe:Glm4MoeTopkRouter"},
+    **{"GLM-5": "glm_moe_dsa:GlmMoeDsaTopkRouter", "MiniMax-M3": "minimax_m3_vl:MiniMaxM3VLTopKRouter"},
+    **{"Nemotron-H": "nemotron_h:NemotronHTopkRouter", "dots.llm1": "dots1:Dots1TopkRouter"},
+    **{"EXAONE MoE": "exaone_moe:ExaoneMoeTopkRouter", "Solar Open": "solar_open:SolarOpenTopkRouter"},
+    **{"Mistral 4": "mistral4:Mistral4TopkRouter", "ERNIE 4.5": "ernie4_5_moe:Ernie4_5_MoeTopKRouter"},
+    **{"Llama 4": "llama4:Llama4Router", "Mixtral": "mixtral:MixtralTopKRouter", "OLMoE": "olmoe:OlmoeTopKRouter"},
+    **{"Qwen2-MoE": "qwen2_moe:Qwen2MoeTopKRouter", "Qwen3-MoE": "qwen3_moe:Qwen3MoeTopKRouter"},
+    **{"Qwen3-VL-MoE": "qwen3_vl_moe:Qwen3VLMoeTextTopKRouter", "Qwen3-Next": "qwen3_next:Qwen3NextTopKRouter"},
+    **{"Qwen3.5-MoE": "qwen3_5_moe:Qwen3_5MoeTopKRouter", "gpt-oss": "gpt_oss:GptOssTopKRouter"},
+    **{"Hunyuan V1 MoE": "hunyuan_v1_moe:HunYuanMoEV1Gate"},
+}
+"""Of `Router.models` those of which transformers has the router. Kimi K2 is a model of DeepSeek-V3's class."""
+COUNTS = {"n_routed_experts": E, "num_experts": E, "num_local_experts": E, "moe_num_experts": E, "hidden_size": D}
+COUNTS |= dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk"), 4)
+FORMS = {"n_group": 4, "num_expert_group": 4, "topk_group": 2, "norm_topk_prob": True, "moe_renormalize": True}
+FORMS |= {"routed_scaling_factor": 2.5, "moe_norm_min": 1e-12, "num_hidden_layers": 2, "use_bias": True}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_routes_with_the_router_that_names_it(name, tmp_path):
+    folder, kind = MODELS[name].split(":")
+    module = import_module(f"transformers.models.{folder}.modeling_{folder}")
+    gate = getattr(module, kind)(
+        SimpleNamespace(**COUNTS, **FORMS, scoring_func="sigmoid", moe_router_activation_func="sigmoid")
+    )
+    torch.manual_seed(0)
+    for array in (*gate.parameters(), *gate.buffers()):
+        torch.nn.init.normal_(array)
+    with torch.no_grad(), recording(tmp_path / "gate", torch.nn.Sequential(gate), "0"):
+        gate(torch.randn(T, D))
+    text, whole = explain(read(tmp_path / "gate"))
+    assert whole
+    assert name in ROUTERS[re.search(r"router   (\w+)\(", text)[1]].models
+
+
+def test_no_model_of_these_routers_is_named_without_a_recording():
+    named = {name for router in ("sigmoid_token_choice", "softmax_token_choice") for name in ROUTERS[router].models}
+    assert named - set(MODELS) == {"V-MoE"}  # which is the paper's own
