@@ -12,7 +12,6 @@ from moespec.models import families
 from moespec.models.model import Model, chosen_backend
 from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
-from moespec.spec.names import near
 from moespec.spec.routers.names import RouterName
 
 if TYPE_CHECKING:
@@ -27,17 +26,11 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
     is dense unless `moe` says which blocks are MoE. `router` is one of the fields, with a type of its own for editors.
 
-    Raises ConfigError for an unknown name (with the nearest known ones), an unknown field, or fields of the MoE blocks
+    Raises ConfigError for an unknown name, an unknown field, or fields of the MoE blocks
     given without `moe`.
     """
     overrides |= {} if router is None else {"router": router}
-    try:
-        config = families.of_name(name).named(name, **overrides)
-    except ConfigError as error:
-        if not str(error).startswith("name="):
-            raise
-        nearest = ", ".join(near(name, list_models()) or list_models())
-        raise ConfigError(f"name={name!r} is not a model. The nearest: {nearest}") from None
+    config = families.of_name(name).named(name, **overrides)
     field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")

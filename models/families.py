@@ -52,7 +52,7 @@ def of_name(name: str) -> ModuleType:
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16"
-        raise ConfigError(f"name={name!r}: {sizes}{near_it(name, _BY_SIZE)}")
+        raise ConfigError(f"name={name!r}: {sizes}{near_it(name, names())}")
     return _BY_SIZE[size]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moespec import backends, models, spec
+from moespec import backends, spec
 from moespec.__main__ import main
 from moespec.backends import jax, numpy, torch
 from moespec.backends.torch import nn
@@ -43,9 +43,7 @@ def test_python_can_suggest_an_attribute_where_an_error_ends_a_program(module):
     assert "token_choice" in dir(caught.value.obj)
 
 
-def test_functions_that_take_a_name():
-    with pytest.raises(spec.ConfigError, match="The nearest: vit_s16"):
-        models.create("vits16")
+def test_a_layer():
     with pytest.raises(spec.ConfigError, match=r"near it: soft_moe$"):
         nn.MoE(4, 8, experts=2, tokens=4, router="sotf_moe")
 
