@@ -33,9 +33,6 @@ from moespec.spec.names import near_it
 __all__ = ["TrainArguments", "main"]
 
 Arguments = TypeVar("Arguments")
-Words = TypeVar("Words")
-Lists = UseAppendAction[tuple[Words, ...]]
-"""An option with several words, which may be given several times."""
 NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
 """Options of train that a plan does not depend on."""
 
@@ -135,13 +132,13 @@ class EvaluateArguments(OfRun):
     which are told by name and may be fewer.
     """
 
-    fewshot: Lists[tuple[int, ...]] = ()
+    fewshot: UseAppendAction[tuple[tuple[int, ...], ...]] = ()
     """linear classifiers of the features of so many training images a class (10: 10-shot)"""
     l2: tuple[float, ...] = (1024.0,)
     """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
     seeds: int = 3
     """draws of the images of these"""
-    knn: Lists[tuple[int, ...]] = ()
+    knn: UseAppendAction[tuple[tuple[int, ...], ...]] = ()
     """the nearest so many training images vote"""
     data: Annotated[str | None, arg(aliases=["--data.name"])] = None
     """kind of the other images (moespec list datasets; default: that of the run)"""
@@ -159,7 +156,7 @@ class StudyArguments(Configured):
     index.html, results.json, results.csv, pareto.png, and each run in runs/.
     """
 
-    routers: Lists[tuple[str, ...]]
+    routers: UseAppendAction[tuple[tuple[str, ...], ...]]
     """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
     out: str
     """folder of the study"""
@@ -223,7 +220,7 @@ class InspectArguments(OfRun):
     """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
     out: str | None = None
     """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
-    panels: Lists[tuple[str, ...]] = ()
+    panels: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
 
 

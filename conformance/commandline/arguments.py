@@ -52,10 +52,7 @@ class _Words(argparse.Action):
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:
-    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`, and so for all options with a list.
-
-    Words are taken up to the next option; only those that the option knows where the command's own argument may come after it.
-    """
+    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; known words alone where another argument may follow."""
     option, valued = "", True
     first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
     for word in words:
@@ -163,7 +160,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     text = "Run a model and keep what its gates compute: logits, choices and weights."
     record = commands.add_parser("record", help=text, description=text)
     record.add_argument(
-        "model", help="package:model, of torch or a function; or a function or class that makes it, or a function that runs all"
+        "model",
+        help="package:model, of torch or a function; or a function or class that makes it, or a function that runs all",
     )
     record.add_argument(
         "--module", metavar="PATTERN", help="of the names of torch's modules, or of taps (default: all taps)"

@@ -103,8 +103,9 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
     for pattern in patterns or ():
         if not any(fnmatchcase(id, pattern) for id in _ids(options)):
-            alike = near_it(pattern, _ids(options))
-            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all{alike}")
+            raise ConfigError(
+                f"--case: no case matches {pattern!r}; `list` prints them all{near_it(pattern, _ids(options))}"
+            )
 
     def only(id: str) -> bool:
         return (
@@ -228,8 +229,8 @@ def _show(options: argparse.Namespace) -> int:
         raise ConfigError("--fresh: files are computed from the committed vectors")
     if not cases:
         fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
-        alike = near_it(options.case, _ids(options))
-        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}{alike}")
+        near = near_it(options.case, _ids(options))
+        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}{near}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
