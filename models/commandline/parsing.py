@@ -3,7 +3,6 @@
 Where tyro does not tell what it found, or what it tells is not known here, tyro's own words are printed.
 """
 
-import difflib
 import math
 import re
 import sys
@@ -23,6 +22,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.configfile import flat
 from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 
 __all__ = ["Settings", "parse"]
 
@@ -110,8 +110,7 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
         case "UnrecognizedArgs":
             if option := next((token for token in event.tokens if token.startswith("-")), None):
                 _check_owned(option, arguments, default)
-                near = ", ".join(difflib.get_close_matches(option, _options(kind, default)))
-                return f"{option}: there is no such option{f'; near it: {near}' if near else ''}"
+                return f"{option}: there is no such option{near_it(option, _options(kind, default))}"
             if flag := next((token for token in arguments if token.endswith(f"={event.tokens[0]}")), None):
                 return f"{flag}: a switch takes no value"
             before = arguments[: list(arguments).index(event.tokens[0])][-1:]

@@ -5,7 +5,6 @@ their values. TOML has no null: where a field may be None, the string "none" set
 how the file is written; the first files of version 0.1 have none.
 """
 
-import difflib
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +25,7 @@ from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import LENGTHS, Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near, near_it
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
@@ -56,7 +56,9 @@ def find_recipe(name: str) -> Path:
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
         if isfile(candidate):
             return candidate
-    raise ConfigError(f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}")
+    raise ConfigError(
+        f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}{near_it(name, recipes())}"
+    )
 
 
 def digits() -> Config:
@@ -192,8 +194,8 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=3) or known
-            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(prefix + n for n in near)}")
+            alike = [prefix + name for name in near(key, known) or known]
+            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(alike)}")
         current = getattr(section, key)
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")

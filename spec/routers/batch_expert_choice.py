@@ -140,6 +140,7 @@ ROUTER = Router(
     state=state,
     renew=update,
     decays=("kernel", "w1", "w2"),
+    models=("DiffMoE",),
     balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
     cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
     drops="tokens that no expert chooses",

@@ -71,13 +71,21 @@ def recorded(path, logits, mistake="", gate="softmax", layers=2):
 @pytest.mark.parametrize(
     ("gate", "mistake", "words"),
     [
-        ("softmax", "not divided", ["weights: softmax (100%)"]),
+        (
+            "softmax",
+            "not divided",
+            ["weights: softmax (100%)", "each does what its logits say, by another rule of weights."],
+        ),
         (
             "softmax",
             "scores in bfloat16",
             ["near ties in bfloat16 and no finer", "softmax scores, rounded to bfloat16"],
         ),
-        ("sigmoid", "group by its best", ["neither near ties nor explained by the logits", "a group by its best, "]),
+        (
+            "sigmoid",
+            "group by its best",
+            ["neither near ties nor explained by the logits", "a group by its best, ", "another rule of choice."],
+        ),
         ("sigmoid", "bias in the weights", ["of the same choices differ", "sigmoid + bias (the bias, which is for"]),
     ],
 )
@@ -223,6 +231,9 @@ class Block(torch.nn.Module):
 torch.manual_seed(0)
 model = torch.nn.Sequential(Block(), Block())
 function = lambda: model
+class Model(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(Block(), Block())
 def raising(x): raise KeyError("no such expert")
 def data(): return [torch.randn(2, 5, 8), torch.randn(3, 5, 8)]
 def nan(): return torch.full((2, 8), float("nan"))
@@ -237,7 +248,7 @@ def record(run, target, tmp_path):
 
 
 def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
-    for model in ("model", "function"):
+    for model in ("model", "function", "Model"):
         status, printed, _ = record(model, "--module", "*.gate", "--data", "own_model:data")
         assert (status, "2 gates, 50 tokens" in printed) == (0, True)
     assert [gate.calls for gate in read(tmp_path / "a.safetensors")] == [(10, 15), (10, 15)]
@@ -253,7 +264,9 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "matches no module; near it: 0.gate, 1.gate"),
+        ("model --module *.gates --data own_model:data", "matches no module; there are, one of a kind, 0.gate"),
+        ("Block --module *.router --data own_model:data", "matches no module; there are, one of a kind, gate"),
+        ("Gate --module *.gate --data own_model:data", "own_model:Gate: raised TypeError: "),
         (
             "model --module 0 --data own_model:data",
             "the shape of its input: a block, and not its gate; say by outputs=",
