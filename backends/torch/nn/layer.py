@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -80,7 +79,7 @@ class MoE(Reporting, HubMixin):
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
-            self._state.update = partial(B.ROUTERS[router].update, layer.options)
+            self._state.rule = router, layer.options
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
         width, shared = layer.options.width, layer.shared_experts * layer.hidden
         self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
