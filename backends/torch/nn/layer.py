@@ -15,7 +15,7 @@ from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
 from moespec.backends.torch.nn.perceptron import perceptron
-from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
 from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.errors import ConfigError, ShapeError
@@ -176,6 +176,8 @@ class MoE(Reporting, HubMixin):
             tokens that are, and the output is 0 for it. Groups of as many tokens run together, and how many is read on the
             host, so that torch.compile breaks its graph here.
         """
+        if torch.jit.is_tracing():
+            raise ConfigError(TORCHSCRIPT)
         layer = self._layer
         groups, options = layer.options_of(x, train=self.training and mask is None)
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
@@ -195,8 +197,7 @@ class MoE(Reporting, HubMixin):
             raise ConfigError("mask: experts that are split over processes need as many tokens on each, so no padding")
         else:
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
-        self.losses, self.metrics = output.losses, output.metrics
-        return y.reshape(x.shape)
+        return self.report(y.reshape(x.shape), output.losses, output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
         """The ids of tokens without any: their places in the image, among those that are there."""

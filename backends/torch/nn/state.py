@@ -1,13 +1,14 @@
 """What routers keep from step to step, in modules."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import moespec.backends.torch as B
+from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 
 __all__ = ["RouterState", "update_states"]
@@ -36,8 +37,11 @@ class RouterState(nn.Module):
     def add(self, statistics: Arrays) -> None:
         """Adds the statistics of a forward pass, but not of one that a backward pass computes anew, as `torch.utils.checkpoint` does."""
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-            for name, value in statistics.items():
-                self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+            try:
+                for name, value in statistics.items():
+                    self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+            except RuntimeError as error:
+                self._lost(error)
 
     def renew(self) -> None:
         """Updates the state by the sums, over all processes, and begins new ones. Nothing happens without a forward pass."""
@@ -47,10 +51,19 @@ class RouterState(nn.Module):
         if dist.is_available() and dist.is_initialized():
             for value in self._sums.values():
                 dist.all_reduce(value)
-        with torch.no_grad():
-            for name, value in B.ROUTERS[router].update(options, self.params(), self._sums).items():
-                getattr(self, name).copy_(value)
+        try:
+            with torch.no_grad():
+                for name, value in B.ROUTERS[router].update(options, self.params(), self._sums).items():
+                    getattr(self, name).copy_(value)
+        except RuntimeError as error:
+            self._lost(error)
         self._sums = {}
+
+    def _lost(self, error: RuntimeError) -> NoReturn:
+        """torch has no statistics of a pass inside `vmap` outside it."""
+        self._sums = {}
+        message = "the load of a forward pass inside torch.func.vmap cannot be counted: expected module.eval() there"
+        raise ConfigError(message) from error
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> "RouterState":
         def of_same_dtype(tensor: Tensor) -> Tensor:
