@@ -14,7 +14,7 @@ from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
-from moespec.backends.torch.nn.perceptron import perceptron
+from moespec.backends.torch.nn.perceptron import GATED, perceptron
 from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
 from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
@@ -119,7 +119,7 @@ class MoE(Reporting, HubMixin):
             raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
         weight = copied.weights["w1"]
         width, hidden = weight.shape
-        biases = copied.expert_activation == "gelu" or any(name.startswith("b") for name in copied.weights)
+        biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)
         start: dict[str, Any] = {
             "gelu": copied.gelu,
             "expert_activation": copied.expert_activation,
