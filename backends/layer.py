@@ -127,7 +127,8 @@ def layer_of(
     router: a key of `ROUTERS`.
     group_images: images that are routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
-    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, CLIP's), or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`, "geglu" (f is the GELU) or "swiglu" (the SiLU).
+    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, CLIP's), or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`,
+        "geglu" (f is the GELU) or "swiglu" (the SiLU).
     expert_bias: whether experts have biases.
     shared_experts: experts that serve every token besides those that it chooses, with the weight 1. They are one of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.

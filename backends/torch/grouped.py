@@ -244,7 +244,9 @@ def _no_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _no_backward(ctx: Any, gradient: Tensor) -> None:
-    raise ConfigError("second derivatives of a layer most of whose slots are empty: expected first ones, or a capacity_factor near 1")
+    raise ConfigError(
+        "second derivatives of a layer most of whose slots are empty: expected first ones, or a capacity_factor near 1"
+    )
 
 
 grouped_rows = differentiable(grouped_rows, _no_backward, _no_setup)

@@ -55,7 +55,9 @@ def differentiable(operator: "CustomOpDef", backward: Callable[..., Any], setup:
 
 
 def _no_tangents(*_: Any) -> None:
-    raise ConfigError("forward-mode derivatives (torch.func.jvp, jacfwd) of a router that chooses: expected reverse mode, as grad or jacrev")
+    raise ConfigError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd) of a router that chooses: expected reverse mode, as grad or jacrev"
+    )
 
 
 def on_gpu(x: Tensor) -> bool:

@@ -114,9 +114,9 @@ class MoE(Reporting, HubMixin):
         options: `group_images` and those of the router.
 
         At evaluation the layer computes, without noise, what the MLP did where the combine weights of each token sum to 1 and no token
-        is dropped: sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` as large as their number of experts (or inf), and
-        softmax_token_choice with `normalize_selected=True` and `choices=2` or more and such a capacity. Other routers scale
-        the output by the gate, and Soft MoE mixes tokens. `replace_mlps` says how much it differs.
+        is dropped: sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` as large as their number of experts
+        (or inf), and softmax_token_choice with `normalize_selected=True` and `choices=2` or more and such a capacity. Other routers
+        scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` says how much it differs.
 
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """

@@ -1,5 +1,6 @@
 """What a module says of its last forward pass besides the output."""
 
+import contextlib
 import re
 from collections import deque
 from typing import Any
@@ -12,7 +13,9 @@ from moespec.spec.errors import ConfigError
 
 PASSES = 256
 """Forward passes of one layer before their backward pass, at most, with reentrant checkpoints."""
-TORCHSCRIPT = "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
+TORCHSCRIPT = (
+    "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
+)
 KERNELS = re.compile(rf"{DECAYED}|(^|/)(experts|shared)/fc[123]/weight$")
 
 
@@ -34,10 +37,11 @@ class Reporting(nn.Module):
         A reentrant checkpoint runs the layer without gradients at first, and again, with them, in the backward pass. The losses of the
         first pass are leaves, which gather what the user's loss makes of them; the second pass hands that on by the output.
         """
-        if self.training and losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+        if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():
-                losses = {name: value.detach().requires_grad_() for name, value in losses.items()}
-                self._without_graph.append(losses)
+                losses = {name: value.detach() for name, value in losses.items()}
+                with contextlib.suppress(RuntimeError):  # inside `torch.func` there are no leaves
+                    self._without_graph.append({name: value.requires_grad_() for name, value in losses.items()})
             elif (first := self._first_pass(losses)) is not None:
                 y = _WithLosses.apply(y, [leaf.grad for leaf in first.values()], *losses.values())
         self.losses, self.metrics = losses, metrics
