@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from tyro.conf import FlagConversionOff, arg
 
+from moespec.backends.layer import warn_untrained
 from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
@@ -80,6 +81,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
     has = options_of(router)
     with named(PREFIX, options):
         made: RouterOptions = ROUTERS[router].options(**{n: v for n, v in decided.items() if n in has}, **options)
+    warn_untrained(router, made)
     return made
 
 

@@ -51,10 +51,18 @@ AXES = {
 }
 """Axes of the parameters of `expert_mlp`, of which w1 and w2 are needed."""
 
+ACTIVATIONS = ("gelu", "silu", "quick_gelu")
+"""What may be between the linear maps of an expert."""
+
 
 def silu(x: Array) -> Array:
     """The sigmoid linear unit `x / (1 + exp(-x))` of checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
     return x * sigmoid(x)
+
+
+def quick_gelu(x: Array) -> Array:
+    """The approximation `x sigmoid(1.702 x)` of the GELU, of checked arguments (Hendrycks and Gimpel 2016, section 2)."""
+    return x * sigmoid(1.702 * x)
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
