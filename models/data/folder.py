@@ -1,43 +1,49 @@
 """A data set from a folder of images: one folder per class, by itself or under `train/` and `val/`.
 
-photos/cat/1.jpg                    photos/train/cat/1.jpg
-photos/dog/2.png          or        photos/val/cat/7.jpg
+photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
+photos/dog/2.png          or        photos/validation/cat/7.jpg    or       photos/train.csv       (`labels`)
 
-Hidden files and folders are left out, among them what macOS puts beside pictures (`._1.jpg`, `__MACOSX`).
+Pictures in folders below that of a class are of the class. Hidden files and folders are left out, among them what macOS puts
+beside pictures (`._1.jpg`, `__MACOSX`). The validation part may have any name of `found.HELD`.
 """
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.models.data.found import LeftOut, beside, directories, find_files, validation_name
+from moespec.models.data.labels import find_table, labelled
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
 
-__all__ = ["directories", "find_folder", "find_pictures", "hidden"]
+__all__ = ["find_folder", "find_pictures"]
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes and the images under `folder`, in the order of class and file names.
 
-    Without `train/` and `val/` there is one part. Raises DataError for a folder that is not there, has no class, or has a
-    class without images (naming it).
+    Without `train/`, or with a table of labels and without a validation part, there is one part. Raises DataError for a folder
+    that is not there, has no class, or has a class without images (naming it).
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
-    if not (folder / "train").is_dir():
-        classes, part = _scan(folder)
+    if "train" not in (names := directories(folder)):
+        return *_scan(folder), None
+    held_name, left = validation_name(names, folder), LeftOut()
+    if held_name is None and find_table(folder / "train") is None:
+        way = f"to hold a part of train/ out, name {folder / 'train'}"
+        raise DataError(f"{folder / 'val'}: there is no such folder, nor validation/, next to train/; {way}")
+    beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
+    classes, part = _scan(folder / "train", left.notes(folder))
+    if held_name is None:
         return classes, part, None
-    if not (folder / "val").is_dir():
-        raise DataError(f"{folder / 'val'}: there is no such folder next to train/")
-    classes, part = _scan(folder / "train")
-    held_classes, held = _scan(folder / "val")
+    held_classes, held = _scan(folder / held_name)
     if held_classes != classes:
-        raise DataError(f"{folder / 'val'}: classes {held_classes}, but train/ has {classes}")
+        raise DataError(f"{folder / held_name}: classes {held_classes}, but train/ has {classes}")
     return classes, part, held
 
 
@@ -50,55 +56,29 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
         raise DataError(f"{str(path)!r}: there is no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
-    others: Counter[str] = Counter()
-    found = filter(Path.is_file, _pictures(path, path.rglob("*"), others))
-    names = [str(file.relative_to(path)) for file in found]
+    names = sorted(find_files(path, ENDINGS, left := LeftOut()))
     if not names:
         raise DataError(f"{str(path)!r}: no pictures in it (endings {', '.join(sorted(ENDINGS))})")
-    return Folder(path, sorted(names)), _notes(path, others)
+    return Folder(path, names), left.notes(path)
 
 
-def hidden(name: Path) -> bool:
-    """Whether a name, or one of a folder in it, begins with a dot or is that of a folder of macOS."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
-
-
-def directories(folder: Path) -> list[Path]:
-    """The folders in a folder that are not hidden, in order."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not hidden(Path(entry.name)))
-
-
-def _pictures(folder: Path, files: Iterable[Path], others: Counter[str]) -> Iterator[Path]:
-    """Those of the files below a folder that are pictures by their names; the endings of other files are counted."""
-    for file in files:
-        if hidden(file.relative_to(folder)):
-            continue
-        if file.suffix.lower() in ENDINGS:
-            yield file
-        elif file.is_file():
-            others[file.suffix.lower() or "none"] += 1
-
-
-def _notes(folder: Path, others: Counter[str]) -> tuple[str, ...]:
-    if not others:
-        return ()
-    count = others.total()
-    files = "1 file with another ending is" if count == 1 else f"{count} files with other endings are"
-    return (f"{folder}: {files} left out: {', '.join(f'{name} {each}' for name, each in others.most_common())}",)
-
-
-def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
-    classes = directories(folder)
+def _scan(folder: Path, notes: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Part]:
+    classes, left = directories(folder), LeftOut()
+    if (table := find_table(folder)) is not None:
+        names, part = labelled(folder, table)
+        return names, replace(part, notes=(*notes, *part.notes))
     if not classes:
-        raise DataError(f"{folder}: no folders of classes in it")
+        raise DataError(
+            f"{folder}: no folders of classes in it, and no table of labels ({folder.name}.csv, labels.csv)"
+        )
+    beside(folder, classes, left, "beside the folders of classes")
     names: list[str] = []
     labels: list[NDArray[np.int64]] = []
-    others: Counter[str] = Counter()
     for label, directory in enumerate(classes):
-        found = sorted(_pictures(directory, directory.iterdir(), others))
+        found = find_files(folder, ENDINGS, left, start=f"{directory}/")
         if not found:
-            raise DataError(f"{directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
-        names += [f"{directory.name}/{file.name}" for file in found]
+            raise DataError(f"{folder / directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
+        names += found
         labels.append(np.full(len(found), label, np.int64))
-    part = Part(Folder(folder, names), np.concatenate(labels), notes=_notes(folder, others))
-    return tuple(directory.name for directory in classes), part
+    part = Part(Folder(folder, names), np.concatenate(labels), notes=(*notes, *left.notes(folder)))
+    return tuple(classes), part
