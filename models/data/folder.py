@@ -1,44 +1,50 @@
-"""A data set from a folder of images: one folder per class, by itself or under `train/` and `val/`.
+"""A data set from a folder of images: one folder per class, or a table of labels; by itself or under `train/` and `val/`.
 
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
-photos/dog/2.png          or        photos/validation/cat/7.jpg    or       photos/train.csv       (`labels`)
+photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-Pictures in folders below that of a class are of the class. Hidden files and folders are left out, among them what macOS puts
-beside pictures (`._1.jpg`, `__MACOSX`). The validation part may have any name of `found.HELD`.
+What is in folders below that of a class is of the class. The validation part may have any name of `found.HELD`. A table is
+called as the folder beside it, or `labels.csv` in it. It has a header and a row for each picture: its name relative to the
+folder, with or without its ending, in the first column of `IMAGE` that there is, its class in that of `LABEL`.
 """
 
+import csv
 import os
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moespec.models.data.found import LeftOut, beside, directories, find_files, validation_name
-from moespec.models.data.labels import find_table, labelled
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 
 __all__ = ["find_folder", "find_pictures"]
+
+IMAGE = ("image", "image_id", "filename", "file_name", "file", "path", "filepath", "id")
+LABEL = ("label", "class", "class_name", "target", "category")
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes and the images under `folder`, in the order of class and file names.
 
-    Without `train/`, or with a table of labels and without a validation part, there is one part. Raises DataError for a folder
-    that is not there, has no class, or has a class without images (naming it).
+    Without `train/` and `val/` there is one part. Raises DataError for a folder that is not there, has no class, or has a
+    class without images (naming it), and naming the line of a table that does not stand for one picture.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
     if "train" not in (names := directories(folder)):
         return *_scan(folder), None
     held_name, left = validation_name(names, folder), LeftOut()
-    if held_name is None and find_table(folder / "train") is None:
-        way = f"to hold a part of train/ out, name {folder / 'train'}"
-        raise DataError(f"{folder / 'val'}: there is no such folder, nor validation/, next to train/; {way}")
+    if held_name is None and _table(folder / "train") is None:
+        raise DataError(f"{folder / 'val'}: there is no such folder next to train/, nor validation/")
     beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
-    classes, part = _scan(folder / "train", left.notes(folder))
+    classes, part = _scan(folder / "train")
+    part = replace(part, notes=(*left.notes(folder), *part.notes))
     if held_name is None:
         return classes, part, None
     held_classes, held = _scan(folder / held_name)
@@ -62,23 +68,78 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
     return Folder(path, names), left.notes(path)
 
 
-def _scan(folder: Path, notes: tuple[str, ...] = ()) -> tuple[tuple[str, ...], Part]:
+def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
     classes, left = directories(folder), LeftOut()
-    if (table := find_table(folder)) is not None:
-        names, part = labelled(folder, table)
-        return names, replace(part, notes=(*notes, *part.notes))
-    if not classes:
+    label_of: dict[str, str] = {}
+    if (table := _table(folder)) is not None:
+        names = find_files(folder, ENDINGS, left, known=("labels.csv",))
+        label_of = _labels(folder, table, names)
+        classes = sorted(set(label_of.values()), key=lambda label: (len(label) * label.isdecimal(), label))
+        for name in names:
+            if name not in label_of:
+                left.add(f"without a row in {table.name}", name)
+    elif not classes:
         raise DataError(
             f"{folder}: no folders of classes in it, and no table of labels ({folder.name}.csv, labels.csv)"
         )
-    beside(folder, classes, left, "beside the folders of classes")
-    names: list[str] = []
-    labels: list[NDArray[np.int64]] = []
-    for label, directory in enumerate(classes):
-        found = find_files(folder, ENDINGS, left, start=f"{directory}/")
-        if not found:
-            raise DataError(f"{folder / directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
-        names += found
-        labels.append(np.full(len(found), label, np.int64))
-    part = Part(Folder(folder, names), np.concatenate(labels), notes=(*notes, *left.notes(folder)))
-    return tuple(classes), part
+    else:
+        beside(folder, classes, left, "beside the folders of classes")
+        for label in classes:
+            found = find_files(folder, ENDINGS, left, start=f"{label}/")
+            if not found:
+                raise DataError(f"{folder / label}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
+            label_of |= dict.fromkeys(found, label)
+    number = {label: index for index, label in enumerate(classes)}
+    labels = np.array([number[label] for label in label_of.values()], np.int64)
+    return tuple(classes), Part(Folder(folder, list(label_of)), labels, notes=left.notes(folder))
+
+
+def _table(folder: Path) -> Path | None:
+    """The table of a folder: beside one without folders, or in one with one at most. Raises DataError if there are both."""
+    tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
+    found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
+    if len(found) > 1:
+        raise DataError(f"{folder}: has two tables of labels, {found[0]} and {found[1]}; expected one of them")
+    return found[0] if found else None
+
+
+def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
+    """The label of each picture that has a row, in the order of the names."""
+    called: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for key in {name, os.path.splitext(name)[0]}:
+            called[key].append(name)
+    rows: dict[str, tuple[int, str]] = {}
+    for line, column, key, label in _rows(table):
+        found = called[key.removeprefix(f"{folder.name}/")]
+        where = f"{table}, line {line}, column {column!r}: {key!r:.200}"
+        if len(found) != 1:
+            raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+        if found[0] in rows:
+            raise DataError(f"{where} is the picture of line {rows[found[0]][0]}, too; expected a row for each picture")
+        rows[found[0]] = line, label
+    return {name: rows[name][1] for name in names if name in rows}
+
+
+def _rows(table: Path) -> Iterator[tuple[int, str, str, str]]:
+    """The line of each row, the name of the column of the pictures, the picture and the label."""
+    line = 1
+    try:
+        with open(table, encoding="utf-8-sig", newline="", opener=regular) as file:
+            for row in (rows := csv.DictReader(file, strict=True)):
+                line, header = rows.line_num, {name.strip().lower(): name for name in row if name}
+                columns = [next((header[name] for name in names if name in header), "") for names in (IMAGE, LABEL)]
+                for column, names in zip(columns, (IMAGE, LABEL), strict=True):
+                    if not column:
+                        raise DataError(f"{table}, line 1: no column {' or '.join(names)} among {', '.join(header)}")
+                    if None in row or not (row[column] or "").strip():
+                        raise DataError(
+                            f"{table}, line {line}, column {column!r}: empty, or not as many values as in the header"
+                        )
+                yield line, columns[0], row[columns[0]].strip(), row[columns[1]].strip()
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8
+        raise DataError(f"{table}, line {line}: cannot be read ({error})") from error
+    if line == 1:
+        raise DataError(f"{table}: no rows in it")

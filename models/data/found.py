@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Container
+from contextlib import suppress
 from pathlib import Path
 
 from moespec.models.errors import DataError
@@ -99,11 +100,8 @@ def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
     links: whether it may be a link that leads out of the folder, as in the cache of Hugging Face.
     """
     root = folder.resolve()
-    try:
+    with suppress(OSError, ValueError, RuntimeError):  # of names that no file can have, and links in a circle
         path = Path(os.path.normpath(root / name))
-        real = path if links else path.resolve()
-        if path.is_relative_to(root) and real.is_relative_to(root) and real.is_file():
+        if path.is_relative_to(root) and path.is_file() and (links or path.resolve().is_relative_to(root)):
             return path
-    except (OSError, ValueError, RuntimeError):  # names that no file can have, and links in a circle
-        pass
     raise DataError(f"{where}: names {str(name)!r:.200}, which is not a file below {folder}")

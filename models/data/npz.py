@@ -136,12 +136,10 @@ def _npz_part(
         raise DataError(f"{path}: {images_key} has shape {images.shape}, expected (images, height, width[, channels])")
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        raise DataError(
-            f"{path}: {labels_key} has shape {labels.shape}, several labels an image; expected one, (images,)"
-        )
     if labels.shape not in (images.shape[:1], (len(images), 1)):
-        raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images")
+        raise DataError(
+            f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one label each"
+        )
     labels = labels.reshape(len(images))
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")

@@ -7,9 +7,9 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Paths of images are relative to the folder of the table and lead to files below it. In JSON and in `datasets` there may be a list of captions, each of
-which makes a pair; so do several rows of a table with one image. The label of a pair is the number of its picture. Columns are
-called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
+Paths of images are relative to the folder of the table, and lead to files below it. In JSON and in `datasets` there may be a
+list of captions, each of which makes a pair; so do several rows of a table with one image. The label of a pair is the number of
+its picture. Columns are called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
 `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 

@@ -17,6 +17,7 @@ import io
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
@@ -29,7 +30,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from moespec.models.errors import DataError
 from moespec.models.files import regular
 
-__all__ = ["ENDINGS", "LARGE", "Files", "Folder", "Pictures", "check_header", "read_image"]
+__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "check_header", "read_image"]
 
 FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
@@ -37,21 +38,17 @@ FORMATS = {
 }
 """What Pillow may take a picture for, whatever its name says: of what else it knows, some starts other programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
-LARGE = 89_478_485
-"""Pixels of a picture that takes long to decode; twice as many are an error (Pillow's MAX_IMAGE_PIXELS)."""
-ORIENTATION = 0x0112
-TURNS = dict(
-    enumerate(
-        ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"), 2
-    )
-)
-"""The tag of EXIF, and how a picture is turned for each of its values; those from 5 on turn it by a quarter."""
+ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
+"""The tag of EXIF, and its values that turn a picture by a quarter."""
 Seen = TypeVar("Seen")
 MOST = 2**28
 """Bytes of a file that are looked through for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """Tags of TIFF."""
-for category in (UserWarning, Image.DecompressionBombWarning):  # they do not name the file
+for category in (
+    UserWarning,
+    Image.DecompressionBombWarning,
+):  # without the name of the file; twice as many pixels are an error
     warnings.filterwarnings("ignore", category=category, module=r"PIL\.")
 
 
@@ -136,9 +133,9 @@ class Pictures:
         """Decoded and resized: of some files the error shows there."""
         return middle(_shown(file, self.channels, self.background), self.size, self.resize)
 
-    def header(self, index: int) -> tuple[bool, bool]:
-        """Whether there may be transparency and more than `LARGE` pixels. Raises DataError as `check_header` does."""
-        return self._look(index, lambda file: (_transparent(file), file.width * file.height > LARGE))
+    def transparent(self, index: int) -> bool:
+        """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""
+        return self._look(index, _transparent)
 
     def sides(self, index: int) -> tuple[int, int]:
         """The height and width of a whole picture as it is to be seen: an orientation of EXIF may swap them."""
@@ -208,48 +205,33 @@ def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
 
 
 def _bare(content: bytes) -> bytes | None:
-    """A PNG or JPEG file without colour profile, texts and the like, in which damage does not matter; None for others."""
-    if content.startswith(b"\x89PNG\r\n\x1a\n"):
-        kept, place = [content[:8]], 8
-        while kind := content[place + 4 : place + 8]:
-            end = place + 12 + int.from_bytes(content[place : place + 4])
-            intact = zlib.crc32(content[place + 4 : end - 4]).to_bytes(4) == content[end - 4 : end]
-            if kind[:1].isupper() or kind == b"tRNS" or (kind == b"eXIf" and intact):
-                kept.append(content[place:end])
-            place = end
-        return b"".join(kept)
-    if content.startswith(b"\xff\xd8"):
-        kept, place = [content[:2]], 2
-        while (marker := content[place : place + 2]) > b"\xff\xbf" and marker != b"\xff\xda":
-            end = place + 2 + int.from_bytes(content[place + 2 : place + 4])
-            about = b"\xff\xe0" <= marker <= b"\xff\xef" or marker == b"\xff\xfe"
-            if not about or content[place + 4 : place + 8] in (b"Exif", b"Adob"):
-                kept.append(content[place:end])
-            place = end
-        return b"".join([*kept, content[place:]])
-    return None
+    """A PNG file without colour profile, texts and the like, in which damage does not matter; None for other files."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None
+    kept, place = bytearray(content[:8]), 8
+    while kind := content[place + 4 : place + 8]:
+        end = place + 12 + int.from_bytes(content[place : place + 4])
+        intact = zlib.crc32(content[place + 4 : end - 4]).to_bytes(4) == content[end - 4 : end]
+        if kind[:1].isupper() or kind == b"tRNS" or (kind == b"eXIf" and intact):
+            kept += content[place:end]
+        place = end
+    return bytes(kept)
 
 
 def _sides(file: Image.Image) -> tuple[int, int]:
-    swapped = file.format != "TIFF" and _orientation(file) >= 5  # of TIFF it is the size that is seen
+    swapped = False
+    with suppress(Exception):  # as in `_shown`; of TIFF it is the size that is seen
+        swapped = file.format != "TIFF" and file.getexif().get(ORIENTATION) in SWAPPED
     return (file.width, file.height) if swapped else (file.height, file.width)
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
     """The picture as it is to be seen, of mode RGB, or L if there is one channel. It is decoded here."""
+    file.load()
+    with suppress(Exception):  # of a damaged block of EXIF; then nothing is turned
+        ImageOps.exif_transpose(file, in_place=True)
     image, mode = _in_eight_bits(file, background), "L" if channels == 1 else "RGB"
-    image.load()
-    if turn := TURNS.get(_orientation(file)):
-        image = image.transpose(Image.Transpose[turn])
     return image if image.mode == mode else image.convert(mode)
-
-
-def _orientation(file: Image.Image) -> int:
-    """The orientation of EXIF or XMP, 1 to 8; 1, as it is, if there is none or it cannot be read."""
-    try:
-        return orientation if (orientation := file.getexif().get(ORIENTATION)) in TURNS else 1
-    except Exception:  # of a damaged block all kinds
-        return 1
 
 
 def _transparent(image: Image.Image) -> bool:

@@ -19,7 +19,7 @@ from moespec.models.data.cache import cached
 from moespec.models.data.captions import Captions
 from moespec.models.data.dataset import Dataset, Split, held_out
 from moespec.models.data.options import DataConfig
-from moespec.models.data.pictures import LARGE, Files, Pictures
+from moespec.models.data.pictures import Files, Pictures
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
 
@@ -66,7 +66,7 @@ def load_pictures(
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
     chosen, notes = [], [*part.notes, *(() if held is part else held.notes)]
     lost: list[str] = []
-    clear, large = 0, list[str]()
+    clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
     for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
@@ -75,9 +75,7 @@ def load_pictures(
             lost += map(pictures.name, failures)
             rows = np.delete(rows, failures)
             pictures = pictures.of(rows)
-        for row, (transparent, is_large) in enumerate(check_headers(pictures)):
-            clear += transparent
-            large += [pictures.name(row)] * is_large
+        clear += check_headers(pictures)
         chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
@@ -86,8 +84,6 @@ def load_pictures(
     if clear:
         behind = f"{config.background} is behind them (data.background)"
         notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")
-    if large:
-        notes.append(f"pictures of more than {LARGE:,} pixels, which take long to decode: {len(large)} ({large[0]})")
     empty = set(range(len(classes))) - set(chosen[0][1].tolist())
     if empty or not all(len(each[1]) for each in chosen):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
@@ -122,9 +118,9 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
     return failures
 
 
-def check_headers(pictures: Pictures) -> list[tuple[bool, bool]]:
-    """Of each picture `Pictures.header`. Raises DataError naming the first that is not an image by its header."""
-    return [pictures.header(index) for index in Bar(range(len(pictures)), unit="image", desc="headers")]
+def check_headers(pictures: Pictures) -> int:
+    """How many of the pictures may be transparent. Raises DataError naming the first that is not an image by its header."""
+    return sum(pictures.transparent(index) for index in Bar(range(len(pictures)), unit="image", desc="headers"))
 
 
 def _held_out(part: Part, share: float) -> NDArray[np.bool_]:

@@ -77,12 +77,9 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member
     that has no label, or no caption.
     """
-    root, paths, left = folder.parent, [folder], LeftOut()
-    if folder.is_dir():
-        root, paths = (
-            folder,
-            [folder / name for name in find_files(folder, (".tar",), left, known=(INDEX, OF_CAPTIONS))],
-        )
+    left, whole = LeftOut(), folder.is_dir()
+    root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
+    paths = [root / name for name in (find_files(root, (".tar",), left, known=known) if whole else [folder.name])]
     if not paths or not folder.exists():
         raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
     table = _indexed(root, paths, captions=captions)
@@ -92,7 +89,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     held = validation[table["shard"]]
     if len(names := {word: text for text, word in words.items() if word != "test"}) > 1:
         raise DataError(
-            f"{folder}: has validation parts of several names, {' and '.join(sorted(names.values()))}; expected one"
+            f"{folder}: several names of validation parts, {' and '.join(sorted(names.values()))}; expected one"
         )
     alone = not any("train" in text for text in texts) or not validation.any()
     chosen = [np.arange(len(held))] if alone else [np.flatnonzero(~held), np.flatnonzero(held)]

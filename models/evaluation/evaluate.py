@@ -107,17 +107,10 @@ def over(
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
     batches = -(-len(split) // batch)
-    shown: Any = {
-        "unit": "batch",
-        "desc": "images",
-        "position": 0,
-        "leave": False,
-        "delay": 0.5,
-        "shown": B.process == 0,
-    }
+    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "delay": 0.5}
     before: list[tuple[Any, dict[str, Any]]] = []
     with Prefetcher(make, 0, batches, ahead=1) as parts:
-        for _, part in Bar(parts, total=batches, **shown):
+        for _, part in Bar(parts, total=batches, shown=B.process == 0, **shown):
             check(B)
             images = prepared(B, dataset, B.put(part["images"]))
             before.append((function(params, images), part))
