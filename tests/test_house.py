@@ -173,7 +173,19 @@ def test_nothing_imports_the_front():
 
 
 ROOMS_OF_MODELS = (
-    *("errors", "checks", "files", "memory", "streams", "tensors", "trees", "compilation", "interruption", "ledger"),
+    *(
+        "errors",
+        "checks",
+        "bars",
+        "files",
+        "memory",
+        "streams",
+        "tensors",
+        "trees",
+        "compilation",
+        "interruption",
+        "ledger",
+    ),
     *("router_options", "parameters", "draws", "hashing", "layers"),
     *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model"),
     *("counts", "data", "evaluation", "training", "interop", "weights", "transfer"),

@@ -189,7 +189,11 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
                 return _opened(io.BytesIO(bare), look)
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         # The text has the address of what was opened, which is another one each time.
-        text = f"none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        text = (
+            f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits"
+            if isinstance(error, UnidentifiedImageError)
+            else error
+        )
         if isinstance(error, DataError):
             raise DataError(f"{name}: {error}{advice}") from error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
