@@ -165,9 +165,7 @@ def docs(session: nox.Session) -> None:
             "python", "-m", "moespec.conformance", "run", "--target", "moespec.backends.numpy", "--dtype", "f64",
             "-n", str(os.cpu_count() or 1), "--report", reports[0], silent=True,
         )  # fmt: skip
-    session.run(
-        "python", "-m", "generator", *reports, env={**QUIET, **_with_flags(session, QUICK), "PYTHONPATH": "docs"}
-    )
+    session.run("python", "-m", "generator", *reports, env={**QUIET, **_with_flags(session, QUICK), "PYTHONPATH": "docs"})
     if "--serve" in session.posargs:
         session.run("python", "-m", "http.server", "--bind", "127.0.0.1", "--directory", "build/site", "8000")
 
