@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -27,8 +28,8 @@ class Bar(tqdm):  # type: ignore[type-arg]
         self._last = -math.inf
         if self._plain:
             options = {"bar_format": LINE, **options, "delay": PAUSE, "leave": False, "miniters": 1}
-        elif sys.stderr and not os.get_terminal_size(sys.stderr.fileno()).columns:  # a pseudo terminal may not say
-            options = {"ncols": 80, "nrows": 24, **options}
+        else:  # where tqdm would find a width of 0, as of a pseudo terminal, it would show nothing
+            options |= dict(zip(("ncols", "nrows"), shutil.get_terminal_size(), strict=True))
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         super().__init__(items, mininterval=PAUSE if self._plain else 0.5, disable=off, **options)
 

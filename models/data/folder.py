@@ -11,7 +11,6 @@ folder, with or without its ending, in the first column of `IMAGE` that there is
 import csv
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,41 +104,35 @@ def _table(folder: Path) -> Path | None:
 
 def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
     """The label of each picture that has a row, in the order of the names."""
-    called: defaultdict[str, list[str]] = defaultdict(list)
+    pictures: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         for key in {name, os.path.splitext(name)[0]}:
-            called[key].append(name)
-    rows: dict[str, tuple[int, str]] = {}
-    for line, column, key, label in _rows(table):
-        found = called[key.removeprefix(f"{folder.name}/")]
-        where = f"{table}, line {line}, column {column!r}: {key!r:.200}"
-        if len(found) != 1:
-            raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
-        if found[0] in rows:
-            raise DataError(f"{where} is the picture of line {rows[found[0]][0]}, too; expected a row for each picture")
-        rows[found[0]] = line, label
-    return {name: rows[name][1] for name in names if name in rows}
-
-
-def _rows(table: Path) -> Iterator[tuple[int, str, str, str]]:
-    """The line of each row, the name of the column of the pictures, the picture and the label."""
-    line = 1
+            pictures[key].append(name)
+    line, label_of, line_of = 1, dict[str, str](), dict[str, int]()
     try:
         with open(table, encoding="utf-8-sig", newline="", opener=regular) as file:
             for row in (rows := csv.DictReader(file, strict=True)):
                 line, header = rows.line_num, {name.strip().lower(): name for name in row if name}
-                columns = [next((header[name] for name in names if name in header), "") for names in (IMAGE, LABEL)]
-                for column, names in zip(columns, (IMAGE, LABEL), strict=True):
-                    if not column:
-                        raise DataError(f"{table}, line 1: no column {' or '.join(names)} among {', '.join(header)}")
-                    if None in row or not (row[column] or "").strip():
-                        raise DataError(
-                            f"{table}, line {line}, column {column!r}: empty, or not as many values as in the header"
-                        )
-                yield line, columns[0], row[columns[0]].strip(), row[columns[1]].strip()
+                image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
+                if not image or not label:
+                    wanted = ", ".join(LABEL if image else IMAGE)
+                    raise DataError(f"{table}, line 1: none of the columns {wanted} among {', '.join(header)}")
+                if None in row or None in row.values() or not row[label].strip():
+                    raise DataError(
+                        f"{table}, line {line}, column {label!r}: empty, or more or fewer columns than line 1"
+                    )
+                key = row[image].strip()
+                found = pictures[key.removeprefix(f"{folder.name}/")]
+                where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
+                if len(found) != 1:
+                    raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+                if (first := line_of.setdefault(found[0], line)) != line:
+                    raise DataError(f"{where} is the picture of line {first}, too; expected a row for each picture")
+                label_of[found[0]] = row[label].strip()
     except DataError:
         raise
     except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8
         raise DataError(f"{table}, line {line}: cannot be read ({error})") from error
-    if line == 1:
+    if not label_of:
         raise DataError(f"{table}: no rows in it")
+    return {name: label_of[name] for name in names if name in label_of}

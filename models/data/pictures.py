@@ -124,14 +124,14 @@ class Pictures:
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The middle squares of pictures. Raises DataError naming a file that is damaged."""
-        images = np.empty((len(indices), self.size, self.size, self.channels), np.uint8)
+        images, shown = (
+            np.empty((len(indices), self.size, self.size, self.channels), np.uint8),
+            (self.channels, self.background),
+        )
         for image, index in zip(images, indices, strict=True):
-            image[...] = self._look(int(index), self._middle).reshape(image.shape)
+            square = self._look(int(index), lambda file: middle(_shown(file, *shown), self.size, self.resize))
+            image[...] = square.reshape(image.shape)
         return images
-
-    def _middle(self, file: Image.Image) -> NDArray[np.uint8]:
-        """Decoded and resized: of some files the error shows there."""
-        return middle(_shown(file, self.channels, self.background), self.size, self.resize)
 
     def transparent(self, index: int) -> bool:
         """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""

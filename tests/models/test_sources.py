@@ -296,12 +296,11 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     ("table", "message"),
     [
         ("id,label\n0,7\n1.png,10\ndeep/2,7\n3,10\n", None),
-        ("id,text\n0,7\n", "line 1: no column label or .* among id, text"),
+        ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
         ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
         ("id,label\n0,\n", "line 2, column 'label': empty"),
-        ("id,label\n0,7,8\n", "line 2, column 'id': empty, or not as many values"),
-        ("id,label\n", "no rows in it"),
+        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or more"),
         ("id,label\n../out,7\n", "stands for no picture"),
         ("id,label\n\xff,7\n", "line 1: cannot be read"),
     ],
@@ -490,17 +489,10 @@ def test_a_tiff_of_any_bits_is_scaled_or_named(tmp_path: Path, bits: int, photom
     values = np.linspace(0, 2**bits - 1, 16).round().astype(np.int64).reshape(4, 4)
     tiff(tmp_path / "x.tif", values, bits, photometric)
     if bits in (4, 8, 16) or (bits, photometric) == (12, 1):
-        assert np.abs(grey(tmp_path / "x.tif").astype(int) - (EIGHT if photometric else 255 - EIGHT)).max() <= 0
+        np.testing.assert_array_equal(grey(tmp_path / "x.tif"), EIGHT if photometric else 255 - EIGHT)
     else:
         with pytest.raises(DataError, match=r"x\.tif: not a readable image .* of grey TIFF 8, 12, 16 bits"):
             grey(tmp_path / "x.tif")
-
-
-@pytest.mark.parametrize("maximum", [1, 7, 255, 1023, 4095, 65535])
-def test_a_pgm_is_scaled_by_its_maximum(tmp_path: Path, maximum: int) -> None:
-    values = np.full((4, 4), maximum, ">u2" if maximum > 255 else "u1")
-    (tmp_path / "x.ppm").write_bytes(f"P5 4 4 {maximum}\n".encode() + values.tobytes())
-    assert (grey(tmp_path / "x.ppm") == 255).all()
 
 
 TURNED = (0x0112, 3, 1, 3)
