@@ -102,7 +102,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         check_layout(B, config)
         check_same(B, config, dataset, version())
         sets = load_sets(config, dataset)
-        for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
+        for note in (*(f"data: {on_one_line(note)}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
@@ -183,7 +183,7 @@ def evaluate_command(
     if others is not None:
         dataset = load_others(config.data, dataset, **others)
         for note in dataset.notes:
-            print(f"data: {note}")
+            print(f"data: {on_one_line(note)}")
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
     B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
@@ -226,7 +226,7 @@ def inspect_command(
     targets = {image: out}
     if image.is_dir():
         files, notes = find_pictures(image)
-        print(*notes, sep="\n", end="\n" * len(notes))
+        print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
             raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
@@ -288,7 +288,8 @@ def scan_command(path: Path, data: str, *, workers: int) -> None:
     for part in parts:
         if part is not None:
             pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
-            texts = [text for _, text in broken(pictures, workers=workers)]
+            print(*map(on_one_line, part.notes), sep="\n", end="\n" * bool(part.notes))
+            texts = [on_one_line(text) for _, text in broken(pictures, workers=workers)]
             print(*texts, sep="\n", end="\n" if texts else "")
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:

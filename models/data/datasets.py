@@ -16,7 +16,8 @@ import numpy as np
 from moespec.models.data.changes import check_changes
 from moespec.models.data.cifar import KINDS, load_cifar
 from moespec.models.data.dataset import Dataset, Split, read_names
-from moespec.models.data.folder import directories, find_folder
+from moespec.models.data.folder import find_folder
+from moespec.models.data.found import HELD, directories
 from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
@@ -27,17 +28,18 @@ from moespec.models.data.picturesets import load_pictures
 from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
+from moespec.models.memory import cores
 from moespec.spec.errors import ConfigError
 
 __all__ = ["DATASETS", "PICTURES", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
-    "npz": "a NumPy .npz file: train_images, train_labels, validation_images, validation_labels; or images, labels",
+    "npz": "a NumPy .npz file: train_images, train_labels, val_images, val_labels, as of MedMNIST; or images, labels",
     "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
     "cifar10": "a folder with the binary files of CIFAR-10: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
     "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are its fine labels",
-    "folder": "a folder with one folder of images per class, or with such folders under train/ and val/",
+    "folder": "one folder of images per class, maybe under train/ and val/; or images with a table of labels, labels.csv",
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
     "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
     "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
@@ -113,8 +115,8 @@ def load_configured(
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        only_val = whole and name == "folder" and path.is_dir() and directories(path) == [path / "val"]
-        classes, part, held = PICTURES[name](path / "val" if only_val else path)
+        only = directories(path) if whole and name == "folder" and path.is_dir() else []
+        classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
         if first is not None:
             parts = [
                 Split(Pictures(each.files, np.arange(0), image_size).read, each.labels) for each in (part, held or part)
@@ -128,6 +130,9 @@ def load_configured(
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
+    if config.workers > cores():
+        note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
     dataset = _normalised(dataset, config)
     if config.classes:
         names = read_names(Path(config.classes), f"data.classes={config.classes!r}")

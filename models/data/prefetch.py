@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from moespec.models.errors import RunError
+from moespec.models.memory import cores
 
 __all__ = ["Prefetcher"]
 
@@ -26,8 +27,8 @@ SHARED = 2**16
 class Prefetcher:
     """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
 
-    workers: processes that run it, each `ahead` results in advance; 0 for a thread of this process. A function for worker
-        processes, and what it refers to, is pickled once for each (with cloudpickle).
+    workers: processes that run it, no more than there are cores, each `ahead` results in advance; 0 for a thread of this
+        process. A function for worker processes, and what it refers to, is pickled once for each (with cloudpickle).
     receive: what is done with each step and its result on a thread of this process, such as moving it to a device.
 
     Use as a context manager and iterate: it yields `(step, result)` in order. An exception of `make` is raised in the
@@ -46,7 +47,7 @@ class Prefetcher:
         receive: Callable[[int, Any], Any] | None = None,
     ) -> None:
         self._make, self._start, self._stop = make, start, stop
-        self._ahead, self._workers, self._receive = ahead, workers, receive
+        self._ahead, self._workers, self._receive = ahead, min(workers, cores()), receive
         self._threads: set[threading.Thread] = set()
 
     def __enter__(self) -> Self:
