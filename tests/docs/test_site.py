@@ -186,7 +186,9 @@ def test_every_page_has_a_name_of_its_own_and_its_entries_in_the_index(expert_ch
     every = [name.lower() for page in PAGES.values() for name in page.names]
     assert len(set(every)) == len(every)
     assert expert_choice.lstrip().startswith("# Expert Choice allocation (`expert_choice`)\n")
-    assert "```{index} !Token Choice, !Vision MoE, !Top-k routing, !V-MoE, !Mixtral, " in text_of("softmax_token_choice")
+    assert "```{index} !Token Choice, !Vision MoE, !Top-k routing, !V-MoE, !Mixtral, " in text_of(
+        "softmax_token_choice"
+    )
 
 
 def test_sources_and_earlier_revisions_stay_out_of_the_search(expert_choice):
