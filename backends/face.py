@@ -13,6 +13,7 @@ from moespec.backends import once, one_device
 from moespec.backends.once.namespace import Namespace
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
+from moespec.spec.names import Names
 from moespec.spec.numerics import Leading, Shared
 from moespec.spec.routing import Routing, Summed
 
@@ -58,7 +59,8 @@ def install(
         elif derive is not None:
             names[name] = derive(value)
     names["put"] = names["from_numpy"]
-    names["ROUTERS"] = {name: router.bind(package) for name, router in names.get("ROUTERS", spec.ROUTERS).items()}
+    routers = names.get("ROUTERS", spec.ROUTERS)
+    names["ROUTERS"] = Names({name: router.bind(package) for name, router in routers.items()})
     for name, value in names.items():
         setattr(package, name, value)
         _document(name, value)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,9 +18,11 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped"]
+__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
 
 Array = Any
+BETWEEN = {"gelu": "gelu", "quick_gelu": "quick_gelu", "geglu": "gelu", "swiglu": "silu"}
+"""The `activation` of `moe_mlp` for each `expert_activation`."""
 Class = TypeVar("Class", bound=type)
 
 
@@ -45,12 +48,12 @@ class Layer:
     @property
     def gated(self) -> bool:
         """Whether experts have `w3`."""
-        return self.expert_activation != "gelu"
+        return self.expert_activation in ("geglu", "swiglu")
 
     @property
     def form(self) -> dict[str, str]:
         """`gelu` and `activation` of `moe_mlp`."""
-        return {"gelu": self.gelu, "activation": "silu" if self.expert_activation == "swiglu" else "gelu"}
+        return {"gelu": self.gelu, "activation": BETWEEN[self.expert_activation]}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """The shapes of the parameters of one expert of this hidden width, by the names of the specification."""
@@ -124,7 +127,8 @@ def layer_of(
     router: a key of `ROUTERS`.
     group_images: images that are routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
-    expert_activation: "gelu", or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`, "geglu" (f is the GELU) or "swiglu" (the SiLU).
+    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, CLIP's), or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`,
+        "geglu" (f is the GELU) or "swiglu" (the SiLU).
     expert_bias: whether experts have biases.
     shared_experts: experts that serve every token besides those that it chooses, with the weight 1. They are one of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
@@ -140,7 +144,7 @@ def layer_of(
     check_option("expert_init", expert_init, ("independent", "shared"))
     check_option("router", router, ROUTERS)
     check_option("gelu", gelu, ("tanh", "erf"))
-    check_option("expert_activation", expert_activation, ("gelu", "geglu", "swiglu"))
+    check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
     known = ROUTERS[router].Options.__dataclass_fields__
@@ -151,8 +155,26 @@ def layer_of(
     of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
+    warn_untrained(router, of_router)
     first = (hidden, expert_init, seed, expert_bias, shared_experts)
     return Layer(router, of_router, group_images, gelu, expert_activation, *first)
+
+
+SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
+"""Routers whose weights are a softmax over the chosen experts alone, and their option for how many these are."""
+
+
+def warn_untrained(router: str, options: RouterOptions) -> None:
+    """A warning where the weight of a token's only choice is 1 whatever the logits are, so that the task trains no router."""
+    name = SOFTMAX_OF_CHOSEN.get(router, "choices")
+    divided = getattr(options, "normalize_selected", False) and getattr(options, "epsilon", 0.0) < 1e-3
+    if getattr(options, name, 0) != 1 or not (divided or router in SOFTMAX_OF_CHOSEN):
+        return
+    remedy, setting = f"{name}=2 or more", f"{name}=1"
+    if router not in SOFTMAX_OF_CHOSEN:
+        remedy, setting = "normalize_selected=False", f"{name}=1 with normalize_selected=True"
+    message = f"{setting}: the weight of the only choice of {router} is always 1, so the task's loss does not train the router"
+    warnings.warn(f"{message}; expected {remedy} (ledger SG-2)", stacklevel=4)
 
 
 def documented(layer: Class) -> Class:

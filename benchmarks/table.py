@@ -43,7 +43,7 @@ def table(results: dict[str, Any]) -> str:
     first = next(iter(next(iter(results["runs"].values())).values()))
     note = (
         f"Mean and standard deviation (in points) over {len(results['seeds'])} seeds, on {results['images']} validation "
-        f"images, after {first['step']} steps. Times and operations are of one image, the least over seeds; "
+        f"images, after {first['step']} steps. Operations and times are of one image, times from the least to the most over seeds; "
         "training: of the whole run. Dropped: the fraction of the "
         "tokens without an expert. Imbalance: the load of the busiest expert over the mean. Both are of the validation "
         f"images, where BASE and S-BASE do not balance. Backend {first['backend']}."

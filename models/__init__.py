@@ -5,7 +5,6 @@ with its trained weights. A model's own module
 (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +26,11 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
     is dense unless `moe` says which blocks are MoE. `router` is one of the fields, with a type of its own for editors.
 
-    Raises ConfigError for an unknown name (with the nearest known ones), an unknown field, or fields of the MoE blocks
+    Raises ConfigError for an unknown name, an unknown field, or fields of the MoE blocks
     given without `moe`.
     """
     overrides |= {} if router is None else {"router": router}
-    try:
-        config = families.of_name(name).named(name, **overrides)
-    except ConfigError as error:
-        if not str(error).startswith("name="):
-            raise
-        near = difflib.get_close_matches(str(name), list_models(), n=3) or list_models()
-        raise ConfigError(f"name={name!r} is not a model. The nearest: {', '.join(near)}") from None
+    config = families.of_name(name).named(name, **overrides)
     field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")

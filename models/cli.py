@@ -20,14 +20,17 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from moespec.models.commandline.chosen import check_concerns, check_functions, chosen, early
-from moespec.models.commandline.parsing import parse, printable
+from moespec.models.commandline.parsing import parse
+from moespec.models.commandline.streams import open_streams
 from moespec.models.errors import Interrupted
 from moespec.models.evaluation.options import EvaluationConfig
+from moespec.models.shown import printable
 from moespec.models.training.config import BackendName, Config, ModelConfig, TrainingConfig
 from moespec.models.training.configfile import digits, with_model
 from moespec.models.training.length import images_seen
 from moespec.models.training.watchdog import ended
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.names import near_it
 
 __all__ = ["TrainArguments", "main"]
 
@@ -131,13 +134,13 @@ class EvaluateArguments(OfRun):
     which are told by name and may be fewer.
     """
 
-    fewshot: tuple[int, ...] = ()
+    fewshot: UseAppendAction[tuple[tuple[int, ...], ...]] = ()
     """linear classifiers of the features of so many training images a class (10: 10-shot)"""
     l2: tuple[float, ...] = (1024.0,)
     """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
     seeds: int = 3
     """draws of the images of these"""
-    knn: tuple[int, ...] = ()
+    knn: UseAppendAction[tuple[tuple[int, ...], ...]] = ()
     """the nearest so many training images vote"""
     data: Annotated[str | None, arg(aliases=["--data.name"])] = None
     """kind of the other images (moespec list datasets; default: that of the run)"""
@@ -155,7 +158,7 @@ class StudyArguments(Configured):
     index.html, results.json, results.csv, pareto.png, and each run in runs/.
     """
 
-    routers: tuple[str, ...]
+    routers: UseAppendAction[tuple[tuple[str, ...], ...]]
     """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
     out: str
     """folder of the study"""
@@ -219,7 +222,7 @@ class InspectArguments(OfRun):
     """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
     out: str | None = None
     """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
-    panels: tuple[str, ...] = ()
+    panels: UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
 
 
@@ -336,6 +339,7 @@ Command = tuple[str, Callable[[list[str]], int | None]]
 
 def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] | None = None) -> int:
     """Runs the command line, of which `more` are commands of other packages, and returns the exit status."""
+    output = open_streams() if arguments is None else None
     words = list(sys.argv[1:] if arguments is None else arguments)
     commands = COMMANDS | dict(more or {})
     name, *rest = words or ["--help"]
@@ -350,8 +354,9 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         elif name in commands:
             status = commands[name][1](rest)
         else:
-            raise SpecError(f"{name!r} is not a command. {_usage(commands)}")
-        sys.stdout.flush()
+            near = near_it(name, commands) or f". {_usage(commands)}"
+            raise SpecError(f"{name!r} is not a command{near}")
+        print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
         status = 128 + signal.SIGPIPE
@@ -359,7 +364,8 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         print(f"moespec{_which()}: {printable(str(error))}", file=sys.stderr)
         status = 2
     except UnicodeEncodeError as error:
-        print(f"moespec{_which()}: {ascii(error.object)[:200]}: not UTF-8, which files of text need", file=sys.stderr)
+        near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        print(f"moespec{_which()}: {near}: not UTF-8, which files of text need", file=sys.stderr)
         status = 2
     except (MemoryError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
@@ -374,6 +380,9 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
         print(f"moespec: interrupted{way_on if name in COMMANDS else ''}", file=sys.stderr)
         status = 130
+    if output is not None and output.failed is not None:
+        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
     return ended(status or 0)
 
 
@@ -451,9 +460,9 @@ def _evaluate(arguments: list[str]) -> None:
             raise ConfigError(f"{name}={getattr(parsed, name)!r} concerns nothing here: there is no fewshot")
     sets: dict[str, EvaluationConfig] = {}
     if parsed.fewshot:
-        sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
+        sets["few-shot"] = EvaluationConfig("few_shot", shots=sum(parsed.fewshot, ()), l2=parsed.l2, seeds=parsed.seeds)
     if parsed.knn:
-        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
+        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=sum(parsed.knn, ()))
     images = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
     others = None if list(images.values()) == [None, "", "error"] else images
     commands.evaluate_command(parsed.run, backend=parsed.backend, step=parsed.step, sets=sets, others=others)
@@ -468,7 +477,7 @@ def _study(arguments: list[str]) -> None:
         raise ConfigError("out='': expected the name of a folder")
     if (seed := parsed.settings.training.seed) != chosen(arguments, digits()).training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
-    configs = entries(parsed.routers, parsed.settings)
+    configs = entries(sum(parsed.routers, ()), parsed.settings)
     check_concerns(arguments, parsed.settings, *configs.values())
     study_command(configs, seeds=parsed.seeds, out=Path(parsed.out), measure=parsed.measure)
 
@@ -500,8 +509,9 @@ def _inspect(arguments: list[str]) -> None:
     parsed = _parse("inspect", InspectArguments, arguments)
     if parsed.analysis == (parsed.image is not None):
         raise SpecError("inspect: expected either --image FILE or --analysis")
-    if parsed.analysis and parsed.panels:
-        raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
+    panels: tuple[str, ...] = sum(parsed.panels, ())
+    if parsed.analysis and panels:
+        raise SpecError(f"panels={' '.join(panels)!r}: --analysis looks at all slots")
     run, out = parsed.run, ("routing.png", "analysis.png")[parsed.analysis] if parsed.out is None else parsed.out
     from moespec.models.commandline import analysis, commands
 
@@ -509,7 +519,7 @@ def _inspect(arguments: list[str]) -> None:
     if parsed.image is None:
         analysis.analysis_command(run, Path(out), **how)
     else:
-        commands.inspect_command(run, Path(parsed.image), Path(out), panels=parsed.panels, **how)
+        commands.inspect_command(run, Path(parsed.image), Path(out), panels=panels, **how)
 
 
 def _convert(arguments: list[str]) -> None:

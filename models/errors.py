@@ -11,7 +11,10 @@ __all__ = ["BusyError", "CheckpointError", "DataError", "Interrupted", "RunError
 
 
 class DataError(SpecError):
-    """A data set's file or folder is missing, damaged, empty or of the wrong kind."""
+    """A data set's file or folder is missing, damaged, empty or of the wrong kind. It is one line, whatever names it has."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.replace("\r", "\\r").replace("\n", "\\n"))
 
 
 class CheckpointError(SpecError):

@@ -10,6 +10,7 @@ from types import ModuleType
 from moespec.models import mixer, sparse_mlp, text, vit
 from moespec.models.draws import takes_draws
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 
 __all__ = ["Config", "Tower", "draws", "family", "fewest_images", "kinds", "names", "of_name", "patterns"]
 
@@ -50,7 +51,8 @@ def of_name(name: str) -> ModuleType:
     """The module that has the size of the model, or text tower, `name`. Raises ConfigError for a size that none has."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
-        raise ConfigError(f"name={name!r}: expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16")
+        sizes = f"expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16"
+        raise ConfigError(f"name={name!r}: {sizes}{near_it(name, names())}")
     return _BY_SIZE[size]
 
 

@@ -6,6 +6,7 @@ An error of the system, such as a full disk, names the file.
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -15,10 +16,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moespec.models.memory import of_machine
+
 __all__ = [
-    *("named_errors", "read_file", "regular", "signed", "sweep", "sync_directory", "unfinished", "unsigned"),
-    *("write_atomically", "write_synced"),
+    *("RECORD", "named_errors", "read_file", "read_record", "regular", "signed", "sweep", "sync_directory"),
+    *("unfinished", "unsigned", "write_atomically", "write_synced"),
 ]
+
+RECORD = 2**26
+"""Bytes of a record, at most."""
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
@@ -52,10 +58,17 @@ def regular(path: str | os.PathLike[str], flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
-def read_file(path: Path) -> bytes:
-    """What is in a regular file. Raises OSError, which names it."""
+def read_file(path: Path, most: float = math.inf) -> bytes:
+    """What is in a regular file of at most so many bytes, and no more than the machine has memory. Raises OSError, which names it."""
     with open(path, "rb", opener=regular) as file:
+        if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, too many", str(path))
         return file.read()
+
+
+def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
+    """The content of a file that `signed` made, as `unsigned` has it. Raises ValueError if it is damaged, OSError if it cannot be read."""
+    return unsigned(read_file(path, RECORD), always=always)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -7,7 +7,7 @@ from zipfile import ZipInfo
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["check_limits", "check_memory", "check_unpacked"]
+__all__ = ["check_limits", "check_memory", "check_unpacked", "cores"]
 
 NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
 """GiB of address space without which a backend, or what reads the data, fails in a way of its own while it is imported."""
@@ -36,6 +36,7 @@ def check_limits(backend: str = "", *, workers: int = 0) -> None:
         return
     import resource
 
+    workers = min(workers, cores())
     space, files = (resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
     if resource.RLIM_INFINITY != space < NEEDED.get(backend, 0) * 2**30:
         limit = f"the limit of this process is {space / 2**30:.3g} GiB (ulimit -v)"
@@ -44,6 +45,11 @@ def check_limits(backend: str = "", *, workers: int = 0) -> None:
         raise ConfigError(
             f"workers={workers}: needs {needed} open files, the limit of this process is {files} (ulimit -n)"
         )
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def of_machine() -> float:

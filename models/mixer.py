@@ -40,7 +40,7 @@ __all__ = [
     "parameter_shapes",
 ]
 
-ALGORITHMS = (Algorithm("mixer", "Tolstikhin et al. 2021 (arXiv 2105.01601)", 1),)
+ALGORITHMS = (Algorithm("mixer", "Tolstikhin et al. 2021 (arXiv 2105.01601)", 2),)
 
 Array = Any
 

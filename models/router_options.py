@@ -15,8 +15,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from tyro.conf import FlagConversionOff, arg
 
+from moespec.backends.layer import warn_untrained
 from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS
@@ -54,7 +56,7 @@ def options_of(router: str) -> dict[str, Any]:
 def check_router(router: str) -> None:
     """ConfigError unless there is such a router."""
     if router not in ROUTERS:
-        raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}")
+        raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}{near_it(router, ROUTERS)}")
 
 
 def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
@@ -79,6 +81,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
     has = options_of(router)
     with named(PREFIX, options):
         made: RouterOptions = ROUTERS[router].options(**{n: v for n, v in decided.items() if n in has}, **options)
+    warn_untrained(router, made)
     return made
 
 

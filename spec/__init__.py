@@ -21,6 +21,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from moespec.spec.names import Names
+
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any: ...
@@ -38,5 +40,5 @@ for _module in iter_modules(__path__, f"{__name__}."):
         if _loaded.__name__ == f"{__name__}.{_name}":
             _value.__doc__ = f"{inspect.getdoc(_value)}\n\n{inspect.getdoc(_loaded)}"
 
-ROUTERS = {name: router.bind(sys.modules[__name__]) for name, router in globals()["ROUTERS"].items()}
+ROUTERS = Names({n: router.bind(sys.modules[__name__]) for n, router in globals()["ROUTERS"].items()})
 """The routers by name, computed by the specification."""

@@ -1,4 +1,4 @@
-"""The capacity predictor of DiffMoE: whether an expert takes a token at evaluation, of which it sees no others.
+"""The capacity predictor of DiffMoE: which tokens, or how many, an expert takes at evaluation.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -165,13 +165,14 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared) -> Array:
+def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
     """The scores of the tokens that an expert takes at evaluation, `predicted[t, e] > thresholds[e]`, else 0.
 
     Args:
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
         thresholds: (experts,).
+        largest: take as many tokens, but those of the largest scores, among equal ones of the lower index.
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
@@ -181,13 +182,19 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared) ->
         DtypeError: an argument is not floating.
         ContractError: an argument holds NaN or infinity.
 
-    Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
+    Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval. `largest`: KwaiVGI/DiffMoE,
+    models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
 
-    >>> scores_above([[0.5, 0.25]], [[0.75, 0.5]], [0.5, 0.5]).tolist()
-    [[0.5, 0.0]]
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5]).tolist()
+    [[0.0], [0.25]]
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5], largest=True).tolist()
+    [[0.5], [0.0]]
     """
     scores, predicted = as_array("scores", scores, AXES), as_array("predicted", predicted, AXES)
     thresholds = as_array("thresholds", thresholds, "experts")
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
-    return np.where(predicted.real > thresholds.real, scores, 0.0)
+    taken = predicted.real > thresholds.real
+    if largest:  # the place of each token in the order of its expert is below the number that the expert takes
+        taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
+    return np.where(taken, scores, 0.0)

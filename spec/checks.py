@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
+from moespec.spec.names import near_it
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
@@ -206,4 +207,5 @@ def check_non_negative(name: str, value: Any) -> float:
 def check_option(name: str, value: Any, options: Collection[str]) -> None:
     """`ConfigError` unless `value` is one of `options`."""
     if not isinstance(value, str) or value not in options:
-        raise ConfigError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
+        one = ", ".join(map(repr, options))
+        raise ConfigError(f"{name}: expected one of {one}, got {value!r}{near_it(value, options)}")

@@ -43,7 +43,7 @@ from moespec.spec.values import as_array, even
 
 __all__: list[str] = []
 
-ALGORITHMS = (Algorithm("gated_experts", "Shazeer 2020 (arXiv 2002.05202); Dai et al. 2024 (arXiv 2401.06066)", 1),)
+ALGORITHMS = (Algorithm("gated_experts", "Shazeer 2020 (arXiv 2002.05202); Dai et al. 2024 (arXiv 2401.06066)", 2),)
 
 AXES = {
     **{"w1": "experts width hidden", "b1": "experts hidden", "w3": "experts width hidden", "b3": "experts hidden"},
@@ -51,10 +51,18 @@ AXES = {
 }
 """Axes of the parameters of `expert_mlp`, of which w1 and w2 are needed."""
 
+ACTIVATIONS = ("gelu", "silu", "quick_gelu")
+"""What may be between the linear maps of an expert."""
+
 
 def silu(x: Array) -> Array:
     """The sigmoid linear unit `x / (1 + exp(-x))` of checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
     return x * sigmoid(x)
+
+
+def quick_gelu(x: Array) -> Array:
+    """The approximation `x sigmoid(1.702 x)` of the GELU, of checked arguments (Hendrycks and Gimpel 2016, section 2)."""
+    return x * sigmoid(1.702 * x)
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:

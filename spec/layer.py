@@ -25,13 +25,14 @@ LA-2: What does a token without a slot get?
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
-from moespec.spec.gated_experts import alone, expert_parameters, silu
+from moespec.spec.gated_experts import ACTIVATIONS, alone, expert_parameters, quick_gelu, silu
 from moespec.spec.gelu import activation as _gelu
 from moespec.spec.numerics import Array
 from moespec.spec.routing import Routing
@@ -43,7 +44,7 @@ ALGORITHMS = (
     Algorithm(
         "moe_layer",
         "Liu et al. 2024 (arXiv 2401.15969), section 1.2",
-        3,
+        4,
         ("moe_layer", "expert_mlp", "moe_mlp", "routing_metrics"),
     ),
 )
@@ -103,7 +104,8 @@ def expert_mlp(
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
         result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      where there is `w3`
 
-    with f(z) = gelu(z) or silu(z) = z sigmoid(z). A gated one is called GEGLU or SwiGLU. A bias that is missing is 0.
+    with f(z) = gelu(z), silu(z) = z sigmoid(z) or quick_gelu(z) = z sigmoid(1.702 z), which is CLIP's. A gated one is
+    called GEGLU or SwiGLU. A bias that is missing is 0.
 
     Args:
         inputs: (experts, capacity, width).
@@ -111,7 +113,7 @@ def expert_mlp(
             in the models; `w3` as `w1` for gated experts; biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
             (experts, output), each if there is one.
         gelu: "tanh" or "erf", the form of GELU.
-        activation: f, "gelu" or "silu".
+        activation: f, "gelu", "silu" or "quick_gelu".
 
     Returns:
         (experts, capacity, output).
@@ -132,7 +134,7 @@ def expert_mlp(
     [[[0.0], [400.0]]]
     """
     check_option("gelu", gelu, ("tanh", "erf"))
-    check_option("activation", activation, ("gelu", "silu"))
+    check_option("activation", activation, ACTIVATIONS)
     inputs = as_array("inputs", inputs, "experts capacity width")
     weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
 
@@ -141,7 +143,7 @@ def expert_mlp(
         return y + weights[f"b{number}"][:, None, :] if f"b{number}" in weights else y
 
     hidden = linear(inputs, 1)
-    active = silu(hidden) if activation == "silu" else _gelu(hidden, form=gelu)
+    active = {"silu": silu, "quick_gelu": quick_gelu}.get(activation, partial(_gelu, form=gelu))(hidden)
     return linear(active * linear(inputs, 3) if "w3" in weights else active, 2)
 
 
@@ -170,7 +172,7 @@ def moe_mlp(
         params: as in `expert_mlp`.
         shared: the parameters of a shared expert, as those of one of the experts: `w1` (width, hidden), ...
         gelu: "tanh" or "erf".
-        activation: "gelu" or "silu", of the shared expert too.
+        activation: "gelu", "silu" or "quick_gelu", of the shared expert too.
 
     Returns:
         (tokens, output).

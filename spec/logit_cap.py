@@ -29,7 +29,7 @@ from moespec.spec.values import as_array
 
 __all__ = ["cap_logits"]
 
-ALGORITHMS = (Algorithm("logit_cap", "Gemma Team 2024 (arXiv 2408.00118), section 2", 1, ("cap_logits",)),)
+ALGORITHMS = (Algorithm("logit_cap", "Gemma Team 2024 (arXiv 2408.00118), section 2", 2, ("cap_logits",)),)
 
 
 def cap_logits(logits: ArrayLike, *, cap: float) -> Array:

@@ -74,7 +74,9 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
         DtypeError: `scores` or `bias` is not floating.
         ContractError: `scores` or `bias` holds NaN or infinity.
 
-    Source: pytorch/torchtitan, torchtitan/models/kimi_k3/quantile_balance.py, QuantileBalancer.observe.
+    Source: Kimi K3's technical report, section 2.3.3 and appendix D;
+    pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
+    (QuantileBalancer.observe).
 
     >>> required_biases([[0.75, 0.25, 0.5], [1.0, 0.5, 0.25]], [0.0, 0.0, 0.0], choices=1, bins=5).tolist()
     [[0.0, 2.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 0.0]]
@@ -117,7 +119,9 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
         DtypeError: `bias` or `counts` is not floating.
         ContractError: `bias` or `counts` holds NaN or infinity.
 
-    Source: pytorch/torchtitan, torchtitan/models/kimi_k3/quantile_balance.py, QuantileBalancer.estimate_expert_bias.
+    Source: Kimi K3's technical report, section 2.3.3 and appendix D;
+    pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
+    (QuantileBalancer.estimate_expert_bias).
 
     >>> counts = [[0.0, 2.0, 0.0, 0.0], [0.0, 0.0, 2.0, 0.0]]
     >>> quantile_bias([0.0, 0.0], counts, choices=1).tolist()

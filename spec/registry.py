@@ -11,6 +11,7 @@ from types import ModuleType
 
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ledger import LedgerEntry, entries
+from moespec.spec.names import Names
 from moespec.spec.routers import ROUTERS
 
 __all__ = ["ALGORITHMS", "LEDGER"]
@@ -41,8 +42,8 @@ def _number(entry: LedgerEntry) -> tuple[str, int]:
     return prefix, int(number)
 
 
-ALGORITHMS: dict[str, Algorithm] = {algorithm.name: algorithm for algorithm in _algorithms()}
+ALGORITHMS: dict[str, Algorithm] = Names({each.name: each for each in _algorithms()})
 """The algorithms by name: the functions, then the routers."""
 
-LEDGER: dict[str, LedgerEntry] = {entry.id: entry for entry in sorted(_ledger(), key=_number)}
+LEDGER: dict[str, LedgerEntry] = Names({e.id: e for e in sorted(_ledger(), key=_number)})
 """The ambiguity ledger by id."""

@@ -64,7 +64,7 @@ from moespec.spec.values import as_array, even
 
 __all__ = ["rescale"]
 
-ALGORITHMS = (Algorithm("sparse_mlp", "Lou et al. 2021 (arXiv 2109.02008), eqs. (4)-(9)", 2, ("rescale",)),)
+ALGORITHMS = (Algorithm("sparse_mlp", "Lou et al. 2021 (arXiv 2109.02008), eqs. (4)-(9)", 3, ("rescale",)),)
 
 AXES = {
     "token_kernel": "tokens new",

@@ -115,7 +115,8 @@ def sparse_transport_affinity(
         DtypeError: `utility` is not floating.
         ContractError: `utility` holds NaN or infinity, or the plan overflows.
 
-    Source: Routers, eq. (9); SparseOT; google-research/vmoe, projects/sparsity_constrained_ot.
+    Source: Routers, eq. (9); SparseOT; google-research/vmoe,
+    vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS

@@ -83,7 +83,7 @@ def threefry(key: Shared, counter: Leading) -> Words:
         ShapeError: `key` or `counter` does not have the axes above.
         DtypeError: `key` or `counter` does not hold integers.
 
-    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h, threefry2x32_R.
+    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, of a macro).
 
     >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
     ['6b200159', '99ba4efe']

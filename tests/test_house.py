@@ -174,8 +174,8 @@ def test_nothing_imports_the_front():
 
 
 ROOMS_OF_MODELS = (
-    *("errors", "checks", "files", "memory", "streams", "tensors", "trees", "compilation", "interruption", "ledger"),
-    *("router_options", "parameters", "draws", "hashing", "layers"),
+    *("errors", "shown", "checks", "memory", "files", "streams", "tensors", "trees", "compilation", "interruption"),
+    *("ledger", "router_options", "parameters", "draws", "hashing", "layers", "bars"),
     *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model"),
     *("counts", "data", "evaluation", "training", "interop", "weights", "transfer"),
     *("templates", "commandline", "planning", "study", "export", "pretrained", "cli"),

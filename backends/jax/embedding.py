@@ -2,11 +2,11 @@
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from moespec.backends.jax.arrays import wide
+from moespec.backends.jax.derivatives import linear
 from moespec.backends.jax.explicit import by_groups
 from moespec.spec.checks import check_integers, check_scores
 
@@ -18,25 +18,20 @@ def embedding(ids: Array, table: Array) -> Array:
     """ids (N, S), table (V, D) -> (N, S, D)."""
     check_integers("ids", ids, "groups tokens")
     check_scores("table", table, "ids width")
-    return _rows(jnp.asarray(table), jnp.asarray(ids))
+    return linear(_rows, partial(_transposed, len(table)), jnp.asarray(ids), (jnp.asarray(table),))[0]
 
 
-@jax.custom_vjp
-def _rows(table: Array, ids: Array) -> Array:
-    return table[ids]
+def _rows(ids: Array, table: Array) -> tuple[Array]:
+    return (table[ids],)
 
 
-def _backward(residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, None]:
+def _transposed(count: int, ids: Array, cotangent: Array) -> tuple[Array]:
     """Sums over the tokens of each id, in float32 or better and in a fixed order: that of a scatter, but for GPUs."""
-    table, ids = residuals
-    rows = wide(cotangent.reshape(-1, table.shape[1]))
-    by_scan, by_scatter = (partial(each, len(table)) for each in (_sums_by_scan, _sums_by_scatter))
+    rows = wide(cotangent.reshape(-1, cotangent.shape[-1]))
+    by_scan, by_scatter = (partial(each, count) for each in (_sums_by_scan, _sums_by_scatter))
     flat = ids.reshape(-1)
     sums: Array = lax.platform_dependent(rows, flat, cuda=by_scan, rocm=by_scan, default=by_scatter)
-    return sums.astype(table.dtype), None
-
-
-_rows.defvjp(lambda table, ids: (table[ids], (table, ids)), _backward)
+    return (sums.astype(cotangent.dtype),)
 
 
 def _sums_by_scatter(count: int, rows: Array, ids: Array) -> Array:

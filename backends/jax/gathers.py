@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.programs import program
 
 Ends = tuple[Array, Array | None]
@@ -51,67 +52,48 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
     return jax.vmap(lambda r, v: zeros.at[r, expert].set(v, mode="drop", unique_indices=True))(row, values)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
     """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
-    groups, _, experts = scores.shape
+    return linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
+
+
+def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
+    groups, tokens, experts = scores.shape
     # One gather from a row of all scores of a group: with an axis of experts each score would be a tile of its own on a TPU.
-    own = token * experts + jnp.arange(experts, dtype=token.dtype)[:, None]
-    return take_rows(scores.reshape(groups, tokens * experts), own)
+    own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
+    return (take_rows(scores.reshape(groups, tokens * experts), own),)
 
 
-def _slot_weights_forward(tokens: int, scores: Array, token: Array, slot: Array | None) -> tuple[Array, Ends]:
-    return slot_weights(tokens, scores, token, slot), (token, slot)
+def _slot_weights_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Array]:
+    return (values_by_expert(tokens, cotangent, *ends),)
 
 
-def _slot_weights_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
-    return values_by_expert(tokens, cotangent, *residuals), None, None
-
-
-slot_weights.defvjp(_slot_weights_forward, _slot_weights_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
     """The row of each slot's token, 0 for an empty slot: (G, T, D) to (G, S, D)."""
-    return take_rows(rows, token)
+    return linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
 
 
-def _dispatch_forward(tokens: int, rows: Array, token: Array, slot: Array | None) -> tuple[Array, Ends]:
-    return take_rows(rows, token), (token, slot)
+def _dispatch(ends: Ends, rows: Array) -> tuple[Array]:
+    return (take_rows(rows, ends[0]),)
 
 
-def _dispatch_backward(tokens: int, residuals: Ends, cotangent: Array) -> tuple[Array, None, None]:
-    token, slot = residuals
-    return sum_by_token(tokens, cotangent, None, token, slot), None, None
+def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Array]:
+    return (sum_by_token(tokens, cotangent, None, *ends),)
 
 
-dispatch_rows.defvjp(_dispatch_forward, _dispatch_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
     """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
-    return sum_by_token(tokens, rows, weight, token, slot)
+    return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
 
 
-def _combine_forward(
-    tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    return sum_by_token(tokens, rows, weight, token, slot), (rows, weight, token)
+def _combine(tokens: int, ends: Ends, rows: Array, weight: Array) -> tuple[Array]:
+    return (sum_by_token(tokens, rows, weight, *ends),)
 
 
-def _combine_backward(
-    tokens: int, residuals: tuple[Array, Array, Array], cotangent: Array
-) -> tuple[Array, Array, None, None]:
-    rows, weight, token = residuals
-    incoming = wide(take_rows(cotangent, token))
+def _combine_transposed(ends: Ends, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    incoming = wide(take_rows(cotangent, ends[0]))
     to_rows = (incoming * weight[..., None].astype(incoming.dtype)).astype(rows.dtype)
-    to_weight = jnp.sum(incoming * wide(rows), axis=2).astype(weight.dtype)
-    return to_rows, to_weight, None, None
-
-
-combine_rows.defvjp(_combine_forward, _combine_backward)
+    return to_rows, jnp.sum(incoming * wide(rows), axis=2).astype(weight.dtype)
 
 
 @program

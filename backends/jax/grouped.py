@@ -20,6 +20,7 @@ from moespec.backends.contract import filled_alone
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
@@ -144,31 +145,51 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
     return (y if bias is None else y + bias[:, None]).reshape(len(rows), -1)
 
 
-@jax.custom_vjp
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
     """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
 
     R is a number of whole blocks. What is returned for rows of no expert is of no use.
     """
-    result: Array = _of_device(_products, megablox.products, rows, kernel, ends, *([] if bias is None else [bias]))
+    return _products_of(False, rows, kernel, bias, ends)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _products_of(turned: bool, rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
+    loop, on_tpu = (partial(each, turned=turned) for each in (_products, megablox.products))
+    result: Array = _of_device(loop, on_tpu, rows, kernel, ends, *([] if bias is None else [bias]))
     return result
 
 
-def _forward(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> tuple[Array, tuple[Any, ...]]:
-    biased = None if bias is None else ()  # which is kept as the structure of a tree, and is no array
-    return grouped_linear(rows, kernel, bias, ends), (rows, kernel, ends, biased)
+def _products_tangent(turned: bool, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    moved, transposed = (partial(each, turned) for each in (_products_moved, _products_transposed))
+    arrays = [tangent for tangent in tangents[:3] if tangent is not None]
+    return _products_of(turned, *primals), linear(moved, transposed, primals, arrays)[0]
 
 
-def _backward(kept: tuple[Any, ...], gradient: Array) -> tuple[Array, Array, Array | None, None]:
-    rows, kernel, ends, biased = kept
-    to_kernel, to_bias = _of_device(_sums_of_products, megablox.sums_of_products, rows, gradient, ends)
-    to_rows = _of_device(
-        partial(_products, turned=True), partial(megablox.products, turned=True), gradient, kernel, ends
-    )
-    return to_rows, to_kernel, None if biased is None else to_bias, None
+def _products_moved(turned: bool, primals: Any, to_rows: Array, to_kernel: Array, *to_bias: Array) -> tuple[Array]:
+    rows, kernel, _, ends = primals
+    of_rows = _products_of(turned, to_rows, kernel, to_bias[0] if to_bias else None, ends)
+    return (of_rows + _products_of(turned, rows, to_kernel, None, ends),)
 
 
-grouped_linear.defvjp(_forward, _backward)
+def _products_transposed(turned: bool, primals: Any, cotangent: Array) -> tuple[Array, ...]:
+    rows, kernel, bias, ends = primals
+    to_rows = _products_of(not turned, cotangent, kernel, None, ends)
+    left, right = (cotangent, rows) if turned else (rows, cotangent)
+    sums = bilinear(_sums, _sums_transposed, ends, left, right)
+    return (to_rows, *sums[: 1 if bias is None else 2])
+
+
+_products_of.defjvp(_products_tangent, symbolic_zeros=True)
+
+
+def _sums(ends: Array, rows: Array, gradient: Array) -> tuple[Array, Array]:
+    kernel, bias = _of_device(_sums_of_products, megablox.sums_of_products, rows, gradient, ends)
+    return kernel, bias
+
+
+def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, bias: Array) -> tuple[Array, Array]:
+    return _products_of(True, gradient, kernel, None, ends), _products_of(False, rows, kernel, bias, ends)
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:

@@ -113,7 +113,12 @@ def _linear_of_experts(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 def activate(form: str, activation: str) -> Callable[[Array], Array]:
     """The activation of experts, with this form of GELU."""
-    return jax.nn.silu if activation == "silu" else partial(gelu, form=form)
+    return {"silu": jax.nn.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
+
+
+def quick_gelu(x: Array) -> Array:
+    """The approximation of the GELU that CLIP has."""
+    return x * jax.nn.sigmoid(1.702 * x)
 
 
 def rescale(x: Array, params: Mapping[str, Array]) -> Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
+from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_token, take_rows
 from moespec.backends.jax.products import in_three_parts
 
@@ -30,23 +31,18 @@ def pays(tokens: Array, token: Array) -> bool:
     return tokens.dtype == jnp.bfloat16 and count <= SMALL and token.shape[1] * token.shape[2] <= FEW * count
 
 
-@jax.custom_vjp
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
     """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same as `Rows`."""
-    return _of_device(_rows, _gathered, tokens, token, slots)
+    return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
 
 
-def _dispatch_forward(tokens: Array, token: Array, slots: Any) -> tuple[Array, Any]:
-    return dispatch(tokens, token, slots), (tokens[..., :0], token, slots)
+def _dispatch(ends: Any, tokens: Array) -> tuple[Array]:
+    return (_of_device(_rows, _gathered, tokens, *ends),)
 
 
-def _dispatch_backward(kept: Any, cotangent: Array) -> tuple[Array, None, None]:
-    empty, token, slots = kept
-    whole = partial(_tokens, count=empty.shape[1])
-    return _of_device(whole, partial(_sums, shape=empty.shape), cotangent, token, slots), None, None
-
-
-dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+def _dispatch_transposed(shape: tuple[int, int, int], ends: Any, cotangent: Array) -> tuple[Array]:
+    whole = partial(_tokens, count=shape[1])
+    return (_of_device(whole, partial(_sums, shape=shape), cotangent, *ends),)
 
 
 def _of_device(product: Any, gather: Any, *arrays: Any) -> Array:
@@ -81,24 +77,20 @@ def _tokens(rows: Array, token: Array, slots: Any, *, count: int) -> Array:
     return y.astype(rows.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def combine(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> Array:
     """Each token's weighted sum of the rows of its slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D). count: T."""
-    return _of_device(partial(_weighted, count=count), partial(_combined, count=count), rows, weight, token, slots)
+    result: Array = bilinear(partial(_combine, count), _combine_transposed, (token, slots), rows, weight)[0]
+    return result
 
 
-def _combine_forward(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> tuple[Array, Any]:
-    return combine(count, rows, weight, token, slots), (rows, weight, token, slots)
+def _combine(count: int, ends: Any, rows: Array, weight: Array) -> tuple[Array]:
+    return (_of_device(partial(_weighted, count=count), partial(_combined, count=count), rows, weight, *ends),)
 
 
-def _combine_backward(count: int, kept: Any, cotangent: Array) -> tuple[Array, Array, None, None]:
-    rows, weight, token, slots = kept
-    incoming = wide(_of_device(_rows, _gathered, cotangent, token, slots))
+def _combine_transposed(ends: Any, rows: Array, weight: Array, cotangent: Array) -> tuple[Array, Array]:
+    incoming = wide(_of_device(_rows, _gathered, cotangent, *ends))
     to_rows = (incoming * weight[0, :, None].astype(incoming.dtype)).astype(rows.dtype)
-    return to_rows, jnp.sum(incoming * wide(rows), axis=1).astype(weight.dtype)[None], None, None
-
-
-combine.defvjp(_combine_forward, _combine_backward)
+    return to_rows, jnp.sum(incoming * wide(rows), axis=1).astype(weight.dtype)[None]
 
 
 def _combined(rows: Array, weight: Array, token: Array, slots: Any, *, count: int) -> Array:

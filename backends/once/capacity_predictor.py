@@ -55,7 +55,7 @@ def moved_thresholds(xp: Namespace, thresholds: Array, reached: Array, *, decay:
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array) -> Array:
+def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array, *, largest: bool = False) -> Array:
     """scores (G, T, E), predicted (G, T, E), thresholds (E,) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     check_scores("predicted", predicted, AXES)
@@ -63,4 +63,8 @@ def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Arr
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[2], "the experts of scores")
     scores, predicted, thresholds = xp.widest(scores, predicted, thresholds)
-    return xp.where(predicted > thresholds, scores, 0.0)
+    taken = predicted > thresholds
+    if largest:
+        order = xp.top_indices(xp.swapaxes(scores, 1, 2), scores.shape[1])
+        taken = xp.swapaxes(xp.argsort(order), 1, 2) < xp.sum(xp.where(taken, 1, 0), 1, keepdims=True)
+    return xp.where(taken, scores, 0.0)

@@ -39,5 +39,18 @@ def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recent
     check_scores("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
     bias, load = xp.widest(bias, load)
-    change = -check_non_negative("rate", rate) * xp.sign(load.shape[0] * load - xp.sum(load))
+    change = -check_non_negative("rate", rate) * _excess_sign(xp, load)
     return bias + (change - xp.mean(change) if recentre else change)
+
+
+def _excess_sign(xp: Namespace, load: Array) -> Array:
+    """The sign of `load` less its mean, exact to 2^36 choices: float32 lacks whole numbers from 2^24 on, so that halves are compared."""
+    upper = _whole(xp, load / 4096)
+    high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
+    carry = _whole(xp, low / 4096)
+    return xp.sign(2 * xp.sign(high + carry) + xp.sign(low - 4096 * carry))
+
+
+def _whole(xp: Namespace, x: Array) -> Array:
+    """`x` without its fraction."""
+    return xp.where(xp.abs(x) < 2**24, xp.cast(xp.cast(x, "int32"), x.dtype), x)

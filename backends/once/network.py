@@ -6,7 +6,7 @@ from typing import Any
 from moespec.backends.once.namespace import Array, Namespace
 from moespec.spec.checks import check_option, check_same_shape, check_scores, check_size
 from moespec.spec.errors import ShapeError
-from moespec.spec.gated_experts import AXES, check_expert_widths, check_parameter_names
+from moespec.spec.gated_experts import ACTIVATIONS, AXES, check_expert_widths, check_parameter_names
 
 __all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
 
@@ -14,7 +14,7 @@ __all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
 def check_activation(gelu: str, activation: str) -> None:
     """ConfigError for an unknown activation of experts, or form of GELU."""
     check_option("gelu", gelu, ("tanh", "erf"))
-    check_option("activation", activation, ("gelu", "silu"))
+    check_option("activation", activation, ACTIVATIONS)
 
 
 Linear = Callable[[Array, Array, Array | None], Array]

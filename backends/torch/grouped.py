@@ -22,10 +22,11 @@ from moespec.backends.contract import filled_alone
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.network import activate, expert_mlp
-from moespec.backends.torch.operators import operator
+from moespec.backends.torch.operators import differentiable, operator
 from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
 from moespec.spec.checks import check_scores, present
+from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
 
 __all__ = ["moe_mlp"]
@@ -237,4 +238,17 @@ def _affine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor
     return grouped_rows(gradient, kernel, ends), to_kernel, to_bias, None
 
 
-affine_rows.register_autograd(_affine_backward, setup_context=_affine_setup)
+def _no_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    pass
+
+
+def _no_backward(ctx: Any, gradient: Tensor) -> None:
+    raise ConfigError(
+        "second derivatives of a layer most of whose slots are empty: expected first ones, or a capacity_factor near 1"
+    )
+
+
+grouped_rows = differentiable(grouped_rows, _no_backward, _no_setup)
+grouped_kernels = differentiable(grouped_kernels, _no_backward, _no_setup)
+grouped_sums = differentiable(grouped_sums, _no_backward, _no_setup)
+affine_rows = differentiable(affine_rows, _affine_backward, _affine_setup)

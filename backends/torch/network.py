@@ -49,7 +49,12 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
     """The activation of experts, with this form of GELU."""
-    return F.silu if activation == "silu" else partial(gelu, form=form)
+    return {"silu": F.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """The approximation of the GELU that CLIP has."""
+    return x * torch.sigmoid(1.702 * x)
 
 
 def layer_norm(x: Tensor, scale: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-6) -> Tensor:

@@ -1,12 +1,16 @@
 """Operators of our own, which torch.compile takes whole, and whether they run a kernel."""
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import CustomOpDef, custom_op  # type: ignore[attr-defined]  # public, not exported
+
+from moespec.spec.errors import ConfigError
 
 # torch keeps one operator of each name in a process and frees the one before: a copy of this package has its own.
 NAMESPACE = __name__.replace(".", "_")
@@ -14,13 +18,42 @@ NAMESPACE = __name__.replace(".", "_")
 
 FUNCTIONS: dict[str, Callable[..., object]] = {}
 """What the operator of each name runs."""
+SIGNED: dict[CustomOpDef, Callable[..., object]] = {}
 
 
 def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> CustomOpDef:
     """The decorated function as an operator of torch that changes none of its arguments."""
     name = function.__name__.lstrip("_")
     FUNCTIONS[name] = function
-    return custom_op(f"{NAMESPACE}::{name}", mutates_args=(), tags=tags)(function)
+    result = custom_op(f"{NAMESPACE}::{name}", mutates_args=(), tags=tags)(function)
+    SIGNED[result] = function
+    return result
+
+
+def differentiable(operator: "CustomOpDef", backward: Callable[..., Any], setup: Callable[..., None]) -> Any:
+    """The operator with a gradient, which `torch.func` takes, too: `register_autograd` alone has none for `torch.func.grad`, and
+    drops the tangents of forward mode in silence."""
+    operator.register_autograd(backward, setup_context=setup)
+
+    def forward(*arguments: Any) -> Any:
+        return operator(*arguments)
+
+    forward.__signature__ = inspect.signature(SIGNED[operator])  # type: ignore[attr-defined]  # for the defaults of arguments
+    functions = {"forward": forward, "backward": backward, "setup_context": setup, "jvp": _no_tangents}
+    members: dict[str, Any] = {name: staticmethod(value) for name, value in functions.items()}
+    function: Any = type(backward.__name__, (torch.autograd.Function,), {**members, "generate_vmap_rule": True})
+
+    def call(*arguments: Any) -> Any:
+        return operator(*arguments) if torch.compiler.is_compiling() else function.apply(*arguments)
+
+    call.operator = operator  # type: ignore[attr-defined]  # what torch.library knows
+    return call
+
+
+def _no_tangents(*_: Any) -> None:
+    raise ConfigError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd) of a router that chooses: expected reverse mode, as grad or jacrev"
+    )
 
 
 def on_gpu(x: Tensor) -> bool:

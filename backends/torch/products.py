@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import full_precision, wide
-from moespec.backends.torch.operators import on_gpu, operator, uses_kernel
+from moespec.backends.torch.operators import differentiable, on_gpu, operator, uses_kernel
 
 
 def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Tensor:
@@ -99,5 +99,5 @@ def _gradients_backward(ctx: Any, of_tokens: Tensor, of_matrix: Tensor) -> tuple
     return to_gradient, *split_gradients(gradient, of_tokens, of_matrix)
 
 
-split_product.register_autograd(_product_backward, setup_context=_setup)
-split_gradients.register_autograd(_gradients_backward, setup_context=_setup)
+split_product = differentiable(split_product, _product_backward, _setup)
+split_gradients = differentiable(split_gradients, _gradients_backward, _setup)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide
-from moespec.backends.torch.operators import operator, uses_kernel
+from moespec.backends.torch.operators import differentiable, operator, uses_kernel
 
 
 @operator
@@ -257,9 +257,9 @@ def _put_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return take_scores(gradient.contiguous(), ctx.saved_tensors[0]), None, None
 
 
-gather_rows.register_autograd(_gather_backward, setup_context=_gather_setup)
-sum_rows.register_autograd(_sum_backward, setup_context=_sum_setup)
-combine_rows.register_autograd(_combine_backward, setup_context=_combine_setup)
-combine_gradients.register_autograd(_gradients_backward, setup_context=_gradients_setup)
-take_scores.register_autograd(_take_backward, setup_context=_take_setup)
-put_scores.register_autograd(_put_backward, setup_context=_put_setup)
+gather_rows = differentiable(gather_rows, _gather_backward, _gather_setup)
+sum_rows = differentiable(sum_rows, _sum_backward, _sum_setup)
+combine_rows = differentiable(combine_rows, _combine_backward, _combine_setup)
+combine_gradients = differentiable(combine_gradients, _gradients_backward, _gradients_setup)
+take_scores = differentiable(take_scores, _take_backward, _take_setup)
+put_scores = differentiable(put_scores, _put_backward, _put_setup)

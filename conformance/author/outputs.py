@@ -63,7 +63,7 @@ def _scales(
                 for group, computed in zip(groups, each, strict=True)
             ]
             scales[rule] = making.join(stage, found)
-    if stage.router:
+    if making.router_of(stage) and "condition" in scales:
         carried = [_carried(making, stage, *pair) for pair in zip(groups, each, strict=True)]
         scales["condition"] |= {
             name: np.maximum(scales["condition"][name], array) for name, array in making.join(stage, carried).items()
@@ -89,8 +89,8 @@ def _scale(
 
 
 def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> Arrays:
-    """What errors in the results of a router's calls do to its own, each as large as its written scale: one by one, or
-    of a case that is sampled all together, with random signs.
+    """What errors in the results of a router's calls do to its own, or to the layer around it, each as large as its written scale:
+    one by one, or of a case that is sampled all together, with random signs.
     """
     plain = Recorder(spec, values)
     making.run(stage, values, plain)

@@ -101,14 +101,20 @@ class Making:
             recorder = Recorder(spec, values)
         if recorder is not None:
             recorder.change = self._of_all_groups(recorder.change)
-            router = spec.ROUTERS[stage.router].bind(recorder)
-            module = SimpleNamespace(ROUTERS={stage.router: router})
+            name = self.router_of(stage)
+            module = SimpleNamespace(**{**vars(SPEC), "ROUTERS": {name: spec.ROUTERS[name].bind(recorder)}})
             found = call.result(module, stage, self.known(stage), self.tensors)(values)
         else:
             if stage.name not in self.bound:
                 self.bound[stage.name] = call.result(backend(stage), stage, self.known(stage), self.tensors)
             found = self.bound[stage.name](values)
         return finish(call.arrays(found, self.wanted(stage)))
+
+    def router_of(self, stage: Stage) -> str:
+        """The router that a stage is, or whose routing it takes; an empty string if there is none."""
+        routing = stage.arguments.get("routing")
+        taken = self.stages.get(routing.partition("/")[0]) if isinstance(routing, str) else None
+        return stage.router or (taken.router if taken else "")
 
     def _summed(self) -> set[str]:
         """The calls of a router whose sums over the groups other calls of it read."""

@@ -16,7 +16,8 @@ absolute values down.
 
 which is `sqrt(sum_i (x_i df/dx_i)^2)` in expectation: how far independent roundings move the result (small-sample
 condition estimation, Kenney and Laub 1994). A gradient is one vector, whose small entries are differences of terms as
-large as the others: there r is at least its root mean square over the vector (`pooled_spread`).
+large as the others: there r is at least its root mean square over the vector (`pooled_spread`). The results of
+tanh count as inputs there.
 
 *Stability.* How much relative change of the inputs a discrete result bears: a margin for choices inside an iteration.
 """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,9 @@ from moespec.conformance.format import Gradients, Stage, Tensor, Value
 
 __all__ = ["gradients"]
 
-PROBE = "the probe"
+PROBE, TANH = "the probe", "a tanh"
+TANHS = 512
+"""Factors of the results of tanh, which more results than these share."""
 
 
 def gradients(
@@ -68,18 +71,27 @@ def gradients(
     exact = gradient(making, wide, check=True)
 
     def moved(values: Arrays) -> Arrays:
-        tensors = {n: Tensor(array, making.tensors[n].axes) for n, array in values.items() if n != PROBE}
-        return gradient(replace(making, tensors={**making.tensors, **tensors}), values[PROBE])
+        tensors = {n: Tensor(array, making.tensors[n].axes) for n, array in values.items() if n not in (PROBE, TANH)}
+        with mock.patch.object(np, "tanh", partial(_rounded_tanh, np.tanh, values[TANH])):
+            return gradient(replace(making, tensors={**making.tensors, **tensors}), values[PROBE])
 
     constant = "gradient" if value.constant.removeprefix(LARGE) == "direct" else "iterated gradient"
     constant = LARGE + constant if making.sampled else constant
-    # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too.
+    # Sums over the results cancel in a gradient, so the probe counts as an input that is rounded, too. So do the results of
+    # tanh, from which a GELU and a cap are differentiated: `1 + tanh` and `1 - tanh^2` cancel far out.
     flat = {n: np.asarray(making.tensors[n].array) for g in groups for n in g}
     flat = {n: array.astype(np.float64) if array.dtype.kind == "f" else array for n, array in flat.items()}
-    scales = pooled_spread(moved, {**flat, PROBE: wide}, exact, probes=2 if making.sampled else 8)
+    inputs = {**flat, PROBE: wide, TANH: np.ones(TANHS)}
+    scales = pooled_spread(moved, inputs, exact, probes=2 if making.sampled else 8)
     axes: Mapping[str, tuple[str, ...]] = {n: making.tensors[n].axes for n in by}
     wrt = {n: Value(exact[n], axes[n], "float", round_scale(scales[n]), constant) for n in by}
     return Gradients(stage.name, output, probe, wrt, losses)
+
+
+def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> NDArray[Any]:
+    """The tanh times factors, with the derivative that a framework makes of the result: `1 - tanh^2`."""
+    t = tanh(np.real(x)) * np.resize(factors, np.shape(x))
+    return t + 1j * (1 - t * t) * np.imag(x) if np.iscomplexobj(x) else t
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:

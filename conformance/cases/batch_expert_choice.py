@@ -11,10 +11,10 @@ from moespec.conformance.author.definition import Definition, call, composed, si
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import logits, scores, tokens
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
+from moespec.conformance.author.reroute import configured, rerouted
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
@@ -22,6 +22,15 @@ __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
 LOGITS, LOSS, REACHED, MOVED = "capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds"
 ABOVE = "scores_above"
+
+
+def _margin(ordered: Any, scales: Any, options: Any) -> float:
+    """Of the thresholds, and between scores where they are ordered."""
+    count = len(ordered["scores"]) if options.get("largest") else 0
+    of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
+    return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
+
+
 FUNCTIONS = (
     Function(LOGITS, {"logits": Output("groups tokens experts")}),
     Function(LOSS, {"loss": Output()}),
@@ -31,8 +40,11 @@ FUNCTIONS = (
         ABOVE,
         {"scores": Output("groups tokens experts")},
         Choice(
-            lambda scores, predicted, thresholds: np.stack(np.broadcast_arrays(predicted, thresholds), axis=-1),
-            lambda pairs, scale, options: token_choice_margin(pairs, scale, 1),
+            lambda scores, predicted, thresholds, **options: {
+                "predicted": np.stack(np.broadcast_arrays(predicted, thresholds), axis=-1),
+                "scores": scores,
+            },
+            _margin,
         ),
     ),
 )
@@ -75,6 +87,13 @@ def cases() -> Iterator[Definition]:
         above["predicted"].array[0, 0, 0] = 0.5 if kind == "tie" else 0.625
         values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
+        largest = "As many as are above, of the largest scores."
+        yield single(PARTS, ABOVE, name.replace("above", "largest"), kind, largest, FLAG, **values, largest=True)
+    values |= {
+        "scores": tensor(np.repeat([[[0.5], [0.25]] * 3] * 2, 3, 2), "groups tokens experts"),
+        "exact_ties": True,
+    }
+    yield single(PARTS, ABOVE, "largest_tied", "tie", "The lower index first.", "tie_order", **values, largest=True)
     yield from _router()
 
 
@@ -92,9 +111,12 @@ def _router() -> Iterator[Definition]:
     slots: dict[str, Any] = {"slots_per_expert": 3, "predictor_weight": 0.25}
     yield case("slots", "value", purpose, FLAG, train=True, **slots)
     yield case("zero_kernel", "tie", "The first tokens, alike.", "tie_order", zero=True, alone=True, train=True)
-    yield case("evaluation", "value", "All that are above a threshold.", FLAG, "empty_slot", train=False)
+    yield case("evaluation", "value", "As many as are above a threshold.", FLAG, "empty_slot", train=False)
     few: dict[str, Any] = {"eval_capacity_factor": 1.25, "rounding": "round", "train": False}
     yield case("evaluation_factor", "overflow", "Two at most.", "evaluation_capacity", **few)
+    above: dict[str, Any] = {"eval_take": "above", "train": False}
+    yield case("evaluation_above", "value", "All that are above a threshold.", FLAG, "empty_slot", **above)
+    yield case("evaluation_above_factor", "overflow", "Two at most.", "evaluation_capacity", **few | above)
     yield case("alone", "value", "No predictor; a multiple of 4.", FLAG, train=True, alone=True, multiple_of=4)
     yield case("alone_evaluation", "value", "Scores above thresholds.", FLAG, train=False, alone=True)
     by = tuple(f"router/{name}" for name in ("kernel", *PREDICTOR))
@@ -120,9 +142,9 @@ def first_not_reached(B: Any, scores: Any, *, capacity: int) -> Any:
     return B.capacity_thresholds(scores, capacity=min(capacity + 1, scores.shape[1]))
 
 
-def taken_at_the_threshold(B: Any, scores: Any, predicted: Any, thresholds: Any) -> Any:
+def taken_at_the_threshold(B: Any, scores: Any, predicted: Any, thresholds: Any, **options: Any) -> Any:
     """An expert takes a token at its threshold, too."""
-    return np.where(predicted.real >= thresholds, scores, 0)
+    return B.scores_above(scores, np.nextafter(predicted.real, 1), thresholds, **options)
 
 
 def loss_summed(B: Any, logits: Any, mask: Any) -> Any:
@@ -144,6 +166,7 @@ def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: 
     return rerouted(B, output, route(params, tokens, train, **{**more, "train": True}).routing)
 
 
+TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
 VARIANTS = (
     variant(thresholds_of_one_group, MOVED),
     variant(decay_of_the_new, MOVED),
@@ -152,4 +175,5 @@ VARIANTS = (
     variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b"),
     variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
     variant(chosen_at_evaluation, NAME, ledger="BE-2"),
+    of_router(NAME, "taken_by_prediction", TAKEN, configured(eval_take="above"), "BE-2b", "theAdamColton/diffmoe"),
 )

@@ -1,8 +1,8 @@
 """The options of `moespec conformance`, and what they may be."""
 
 import argparse
-import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,8 +20,9 @@ from moespec.conformance.suite import VECTORS
 from moespec.models.checks import check_output
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 
-__all__ = ["parser"]
+__all__ = ["parser", "spread"]
 
 DIGITS = 40
 """Of a seed, at most."""
@@ -37,7 +38,32 @@ class _Parser(argparse.ArgumentParser):
     """One that says what is wrong in one line, without a usage that has more lines than a screen."""
 
     def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            message += near_it(choice[1], re.findall(r"[\w-]+", choice[2]))
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
+
+
+class _Words(argparse.Action):
+    """Adds the words of an option each time that it is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(before if before is not self.default else ()), *values])
+
+
+def spread(words: Sequence[str]) -> Iterator[str]:
+    """The command line with `--algorithm a b` as `--algorithm a --algorithm b`; known words alone where another argument may follow."""
+    option, valued = "", True
+    first = words[:1] in (["run"], ["golden"], ["variants"]) or not "".join(words[1:2]).startswith("-")
+    for word in words:
+        if word.startswith("-"):
+            option, _, value = word.partition("=")
+            valued = bool(value)
+        elif valued and option in LISTS and (first or set(word.split(",")) <= {*LISTS[option]}):
+            yield option
+        else:
+            valued = True
+        yield word
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -63,13 +89,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
             "comma-separated: eager (op by op), compiled (by the target's `compile`), strided (op by op, some cases on "
             f"views, in torch); default: {','.join(default)}"
         )
-        added.add_argument("--mode", type=_some_of({name: name for name in MODES}), default=list(default), help=text)
+        added.add_argument("--mode", action=_Words, type=_some_of("--mode"), default=list(default), help=text)
         text = "comma-separated: float64 (f64), float32 (f32), bfloat16 (bf16), float16 (f16); default: the first three"
-        added.add_argument("--dtype", type=_some_of(_DTYPES), default=list(DTYPES), help=text)
+        added.add_argument("--dtype", action=_Words, type=_some_of("--dtype"), default=list(DTYPES), help=text)
 
     def algorithms(added: argparse.ArgumentParser) -> None:
-        text = "only this one (repeatable): what stands before the / in the ids that `list` prints"
-        added.add_argument("--algorithm", metavar="NAME", action="append", type=_algorithm, help=text)
+        text = "only these, NAME ...: what stands before the / in the ids that `list` prints"
+        added.add_argument("--algorithm", metavar="NAME", action=_Words, type=_some_of("--algorithm"), help=text)
 
     def called(added: argparse.ArgumentParser) -> None:
         text = "compute everything twice; what is not the same bit by bit fails"
@@ -92,10 +118,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def checked(added: argparse.ArgumentParser) -> None:
         algorithms(added)
-        text = "only this id, or those that a pattern matches, such as 'z_loss/*' (repeatable)"
+        text = "only these ids, or those that patterns match, such as 'z_loss/*'"
         added.add_argument("--case", metavar="ID", action="append", help=text)
         text = f"comma-separated: {', '.join(CLASSES)}; default: all"
-        added.add_argument("--class", dest="classes", type=_some_of({name: name for name in CLASSES}), help=text)
+        added.add_argument("--class", dest="classes", action=_Words, type=_some_of("--class"), help=text)
         added.add_argument("--waivers", type=Path, help="TOML file of failures that are answered for")
         added.add_argument("--report", type=_output, help="write all results as JSON")
         text = "fail if the installed suite is not of this version of moespec, such as 0.2 or 0.2.0"
@@ -134,7 +160,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     text = "Run a model and keep what its gates compute: logits, choices and weights."
     record = commands.add_parser("record", help=text, description=text)
     record.add_argument(
-        "model", help="package:model, of torch or a function; or package:function that makes it or runs all"
+        "model",
+        help="package:model, of torch or a function; or a function or class that makes it, or a function that runs all",
     )
     record.add_argument(
         "--module", metavar="PATTERN", help="of the names of torch's modules, or of taps (default: all taps)"
@@ -161,27 +188,30 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-_DTYPES = {**SHORT, **{name: name for name in ALL_DTYPES}}
+LISTS: Mapping[str, Mapping[str, str]] = {
+    "--dtype": {**SHORT, **{name: name for name in ALL_DTYPES}},
+    "--case": {},
+    **{
+        f"--{name}": dict(zip(n, n, strict=True))
+        for name, n in (("algorithm", [*ALGORITHMS]), ("class", CLASSES), ("mode", MODES))
+    },
+}
+"""Options that take several words, and the words that they know, of which some stand for others."""
 
 
-def _some_of(known: Mapping[str, str]) -> Callable[[str], list[str]]:
-    """The type of an option: a comma-separated list of known words, of which some stand for others."""
+def _some_of(option: str) -> Callable[[str], list[str]]:
+    """The type of an option: a comma-separated list of words that it knows."""
+    known = LISTS[option]
 
     def parse(text: str) -> list[str]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if word not in known:
-                raise argparse.ArgumentTypeError(f"unknown {word!r}; expected {', '.join(known)}")
+                near = near_it(word, known) or f"; expected {', '.join(known)}"
+                raise argparse.ArgumentTypeError(f"unknown {word!r}{near}")
         return list(dict.fromkeys(known[word] for word in words))
 
     return parse
-
-
-def _algorithm(text: str) -> str:
-    if text not in ALGORITHMS:
-        near = ", ".join(difflib.get_close_matches(text, ALGORITHMS))
-        raise argparse.ArgumentTypeError(f"unknown {text!r}; {f'near it: {near}' if near else '`list` prints them'}")
-    return text
 
 
 def _one_dtype(text: str) -> str:

@@ -21,7 +21,7 @@ from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
-from moespec.conformance.commandline.arguments import parser
+from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case, VectorError
 from moespec.conformance.manifest import encode, to_text
@@ -34,6 +34,7 @@ from moespec.conformance.suite import load
 from moespec.models.errors import RunError
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.names import near_it
 
 __all__ = ["main"]
 
@@ -109,7 +110,9 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
     for pattern in patterns or ():
         if not any(fnmatchcase(id, pattern) for id in _ids(options)):
-            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all")
+            raise ConfigError(
+                f"--case: no case matches {pattern!r}; `list` prints them all{near_it(pattern, _ids(options))}"
+            )
 
     def only(id: str) -> bool:
         return (
@@ -233,7 +236,8 @@ def _show(options: argparse.Namespace) -> int:
         raise ConfigError("--fresh: files are computed from the committed vectors")
     if not cases:
         fresh_ones = "" if options.fresh is None else f" of --fresh --size {options.size}, which leave some out"
-        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}")
+        near = near_it(options.case, _ids(options))
+        raise ConfigError(f"no such case: {options.case!r}; `list` prints them all{fresh_ones}{near}")
     print(to_text(encode(cases[0])[0]), end="")
     if options.files is not None:
         dtype = ALL_DTYPES[options.dtype[0]] if len(options.dtype) == 1 else None
@@ -287,7 +291,7 @@ def main(arguments: list[str]) -> int:
     for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
         if word in RENAMED:
             parsing.error(f"{word} is called {RENAMED[word]} now")
-    options, options_of_pytest = parsing.parse_known_args(arguments)
+    options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
     options.pytest = options_of_pytest

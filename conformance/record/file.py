@@ -34,6 +34,8 @@ ROUNDING = {"float64": 2.0**-40, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 """What a few roundings change a number by, as a fraction of it; in float32, 2^-19."""
 LONGEST = 300
 """Characters of a gate's name, at most."""
+MOST, LARGEST = 2**16, 2**28
+"""Experts of a gate, and entries of a table of tokens and experts that a file does not have itself, at most."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Gate:
             array = getattr(self, part)
             if array is not None and (array.ndim != 2 or len(array) != rows or not array.size):
                 raise ValueError(f"{self.name}: {part} {array.shape}, expected ({rows} tokens, 1 or more)")
+        if self.choices is not None and self.choices.dtype.kind != "i":
+            raise ValueError(f"{self.name}: choices are not integers")
+        if self.experts > MOST or (self.logits is None and rows * self.experts > LARGEST):
+            most = f"expected at most {MOST}, and {LARGEST} pairs"
+            raise ValueError(f"{self.name}: {self.experts} experts of {rows} tokens, {most}")
         for part in ("logits", "weights", "bias"):
             array = getattr(self, part)
             if array is not None and (array.dtype.kind != "f" or not np.isfinite(array).all()):
@@ -73,7 +80,7 @@ class Gate:
         if self.bias is not None and self.bias.shape != (self.experts,):
             raise ValueError(f"{self.name}: bias {self.bias.shape}, expected ({self.experts} experts,)")
         if self.choices is not None:
-            if self.choices.dtype.kind != "i" or self.choices.min() < -1 or self.choices.max() >= self.experts:
+            if self.choices.min() < -1 or self.choices.max() >= self.experts:
                 raise ValueError(f"{self.name}: choices are not integers from -1 to {self.experts - 1}")
             ordered = np.sort(self.choices, axis=1)
             if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():

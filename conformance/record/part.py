@@ -157,7 +157,12 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
     if len(parted) > MOST:
         yield f"... and {len(parted) - MOST} more gates."
     if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
-        yield f"The router is the cause, as {guilty.first.gate.name} shows: what its logits say is not what one of the two does."
+        both = zip(("choice", "weights"), guilty.first.words, guilty.second.words, strict=True)
+        other = " and of ".join(kind for kind, first, second in both if first != second)
+        how = "what its logits say is not what one of the two does"
+        if guilty.first.whole and guilty.second.whole and other:
+            how = f"each does what its logits say, by another rule of {other}"
+        yield f"The router is the cause, as {guilty.first.gate.name} shows: {how}."
     elif guilty is None and any(one.elsewhere for one in parted):
         yield "The rule of the router is not the cause: the logits differ already, and what each recording does follows from its own."
     elif guilty is None:

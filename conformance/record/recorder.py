@@ -1,7 +1,7 @@
 """What fills a recording: forward hooks on torch's modules, and `tap` in code of any framework."""
 
-import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -39,12 +39,14 @@ class Recorder:
         self.hooks: list[Any] = []
 
     def attach(self, model: Any) -> None:
-        """Hook the modules of a torch model that match. Raises ConfigError, with names that are near, if there are none."""
+        """Hook the modules of a torch model that match. Raises ConfigError, which names gates, if there are none."""
         modules = {name: module for name, module in model.named_modules() if name}
         matching = [name for name in modules if fnmatchcase(name, self.pattern)]
         if not matching:
-            alike = sorted(modules, key=lambda name: -difflib.SequenceMatcher(None, self.pattern, name).ratio())
-            raise ConfigError(f"module={self.pattern!r}: matches no module; near it: {', '.join(alike[:5]) or 'none'}")
+            kinds = {name.rpartition(".")[2]: name for name in reversed(modules)}  # the first of each kind
+            gates = [name for kind, name in sorted(kinds.items()) if re.search("gate|router", kind, re.IGNORECASE)]
+            shown = ", ".join((gates or [*kinds.values()])[:8]) or "none"
+            raise ConfigError(f"module={self.pattern!r}: matches no module; there are, one of a kind, {shown}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
         self.names += matching
 
@@ -163,7 +165,7 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
     adapter = imported("outputs", outputs) if outputs else None
     model: Any = imported("model", target)
     with recording(path, None, module or "*", adapter) as recorder:
-        if not hasattr(model, "named_modules") and not _takes_data(model):
+        if inspect.isclass(model) or not (hasattr(model, "named_modules") or _takes_data(model)):
             model = _called(target, "", model)
         torch = sys.modules.get("torch") if hasattr(model, "named_modules") else None
         if torch is not None:
@@ -183,8 +185,6 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
 
 def _takes_data(function: Any) -> bool:
     """Whether a function has parameters without defaults."""
-    if inspect.isclass(function):
-        return False
     named = inspect.signature(function).parameters.values()
     return any(
         each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in named

@@ -48,7 +48,9 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     if not re.fullmatch(INTERFACES[interface], target):
         raise ValueError(f"target {target[:80]!r} is not a name for the interface {interface!r}")
     if content["suite"] != suite:
-        raise ValueError("made with other vectors than those at hand, whose suite.json has another sha256")
+        raise ValueError(
+            f"made with other vectors: its suite.json is {content['suite'][:12]}, the one here is {suite[:12]}"
+        )
     report = Report(
         interface,
         target,

@@ -45,8 +45,9 @@ class Page:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As people write it, first the one that is its title."""
-        return NAMES.get(self.name) or (self.name.replace("_", " ").capitalize(),)
+        """As people write it, first the one that is its title; also the models that use it, for the search."""
+        own = NAMES.get(self.name) or (self.name.replace("_", " ").capitalize(),)
+        return tuple(dict.fromkeys((*own, *(self.router.models if self.router else ()))))
 
     @property
     def router(self) -> Router | None:

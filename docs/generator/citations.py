@@ -1,6 +1,7 @@
 """BibTeX: the entries of `docs/references.bib` that a page needs, and how this specification is cited."""
 
 import re
+import tomllib
 from pathlib import Path
 
 from generator.catalogue import ROOT, Page
@@ -42,9 +43,9 @@ def software(page: Page | None = None) -> str:
     lines = [
         f"  title   = {{{fields['title']}}},",
         f"  author  = {{{{{author[1] if author else ''}}}}},",
-        f"  year    = {{{fields['date-released'][:4]}}},",
-        f"  version = {{{fields['version']}}},",
+        f"  version = {{{version()}}},",
     ]
+    lines += [f"  year    = {{{released[:4]}}},"] if (released := fields.get("date-released")) else []
     lines += [f"  {key:7} = {{{fields[key]}}}," for key in ("doi", "url") if fields.get(key)]
     if page:
         lines.append(f"  note    = {{{page.name}, revision {ALGORITHMS[page.name].revision}}},")
@@ -52,8 +53,5 @@ def software(page: Page | None = None) -> str:
 
 
 def version() -> str:
-    """That of the specification, as in CITATION.cff: the first two numbers name its pages."""
-    match = re.search(r'^version: "?([\d.]+)', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
-    if not match:
-        raise CitationError("CITATION.cff has no version")
-    return match[1]
+    """That of the package, as in pyproject.toml: the first two numbers name its pages."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])

@@ -1,10 +1,10 @@
-"""Find the code that the ambiguity ledger names in copies of its repositories, and write commits and lines.
+"""Find the code that the ambiguity ledger and the "Source:" lines name in copies of its repositories, and write commits and lines.
 
     python -m generator.find_places FOLDER
 
 A copy is a clone, `FOLDER/OWNER/NAME`, or what the archive of a commit unpacks to, `FOLDER/OWNER/NAME-COMMIT`. The commit is
-that of `models/ledger/places.json`, or, of a repository that is not in it, the newest of the clone. What is not found is
-printed; then nothing is written, and the exit status is 1.
+that of `models/ledger/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one of its own,
+"OWNER/NAME@COMMIT". What is not found is printed; then nothing is written, and the exit status is 1.
 """
 
 import argparse
@@ -19,16 +19,38 @@ from generator.revisions import git
 from moespec.models.files import write_atomically
 from moespec.models.ledger.places import code, places
 from moespec.spec import LEDGER
+from moespec.spec.ledger import Taker
 
-__all__ = ["find", "line_of", "named"]
+__all__ = ["cited", "find", "line_of", "named", "sources"]
 
 PLACES = ROOT / "models" / "ledger" / "places.json"
+REPOSITORY = r"(?<![\w./-])[\w.-]+/[\w-]+(?:@[0-9a-f]{40})?(?=, )"
+NAME = r"\w+(?:\.\w+)*"
+PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(?=\.?$|[.;,] | \())?)")
+
+
+def sources() -> list[str]:
+    """The "Source:" of each docstring of the specification, on one line."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "spec").rglob("*.py"))]
+    found = [source for text in texts for source in re.findall(r"^ *Source: ((?:.+\n)+)", text, re.MULTILINE)]
+    return [" ".join(source.split()) for source in found]
+
+
+def cited(source: str) -> list[Taker]:
+    """The places in code that a "Source:" names. Raises ValueError if it names a repository without the path of a file."""
+    found = [Taker(*place) for place in PLACE.findall(source)]
+    if len(re.findall(REPOSITORY, source)) != len(found):
+        raise ValueError(
+            f"Source: {source!r}: expected a file after each repository, as in owner/name, path/file.py, gate"
+        )
+    return found
 
 
 def named() -> dict[str, dict[str, set[str]]]:
-    """What the ledger names: the functions and classes by repository and path."""
+    """What the ledger and the sources name: the functions and classes by repository and path."""
     found: dict[str, dict[str, set[str]]] = {}
     takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    takers += [taker for source in sources() for taker in cited(source)]
     for taker in sorted(takers, key=lambda taker: (taker.who.casefold(), taker.where)):
         if "/" in taker.who:
             place = code(taker.where)
@@ -57,13 +79,13 @@ def _defined(node: ast.AST) -> list[str]:
 
 
 def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
-    """The commits and lines of all that the ledger names, and a sentence for each thing that no copy has."""
+    """The commits and lines of all that is named, and a sentence for each thing that no copy has."""
     found: dict[str, dict[str, object]] = {}
     missing = []
     for repository, paths in named().items():
-        clone = folder / repository
-        known = places().get(repository)
-        commit = known["commit"] if known else git(clone, "rev-parse", "HEAD").strip()
+        name, _, commit = repository.partition("@")
+        clone, known = folder / name, places().get(repository)
+        commit = commit or (known["commit"] if known else git(clone, "rev-parse", "HEAD").strip())
         lines: dict[str, dict[str, int]] = {}
         for path, names in paths.items():
             file = clone.with_name(f"{clone.name}-{commit}") / path
@@ -81,7 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m generator.find_places", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="of the copies: FOLDER/OWNER/NAME or FOLDER/OWNER/NAME-COMMIT")
     found, missing = find(parser.parse_args().folder)
-    print(*missing or [f"found all that the ledger names in {len(found)} repositories"], sep="\n")
+    print(*missing or [f"found all that is named in {len(found)} repositories"], sep="\n")
     if not missing:
         write_atomically(PLACES, (json.dumps(found, indent=1) + "\n").encode())
     return 1 if missing else 0

@@ -8,28 +8,28 @@ __all__ = ["NAMES", "not_found"]
 
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
-    "batch_expert_choice": ("Batch-level Expert Choice", "DiffMoE"),
-    "cosine_token_choice": ("Cosine Token Choice", "Cosine router", "Swin-MoE", "X-MoE"),
+    "batch_expert_choice": ("Batch-level Expert Choice",),
+    "cosine_token_choice": ("Cosine Token Choice", "Cosine router"),
     "dselect_k": ("DSelect-k",),
     "gshard": ("GShard top-2", "GShard"),
     "hash": ("Hash layers", "Hash"),
     "hierarchical_top_k": ("Hierarchical noisy top-k", "Hierarchical MoE"),
-    "image_choice": ("Image choice", "Mobile V-MoE", "Per-image routing"),
+    "image_choice": ("Image choice", "Per-image routing"),
     "importance_score": ("Importance score", "Efficient routing of Sparse-MLP"),
     "mixture_of_depths": ("Mixture-of-Depths", "MoD"),
     "noisy_top_k": ("Noisy top-k", "Sparsely-gated MoE"),
-    "relu": ("ReLU routing", "ReMoE"),
+    "relu": ("ReLU routing",),
     "s_base": ("S-BASE",),
-    "sigmoid_token_choice": ("Sigmoid Token Choice", "DeepSeek-V3", "Loss-free balancing router"),
+    "sigmoid_token_choice": ("Sigmoid Token Choice", "Loss-free balancing router"),
     "sinkhorn_expert_choice": ("Sinkhorn Expert Choice",),
     "sinkhorn_token_choice": ("Sinkhorn Token Choice",),
     "soft_moe": ("Soft MoE", "SoftMoE"),
     "softmax_expert_choice": ("Expert Choice", "Expert Choice routing"),
-    "softmax_token_choice": ("Token Choice", "V-MoE", "Vision MoE", "Top-k routing"),
+    "softmax_token_choice": ("Token Choice", "Vision MoE", "Top-k routing"),
     "sparsity_constrained_expert_choice": ("Sparsity-constrained Expert Choice",),
     "sparsity_constrained_token_choice": ("Sparsity-constrained Token Choice",),
     "strictly_balanced": ("Strictly balanced gating",),
-    "switch": ("Switch", "Switch Transformer", "Switch routing"),
+    "switch": ("Switch", "Switch routing"),
     "balance_bias": ("Loss-free balancing", "Auxiliary-loss-free load balancing"),
     "balance_loss": ("Load-balancing loss", "Auxiliary loss"),
     "base_layers": ("Balanced assignment",),
@@ -66,7 +66,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "token_choice": ("Token Choice allocation",),
     "z_loss": ("Router z-loss", "z-loss"),
 }
-"""Of a page the name, and others that are in use; another page has the name of its algorithm alone."""
+"""Of a page the name, and others that are in use besides `Router.models`; another page has the name of its algorithm alone."""
 
 
 def not_found(folder: Path, named: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -121,9 +121,10 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
 
 
 def _facts(page: Page) -> str:
-    """What a router balances, drops and costs, as a table."""
+    """Which models use a router, and what it balances, drops and costs, as a table."""
     facts = {"Defined by": page.algorithm.cites}
     if page.router:
+        facts |= {"Models": ", ".join(page.router.models)} if page.router.models else {}
         facts |= {"Balances": page.router.balances, "Drops": page.router.drops, "Costs": page.router.cost}
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())])
 

@@ -1,8 +1,10 @@
 """What the commands of `moespec` do. `moespec.models.cli` parses their arguments."""
 
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,6 @@ from moespec.models.checks import check_output
 from moespec.models.commandline.cost import described, milliseconds
 from moespec.models.commandline.curves import in_order
 from moespec.models.commandline.inspection import draw, make_route, png, prediction
-from moespec.models.commandline.parsing import on_one_line
 from moespec.models.commandline.report import write_report
 from moespec.models.compilation import pays
 from moespec.models.data.changes import try_transform
@@ -29,9 +30,11 @@ from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
 from moespec.models.memory import check_limits
+from moespec.models.shown import on_one_line
 from moespec.models.training import hash_tables
 from moespec.models.training.concerns import check_share
 from moespec.models.training.config import Config
+from moespec.models.training.configfile import flat
 from moespec.models.training.devices import check_layout, check_same, connected, led
 from moespec.models.training.evaluations import Evaluations, EvaluationSet, load_sets
 from moespec.models.training.length import notes
@@ -70,6 +73,9 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
+    for name, text in {"run": run, **flat(asdict(config))}.items():
+        if isinstance(text, str) and text != text.encode(errors="ignore").decode():
+            raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
         say = print if B.process == 0 else _silent
@@ -77,7 +83,17 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             say(note)
         if reason:
             say(f"backend: {backend} ({reason})")
-        dataset = load_data(config)
+        path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
+
+        def first(dataset: Dataset) -> None:
+            """What the configuration decides is rejected before a picture is decoded."""
+            settled, directory = resolve(config, dataset, backend), RunDirectory(path)
+            check_layout(B, settled)
+            if resume and B.process == 0 and directory.begun():
+                classes = () if config.data.classes else dataset.classes
+                directory.compared(settled, classes, resume=True, override=override)
+
+        dataset = load_data(config, first)
         given, config = config, resolve(config, dataset, backend)
         dataset = objective_of(config).read(config, dataset)
         if not resume:
@@ -86,11 +102,10 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         check_layout(B, config)
         check_same(B, config, dataset, version())
         sets = load_sets(config, dataset)
-        for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
+        for note in (*(f"data: {on_one_line(note)}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
-        path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
         _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
@@ -108,7 +123,7 @@ def _train(
     override: bool,
     say: Callable[[str], None],
 ) -> None:
-    directory = RunDirectory(path)
+    directory, there = RunDirectory(path), os.path.exists(path)
     # All that can fail before the first step fails before there is a folder.
     begun = led(B, lambda: {"begun": directory.begun()})["begun"]
     initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
@@ -118,7 +133,7 @@ def _train(
         if resume and not begun:
             say(f"{path}: nothing to resume, starting at step 0")
         finished = directory.finished(config)
-        how: Any = {"resume": resume or finished, "override": override, "classes": dataset.classes}
+        how: Any = {"resume": resume or finished, "override": override, "dataset": dataset}
         for aside in directory.claim(config, **how):
             say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
         if not finished:
@@ -141,7 +156,12 @@ def _train(
     with ExitStack() as stack:
         finished = led(B, claim)["finished"]
         if not finished:
-            hooks = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
+            try:
+                hooks = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
+            except ConfigError:
+                if B.process == 0 and not there:
+                    shutil.rmtree(path, ignore_errors=True)  # no step was made
+                raise
             train(B, config, dataset, path, initial=initial, sets=sets, hooks=hooks)
         led(B, report)
 
@@ -163,7 +183,7 @@ def evaluate_command(
     if others is not None:
         dataset = load_others(config.data, dataset, **others)
         for note in dataset.notes:
-            print(f"data: {note}")
+            print(f"data: {on_one_line(note)}")
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
     B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
@@ -206,7 +226,7 @@ def inspect_command(
     targets = {image: out}
     if image.is_dir():
         files, notes = find_pictures(image)
-        print(*notes, sep="\n", end="\n" * len(notes))
+        print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
         if len(files) > INSPECTED:
             raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
         targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
@@ -268,7 +288,8 @@ def scan_command(path: Path, data: str, *, workers: int) -> None:
     for part in parts:
         if part is not None:
             pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
-            texts = [text for _, text in broken(pictures, workers=workers)]
+            print(*map(on_one_line, part.notes), sep="\n", end="\n" * bool(part.notes))
+            texts = [on_one_line(text) for _, text in broken(pictures, workers=workers)]
             print(*texts, sep="\n", end="\n" if texts else "")
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:

@@ -34,7 +34,7 @@ import sys
 from moespec.models.cli import main
 from moespec.models.commandline.launch import follow
 follow()
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """
 
 
@@ -95,7 +95,7 @@ def _started(arguments: list[str], index: int, processes: int, port: int) -> sub
     environment = {
         **os.environ,
         **{"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(processes)},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     # What the others print, process 0 prints too; their errors are their own.

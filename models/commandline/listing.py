@@ -32,6 +32,7 @@ def list_command(what: str) -> None:
 
 
 def _described(router: Router) -> str:
-    """The name of a router, its source, and its words on balance, cost and drops."""
-    facts = {"source": router.source, "balances": router.balances, "cost": router.cost, "drops": router.drops}
+    """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
+    models = {"models": ", ".join(router.models)} if router.models else {}
+    facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}
     return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])

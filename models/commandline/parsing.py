@@ -3,7 +3,6 @@
 Where tyro does not tell what it found, or what it tells is not known here, tyro's own words are printed.
 """
 
-import difflib
 import math
 import re
 import sys
@@ -23,20 +22,13 @@ from moespec.models.training.config import Config
 from moespec.models.training.configfile import flat
 from moespec.models.training.modelconfig import SHORT
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 
-__all__ = ["Settings", "on_one_line", "parse", "printable"]
+__all__ = ["Settings", "parse"]
 
 Arguments = TypeVar("Arguments")
-
-
-def printable(text: str) -> str:
-    """The text with escapes for what a terminal obeys or cannot show, such as NUL in the name of a file."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
-
-
-def on_one_line(text: str) -> str:
-    """As `printable`, with an escape for the end of a line, too, as the name of a file may have."""
-    return printable(text).replace("\n", "\\n")
+PLACES = ("--run", "--image", "--out", "--csv", "--html", "--config", "--arguments")
+"""Options that an empty text is no value of, though it may be one of a path."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,12 @@ def parse(prog: str, kind: type[Arguments], arguments: Sequence[str], **options:
             raise ConfigError(said)
 
     _check_numbers(arguments)
+    for before, word in pairwise(["", *arguments]):
+        flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if not value and ("=" in word or not word) and (not flag.startswith("--") or flag in PLACES):
+            raise ConfigError(
+                f"{flag if flag in PLACES else prog.partition(' ')[2]}: '' is no path; an empty variable of the shell?"
+            )
     if {"-h", "--help"} & set(arguments) and hasattr(default := options.get("default"), "settings"):
         options["default"] = _for_help([word for word in arguments if word not in ("-h", "--help")], default)
     with on_parse_error(told):
@@ -112,8 +110,7 @@ def _said(event: Any, arguments: Sequence[str], kind: Any, default: Any) -> str 
         case "UnrecognizedArgs":
             if option := next((token for token in event.tokens if token.startswith("-")), None):
                 _check_owned(option, arguments, default)
-                near = ", ".join(difflib.get_close_matches(option, _options(kind, default)))
-                return f"{option}: there is no such option{f'; near it: {near}' if near else ''}"
+                return f"{option}: there is no such option{near_it(option, _options(kind, default))}"
             if flag := next((token for token in arguments if token.endswith(f"={event.tokens[0]}")), None):
                 return f"{flag}: a switch takes no value"
             before = arguments[: list(arguments).index(event.tokens[0])][-1:]

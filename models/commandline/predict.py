@@ -25,7 +25,6 @@ from moespec.backends.contract import Backend
 from moespec.models.checks import check_output
 from moespec.models.commandline.commands import configuration, left_out, read_data
 from moespec.models.commandline.inspection import alone
-from moespec.models.commandline.parsing import on_one_line
 from moespec.models.compilation import compile_if, pays
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.folder import find_pictures
@@ -37,6 +36,7 @@ from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.files import write_atomically
 from moespec.models.interruption import Interruption, check
+from moespec.models.shown import on_one_line
 from moespec.models.templates import render
 from moespec.models.training.resolve import choose_backend, load_backend, model_config
 from moespec.models.training.savestate import trained_params

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
+from moespec.models.bars import Bar
 from moespec.models.data.dataset import Split, as_picture
 from moespec.models.data.pictures import Pictures, middle
 from moespec.models.data.prefetch import Prefetcher
@@ -133,7 +133,7 @@ def _write(path: Path, pictures: Pictures, size: int, *, whole: bool, workers: i
         with (
             written.open("xb") as file,
             Prefetcher(decode, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
-            tqdm(total=len(pictures), unit="image", desc="cache", disable=None) as bar,
+            Bar(total=len(pictures), unit="image", desc="cache") as bar,
         ):
             for _, part in parts:
                 for pixels in part:

@@ -3,8 +3,10 @@
 Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moespec.models.data.captions import Captions
+from moespec.models.data.pictures import Pictures
 from moespec.models.errors import DataError
 from moespec.models.files import read_file
 
@@ -20,6 +23,8 @@ __all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_cl
 
 DEFLATE = 1032
 """Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
+LOOKED_AT, HEAD = 4096, 2**14
+"""Images of a part whose content is in its stamp, at most, and bytes of a file."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Split:
 
     `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
     captions: of a data set of pairs, one of each image; then labels say which are of one picture, and there are no classes.
+    pictures: the files that it reads, if it does.
     ids: their tokens, `(images, length)`. features: those of the images, `(images, width)`, of a tower that stays as it is.
     """
 
@@ -37,6 +43,7 @@ class Split:
     captions: Captions | None = None
     ids: NDArray[np.int32] | None = None
     features: NDArray[np.float32] | None = None
+    pictures: Pictures | None = None
 
     def picture(self, index: int) -> Image.Image:
         """A whole picture, of mode L or RGB."""
@@ -44,6 +51,28 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def stamp(self, part: str) -> dict[str, Any]:
+        """What tells the images of this part from others: their number, and digests, wherever and of whatever time the files are.
+
+        The contents are those of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
+        """
+        names, texts, contents = (hashlib.sha256() for _ in range(3))
+        texts.update(self.labels.astype("<i8").tobytes())
+        if self.captions is not None:
+            texts.update(self.captions.text.tobytes() + self.captions.ends.tobytes())
+        if self.pictures is not None:
+            for index in self.pictures.chosen.tolist():
+                names.update(f"{self.pictures.files.known(index)}\n".encode(errors="surrogateescape"))
+        for index in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
+            contents.update(self.pictures.head(index, HEAD) if self.pictures is not None else self._pixels(index))
+        digests = {"names and sizes": names, "labels": texts, "contents": contents}
+        found = {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
+        return {f"{name} of the {part} images": value for name, value in found.items()}
+
+    def _pixels(self, index: int) -> bytes:
+        """As they are in an array that is resized."""
+        return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
 
 
 @dataclass(frozen=True)
@@ -66,6 +95,11 @@ class Dataset:
     std: tuple[float, ...] = (0.5,)
     notes: tuple[str, ...] = ()
     held_out: bool = False
+
+    @cached_property
+    def stamp(self) -> dict[str, Any]:
+        """What tells these data from others: those of both parts, see `Split.stamp`."""
+        return self.train.stamp("training") | self.validation.stamp("validation")
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
         """With another training and validation part: `change("train", split)` and `change("validation", split)`."""

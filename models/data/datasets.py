@@ -6,6 +6,7 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 the library `datasets`) and `pairs` (images with captions, `moespec.models.data.pairs`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,31 @@ import numpy as np
 
 from moespec.models.data.changes import check_changes
 from moespec.models.data.cifar import KINDS, load_cifar
-from moespec.models.data.dataset import Dataset, read_names
-from moespec.models.data.folder import directories, find_folder
+from moespec.models.data.dataset import Dataset, Split, read_names
+from moespec.models.data.folder import find_folder
+from moespec.models.data.found import HELD, directories
 from moespec.models.data.hub import find_hub
 from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
 from moespec.models.data.options import DataConfig, numbers
 from moespec.models.data.pairs import find_pairs
+from moespec.models.data.pictures import Pictures
 from moespec.models.data.picturesets import load_pictures
 from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
+from moespec.models.memory import cores
 from moespec.spec.errors import ConfigError
 
 __all__ = ["DATASETS", "PICTURES", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
-    "npz": "a NumPy .npz file: train_images, train_labels, validation_images, validation_labels; or images, labels",
+    "npz": "a NumPy .npz file: train_images, train_labels, val_images, val_labels, as of MedMNIST; or images, labels",
     "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
     "cifar10": "a folder with the binary files of CIFAR-10: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
     "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are its fine labels",
-    "folder": "a folder with one folder of images per class, or with such folders under train/ and val/",
+    "folder": "one folder of images per class, maybe under train/ and val/; or images with a table of labels, labels.csv",
     "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
     "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
     "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
@@ -47,6 +51,7 @@ SIZES = {
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and what finds their classes and files."""
+First = Callable[[Dataset], None]
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
@@ -81,9 +86,12 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
     return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
 
 
-def load_configured(config: DataConfig, *, image_size: int | None = None, whole: bool = False) -> Dataset:
+def load_configured(
+    config: DataConfig, *, image_size: int | None = None, whole: bool = False, first: First | None = None
+) -> Dataset:
     """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
+    first: called before a picture is read, with a data set of pictures none of which is held or left out yet.
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
     Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
@@ -107,8 +115,13 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
             raise ConfigError("model.image_size is not set: pictures are resized to it")
         if 0 < config.resize < image_size:
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
-        only_val = whole and name == "folder" and path.is_dir() and directories(path) == [path / "val"]
-        classes, part, held = PICTURES[name](path / "val" if only_val else path)
+        only = directories(path) if whole and name == "folder" and path.is_dir() else []
+        classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
+        if first is not None:
+            parts = [
+                Split(Pictures(each.files, np.arange(0), image_size).read, each.labels) for each in (part, held or part)
+            ]
+            first(Dataset(path.name, *parts, classes, (image_size, image_size, 3), 255))
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
@@ -117,6 +130,9 @@ def load_configured(config: DataConfig, *, image_size: int | None = None, whole:
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
         dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
+    if config.workers > cores():
+        note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
     dataset = _normalised(dataset, config)
     if config.classes:
         names = read_names(Path(config.classes), f"data.classes={config.classes!r}")

@@ -1,43 +1,54 @@
-"""A data set from a folder of images: one folder per class, by itself or under `train/` and `val/`.
+"""A data set from a folder of images: one folder per class, or a table of labels; by itself or under `train/` and `val/`.
 
-photos/cat/1.jpg                    photos/train/cat/1.jpg
-photos/dog/2.png          or        photos/val/cat/7.jpg
+photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
+photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-Hidden files and folders are left out, among them what macOS puts beside pictures (`._1.jpg`, `__MACOSX`).
+What is in folders below that of a class is of the class. The validation part may have any name of `found.HELD`. A table is
+called as the folder beside it, or `labels.csv` in it. It has a header and a row for each picture: its name relative to the
+folder, with or without its ending, in the first column of `IMAGE` that there is, its class in that of `LABEL`.
 """
 
+import csv
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from moespec.models.data.found import LeftOut, beside, directories, find_files, validation_name
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 
-__all__ = ["directories", "find_folder", "find_pictures", "hidden"]
+__all__ = ["find_folder", "find_pictures"]
+
+IMAGE = ("image", "image_id", "filename", "file_name", "file", "path", "filepath", "id")
+LABEL = ("label", "class", "class_name", "target", "category")
 
 
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes and the images under `folder`, in the order of class and file names.
 
     Without `train/` and `val/` there is one part. Raises DataError for a folder that is not there, has no class, or has a
-    class without images (naming it).
+    class without images (naming it), and naming the line of a table that does not stand for one picture.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
-    if not (folder / "train").is_dir():
-        classes, part = _scan(folder)
-        return classes, part, None
-    if not (folder / "val").is_dir():
-        raise DataError(f"{folder / 'val'}: there is no such folder next to train/")
+    if "train" not in (names := directories(folder)):
+        return *_scan(folder), None
+    held_name, left = validation_name(names, folder), LeftOut()
+    if held_name is None and _table(folder / "train") is None:
+        raise DataError(f"{folder / 'val'}: there is no such folder next to train/, nor validation/")
+    beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
     classes, part = _scan(folder / "train")
-    held_classes, held = _scan(folder / "val")
+    part = replace(part, notes=(*left.notes(folder), *part.notes))
+    if held_name is None:
+        return classes, part, None
+    held_classes, held = _scan(folder / held_name)
     if held_classes != classes:
-        raise DataError(f"{folder / 'val'}: classes {held_classes}, but train/ has {classes}")
+        raise DataError(f"{folder / held_name}: classes {held_classes}, but train/ has {classes}")
     return classes, part, held
 
 
@@ -50,55 +61,78 @@ def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
         raise DataError(f"{str(path)!r}: there is no such file or folder")
     if path.is_file():
         return Folder(path.parent, [path.name]), ()
-    others: Counter[str] = Counter()
-    found = filter(Path.is_file, _pictures(path, path.rglob("*"), others))
-    names = [str(file.relative_to(path)) for file in found]
+    names = sorted(find_files(path, ENDINGS, left := LeftOut()))
     if not names:
         raise DataError(f"{str(path)!r}: no pictures in it (endings {', '.join(sorted(ENDINGS))})")
-    return Folder(path, sorted(names)), _notes(path, others)
-
-
-def hidden(name: Path) -> bool:
-    """Whether a name, or one of a folder in it, begins with a dot or is that of a folder of macOS."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
-
-
-def directories(folder: Path) -> list[Path]:
-    """The folders in a folder that are not hidden, in order."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not hidden(Path(entry.name)))
-
-
-def _pictures(folder: Path, files: Iterable[Path], others: Counter[str]) -> Iterator[Path]:
-    """Those of the files below a folder that are pictures by their names; the endings of other files are counted."""
-    for file in files:
-        if hidden(file.relative_to(folder)):
-            continue
-        if file.suffix.lower() in ENDINGS:
-            yield file
-        elif file.is_file():
-            others[file.suffix.lower() or "none"] += 1
-
-
-def _notes(folder: Path, others: Counter[str]) -> tuple[str, ...]:
-    if not others:
-        return ()
-    count = others.total()
-    files = "1 file with another ending is" if count == 1 else f"{count} files with other endings are"
-    return (f"{folder}: {files} left out: {', '.join(f'{name} {each}' for name, each in others.most_common())}",)
+    return Folder(path, names), left.notes(path)
 
 
 def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
-    classes = directories(folder)
-    if not classes:
-        raise DataError(f"{folder}: no folders of classes in it")
-    names: list[str] = []
-    labels: list[NDArray[np.int64]] = []
-    others: Counter[str] = Counter()
-    for label, directory in enumerate(classes):
-        found = sorted(_pictures(directory, directory.iterdir(), others))
-        if not found:
-            raise DataError(f"{directory}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
-        names += [f"{directory.name}/{file.name}" for file in found]
-        labels.append(np.full(len(found), label, np.int64))
-    part = Part(Folder(folder, names), np.concatenate(labels), notes=_notes(folder, others))
-    return tuple(directory.name for directory in classes), part
+    classes, left = directories(folder), LeftOut()
+    label_of: dict[str, str] = {}
+    if (table := _table(folder)) is not None:
+        names = find_files(folder, ENDINGS, left, known=("labels.csv",))
+        label_of = _labels(folder, table, names)
+        classes = sorted(set(label_of.values()), key=lambda label: (len(label) * label.isdecimal(), label))
+        for name in names:
+            if name not in label_of:
+                left.add(f"without a row in {table.name}", name)
+    elif not classes:
+        raise DataError(
+            f"{folder}: no folders of classes in it, and no table of labels ({folder.name}.csv, labels.csv)"
+        )
+    else:
+        beside(folder, classes, left, "beside the folders of classes")
+        for label in classes:
+            found = find_files(folder, ENDINGS, left, start=f"{label}/")
+            if not found:
+                raise DataError(f"{folder / label}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
+            label_of |= dict.fromkeys(found, label)
+    number = {label: index for index, label in enumerate(classes)}
+    labels = np.array([number[label] for label in label_of.values()], np.int64)
+    return tuple(classes), Part(Folder(folder, list(label_of)), labels, notes=left.notes(folder))
+
+
+def _table(folder: Path) -> Path | None:
+    """The table of a folder: beside one without folders, or in one with one at most. Raises DataError if there are both."""
+    tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
+    found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
+    if len(found) > 1:
+        raise DataError(f"{folder}: has two tables of labels, {found[0]} and {found[1]}; expected one of them")
+    return found[0] if found else None
+
+
+def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
+    """The label of each picture that has a row, in the order of the names."""
+    pictures: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for key in {name, os.path.splitext(name)[0]}:
+            pictures[key].append(name)
+    line, label_of, line_of = 1, dict[str, str](), dict[str, int]()
+    try:
+        with open(table, encoding="utf-8-sig", newline="", opener=regular) as file:
+            for row in (rows := csv.DictReader(file, strict=True)):
+                line, header = rows.line_num, {name.strip().lower(): name for name in row if name}
+                image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
+                if not image or not label:
+                    wanted = ", ".join(LABEL if image else IMAGE)
+                    raise DataError(f"{table}, line 1: none of the columns {wanted} among {', '.join(header)}")
+                if None in row or None in row.values() or not row[label].strip():
+                    raise DataError(
+                        f"{table}, line {line}, column {label!r}: empty, or more or fewer columns than line 1"
+                    )
+                key = row[image].strip()
+                found = pictures[key.removeprefix(f"{folder.name}/")]
+                where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
+                if len(found) != 1:
+                    raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+                if (first := line_of.setdefault(found[0], line)) != line:
+                    raise DataError(f"{where} is the picture of line {first}, too; expected a row for each picture")
+                label_of[found[0]] = row[label].strip()
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8
+        raise DataError(f"{table}, line {line}: cannot be read ({error})") from error
+    if not label_of:
+        raise DataError(f"{table}: no rows in it")
+    return {name: label_of[name] for name in names if name in label_of}

@@ -18,6 +18,7 @@ import numpy as np
 
 from moespec.models.data.captions import Captions, listed
 from moespec.models.data.dataset import numbered_classes
+from moespec.models.data.found import LeftOut, below, validation_name
 from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
@@ -29,7 +30,6 @@ CAPTION = ("caption", "text", "title", "captions")
 """Columns of captions."""
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """What an image folder may say of its pictures."""
-HELD = ("validation", "val", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,13 @@ class Rows:
             return io.BytesIO(cell["bytes"])
         if cell["path"] is None:
             raise DataError(f"{self.name(index)}: no picture")
-        return _below(self.root, cell["path"], self.name(index))
+        return below(self.root, cell["path"], self.name(index), links=True)
 
     def stamp(self) -> str:
         return f"{self.where} {self.table._fingerprint}"
+
+    def known(self, index: int) -> str:
+        return ""  # a cell is read to be known
 
 
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
@@ -74,10 +77,11 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
         raise ConfigError(
             f"data.name='huggingface': {error}. Install it: pip install 'moespec[huggingface]'"
         ) from error
+    left = LeftOut()
     try:
         with _offline(datasets):
             saved = _saved(datasets, folder.resolve())
-            tables = _found(datasets, folder.resolve()) if saved is None else saved
+            tables = _found(datasets, folder.resolve(), left) if saved is None else saved
     except DataError:
         raise
     except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
@@ -86,14 +90,16 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
         tables = {"train": tables}
     if "train" not in tables:
         raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
-    held_name = next((name for name in HELD if name in tables), None)
+    held_name = validation_name(list(tables), folder) or ("test" if "test" in tables else None)
+    for name in sorted(tables.keys() - {"train", held_name}):
+        left.add("rows of other parts", str(name), len(tables[name]))
     read = _pairs if captions else _part
     of = {name: tables[name].with_format(None) for name in ("train", held_name) if name}
     found = [read(datasets, table, folder, f"{folder}, {name}") for name, table in of.items()]
     (classes, part), (_, held) = found[0], (*found, (None, None))[1]
     if classes is None:
         classes = numbered_classes(str(folder), part.labels, found[-1][1].labels)
-    return classes, part, held
+    return classes, replace(part, notes=left.notes(folder)), held
 
 
 @contextmanager
@@ -118,13 +124,13 @@ def _saved(datasets: Any, folder: Path) -> Any:
     elif not (folder / "state.json").is_file():
         return None
     for part in parts:
-        state = _below(folder, part / "state.json", str(part))
+        state = below(folder, part / "state.json", str(part), links=True)
         for file in json.loads(state.read_bytes())["_data_files"]:
-            _below(folder, part / file["filename"], str(state))
+            below(folder, part / file["filename"], str(state), links=True)
     return datasets.load_from_disk(str(folder))
 
 
-def _found(datasets: Any, folder: Path) -> Any:
+def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
     """The tables of parquet files, or of pictures, each part of which is given to the library file by file."""
     from datasets.data_files import DataFilesDict, DataFilesList, get_data_patterns
 
@@ -134,6 +140,8 @@ def _found(datasets: Any, folder: Path) -> Any:
     for kind in ("parquet", "imagefolder"):
         chosen = {part: [name for name in names if _of(kind, Path(name))] for part, names in files.items()}
         if any(chosen.values()):
+            for name in sorted({name for part, names in files.items() for name in names if name not in chosen[part]}):
+                left.add(Path(name).suffix.lower() or "without an ending", os.path.relpath(name, folder))
             lists = {str(part): DataFilesList(chosen[part], names.origin_metadata) for part, names in files.items()}
             return datasets.load_dataset(kind, data_files={part: names for part, names in lists.items() if names})
     raise DataError(f"{folder}: no parquet files and no pictures in it (endings {', '.join(sorted(ENDINGS))})")
@@ -145,15 +153,6 @@ def _of(kind: str, file: Path) -> bool:
     if kind == "parquet":
         return ending == ".parquet" and file.name not in METADATA
     return ending in ENDINGS or file.name in METADATA
-
-
-def _below(folder: Path, name: str | Path, where: str) -> Path:
-    """A file that third-party data name. DataError, which begins with `where`, unless it is, or is a link, in the folder."""
-    root = folder.resolve()
-    path = Path(os.path.normpath(root / name))
-    if not (path.is_relative_to(root) and path.is_file()):
-        raise DataError(f"{where}: names {str(name)!r}, which is not a file below {folder}")
-    return path
 
 
 def _plain(table: Any, column: str) -> list[Any]:

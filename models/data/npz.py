@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from moespec.models.data.dataset import DEFLATE, Dataset, Split, held_out, numbered_classes
+from moespec.models.data.found import LeftOut, validation_name
 from moespec.models.errors import DataError
 from moespec.models.memory import check_unpacked
 
@@ -22,24 +23,21 @@ __all__ = ["load_npz"]
 
 DAMAGE = (ValueError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile)
 """What reading a damaged file raises."""
-KEYS = frozenset(
-    {f"{part}{kind}" for part in ("", "train_", "validation_") for kind in ("images", "labels")} | {"maximum"}
-)
 
 
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
-    """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)`.
+    """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
 
-    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels`, or `images` and `labels`, of
-    which `held_out` says what is held out; with a share of 1 all are in both parts. Optional: `maximum` (the value of white,
-    255 unless given). Nothing is unpickled. Raises DataError naming the file.
+    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images`
+    and `labels`, of which `held_out` says what is held out; with a share of 1 all are in both parts. Optional: `maximum` (the
+    value of white, 255 unless given). Nothing is unpickled. Raises DataError naming the file.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    arrays = _read(path)
+    arrays, held_name, notes = _read(path)
     maximum = _maximum(path, arrays)
     if "train_images" in arrays:
-        parts = [_npz_part(path, arrays, f"{part}_images", f"{part}_labels") for part in ("train", "validation")]
+        parts = [_npz_part(path, arrays, f"{part}_images", f"{part}_labels") for part in ("train", held_name)]
     else:
         images, labels = _npz_part(path, arrays, "images", "labels")
         held = held_out(labels, validation_share)
@@ -51,22 +49,32 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
-        raise DataError(f"{path}: train_images {images.shape} and validation_images {held_images.shape} differ in size")
+        raise DataError(
+            f"{path}: train_images {images.shape} and {held_name}_images {held_images.shape} differ in size"
+        )
     brightest = max(images.max(), held_images.max())
     if brightest > maximum:
         raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
     classes = numbered_classes(str(path), labels, held_labels)
     shape = (images.shape[1], images.shape[2], images.shape[3])
     splits = _array_split(images, labels), _array_split(held_images, held_labels)
-    return Dataset(name, *splits, classes, shape, maximum, held_out="train_images" not in arrays)
+    return Dataset(name, *splits, classes, shape, maximum, notes=notes, held_out="train_images" not in arrays)
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
+def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
+    """The arrays of the two parts, or of one, the name of the validation part, and what the user is told of others."""
+    left = LeftOut()
     try:
         with zipfile.ZipFile(path) as file:
             members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            check_unpacked(info for key, info in members.items() if key in KEYS)
-            return {key: _array(path, key, file, info) for key, info in members.items() if key in KEYS}
+            held = validation_name([key[:-7] for key in members if key.endswith("_images")], path) or "validation"
+            parts = ("train_", f"{held}_") if "train_images" in members else ("",)
+            keys = {"maximum", *(f"{part}{kind}" for part in parts for kind in ("images", "labels"))}
+            for key in sorted(members.keys() - keys):
+                left.add("arrays", key)
+            check_unpacked(info for key, info in members.items() if key in keys)
+            arrays = {key: _array(path, key, file, info) for key, info in members.items() if key in keys}
+            return arrays, held, left.notes(path)
     except DataError:
         raise
     except (*DAMAGE, RuntimeError) as error:  # of zipfile, about what it does not know, such as a password
@@ -128,8 +136,11 @@ def _npz_part(
         raise DataError(f"{path}: {images_key} has shape {images.shape}, expected (images, height, width[, channels])")
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
-    if labels.shape != images.shape[:1]:
-        raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images")
+    if labels.shape not in (images.shape[:1], (len(images), 1)):
+        raise DataError(
+            f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one label each"
+        )
+    labels = labels.reshape(len(images))
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")
     return images, labels

@@ -7,9 +7,9 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Paths of images are relative to the folder of the table. In JSON and in `datasets` there may be a list of captions, each of
-which makes a pair; so do several rows of a table with one image. The label of a pair is the number of its picture. Columns are
-called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
+Paths of images are relative to the folder of the table, and lead to files below it. In JSON and in `datasets` there may be a
+list of captions, each of which makes a pair; so do several rows of a table with one image. The label of a pair is the number of
+its picture. Columns are called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
 `src/open_clip_train/params.py` (`filepath`, `title`).
 """
 
@@ -17,13 +17,14 @@ import csv
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moespec.models.data.captions import LONGEST, Captions, caption, listed
-from moespec.models.data.folder import hidden
+from moespec.models.data.found import LeftOut, below, beside, directories, find_files, validation_name
 from moespec.models.data.hub import CAPTION, find_hub
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
@@ -51,18 +52,25 @@ def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
         raise DataError(f"{path}: there is no such folder, and no such file ({', '.join(TABLES)} or .tar)")
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) or any(path.rglob("*.parquet")):
         return find_hub(path, captions=True)
-    if (path / "train").is_dir() and (path / "val").is_dir():
-        return (), _of_folder(path / "train"), _of_folder(path / "val")
-    return (), _of_folder(path), None
+    held = validation_name(names := directories(path), path)
+    if held is None or "train" not in names:
+        return (), _of_folder(path), None
+    beside(path, ("train", held), left := LeftOut(), "beside train/")
+    part = _of_folder(path / "train")
+    return (), replace(part, notes=(*left.notes(path), *part.notes)), _of_folder(path / held)
 
 
 def _of_folder(folder: Path) -> Part:
-    named = (file for file in folder.rglob("*") if file.suffix.lower() in ENDINGS)
-    pictures = sorted(file for file in named if file.is_file() and not hidden(file.relative_to(folder)))
-    if not pictures:
+    found = find_files(folder, {*ENDINGS, ".txt"}, left := LeftOut())
+    names = [name for name in found if not name.lower().endswith(".txt")]
+    if not names:
         raise DataError(f"{folder}: no images in it (endings {', '.join(sorted(ENDINGS))})")
-    files = Folder(folder, [str(file.relative_to(folder)) for file in pictures])
-    return Part(files, np.arange(len(pictures)), Captions.of(map(_beside, pictures)))
+    texts = {os.path.splitext(name)[0] for name in names}
+    for name in found:
+        if os.path.splitext(name)[0] not in texts:
+            left.add("captions without an image", name)
+    captions = Captions.of(_beside(folder / name) for name in names)
+    return Part(Folder(folder, names), np.arange(len(names)), captions, left.notes(folder))
 
 
 def _beside(picture: Path) -> str:
@@ -86,9 +94,13 @@ def _of_table(path: Path) -> Part:
         if image is None or text is None:
             names, what = (IMAGE, "image") if image is None else (CAPTION, "caption")
             raise DataError(f"{where}: no column of the {what} ({', '.join(names)}) among {', '.join(map(str, row))}")
+        if None in row:
+            raise DataError(f"{where}: more values than columns; put what has a delimiter in it in quotes")
         name = row[image]
-        if not isinstance(name, str) or not (name in exists or os.path.isfile(path.parent / name)):
+        if not isinstance(name, str):
             raise DataError(f"{where}: there is no image {name!r:.200}")
+        if name not in exists:
+            below(path.parent, name, where, links=False)
         found = listed(row[text], f"{where}, {name}")
         if not found:
             raise DataError(f"{where}: {name} has no caption")

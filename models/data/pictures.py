@@ -2,24 +2,31 @@
 
 | in the file | what is made of it |
 |---|---|
-| 16 bits of grey | scaled to 8: 65535 is white |
+| 16 bits of grey | scaled to 8: 65535 is white; of a TIFF of 12 bits 4095, of one whose white is 0 (WhiteIsZero) inverted |
 | a palette, transparency | its colours, on white, or another background |
-| an orientation (EXIF) | turned and mirrored as it says |
+| an orientation (EXIF, XMP) | turned and mirrored as it says; not if it cannot be read |
+| a colour profile, texts | nothing, nor if they are damaged |
 | CMYK, YCbCr, HSV | RGB |
 | several frames | the first |
-| floating-point numbers, integers of 32 bits | an error: which number is white is not known |
+| floating-point numbers, integers with a sign or of 32 bits | an error: which number is white is not known |
+| a TIFF of 10 or 14 bits | an error: Pillow does not read it |
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import io
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from moespec.models.errors import DataError
 from moespec.models.files import regular
@@ -32,9 +39,18 @@ FORMATS = {
 }
 """What Pillow may take a picture for, whatever its name says: of what else it knows, some starts other programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
-WHITE_OF_16_BITS = 65535
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values that turn a picture by a quarter."""
+Seen = TypeVar("Seen")
+MOST = 2**28
+"""Bytes of a file that are looked through for damage."""
+BITS, PHOTOMETRIC = 258, 262
+"""Tags of TIFF."""
+for category in (
+    UserWarning,
+    Image.DecompressionBombWarning,
+):  # without the name of the file; twice as many pixels are an error
+    warnings.filterwarnings("ignore", category=category, module=r"PIL\.")
 
 
 class Files(Protocol):
@@ -50,6 +66,9 @@ class Files(Protocol):
 
     def stamp(self) -> str:
         """A text that changes when the files do."""
+
+    def known(self, index: int) -> str:
+        """What is known of a file without reading it, and is the same on another machine: its name in the data, its size."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,9 @@ class Folder:
             status = (self.root / name).stat()
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
+
+    def known(self, index: int) -> str:
+        return f"{self.names[index]} {os.stat(os.path.join(self.root, self.names[index])).st_size}"
 
 
 @dataclass(frozen=True)
@@ -105,34 +127,36 @@ class Pictures:
 
     def picture(self, index: int) -> Image.Image:
         """A whole picture, of mode RGB, or L if there is one channel. Raises DataError naming a file that is damaged."""
-        with self._opened(index) as file:
-            return _shown(file, self.channels, self.background)
+        return self._look(index, lambda file: _shown(file, self.channels, self.background))
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The middle squares of pictures. Raises DataError naming a file that is damaged."""
-        images = np.empty((len(indices), self.size, self.size, self.channels), np.uint8)
+        images, shown = (
+            np.empty((len(indices), self.size, self.size, self.channels), np.uint8),
+            (self.channels, self.background),
+        )
         for image, index in zip(images, indices, strict=True):
-            with self._opened(int(index)) as file:  # decoding and resizing: of some files the error shows there
-                picture = _shown(file, self.channels, self.background)
-                image[...] = middle(picture, self.size, self.resize).reshape(image.shape)
+            square = self._look(int(index), lambda file: middle(_shown(file, *shown), self.size, self.resize))
+            image[...] = square.reshape(image.shape)
         return images
+
+    def head(self, index: int, length: int) -> bytes:
+        """The first bytes of a file, as they are."""
+        source = self.files.open(int(self.chosen[index]))
+        with open(source, "rb", opener=regular) if isinstance(source, Path) else source as file:
+            return file.read(length)
 
     def transparent(self, index: int) -> bool:
         """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""
-        with self._opened(index) as file:
-            return _transparent(file)
+        return self._look(index, _transparent)
 
     def sides(self, index: int) -> tuple[int, int]:
         """The height and width of a whole picture as it is to be seen: an orientation of EXIF may swap them."""
-        with self._opened(index) as file:
-            width, height = file.size
-            return (width, height) if file.getexif().get(ORIENTATION, 1) in SWAPPED else (height, width)
+        return self._look(index, _sides)
 
-    @contextmanager
-    def _opened(self, index: int) -> Iterator[Image.Image]:
+    def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:
         number = int(self.chosen[index])
-        with _opened(self.files.name(number), self.files.open(number), self.advice) as file:
-            yield file
+        return _look(self.files.name(number), self.files.open(number), look, self.advice)
 
 
 def check_header(path: Path) -> None:
@@ -140,8 +164,7 @@ def check_header(path: Path) -> None:
 
     Only the header is read, so a picture that is damaged further down passes.
     """
-    with _opened(str(path), path):
-        pass
+    _look(str(path), path, lambda file: None)
 
 
 def read_image(
@@ -166,34 +189,65 @@ def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
     return np.asarray(square, np.uint8)[edge : edge + size, edge : edge + size]
 
 
-@contextmanager
-def _opened(name: str, source: Path | BinaryIO, advice: str = "") -> Iterator[Image.Image]:
-    """The picture, of which only the header is read. Whatever fails on it is a DataError that names the file."""
+def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen], advice: str = "") -> Seen:
+    """What `look` makes of the picture, of which only the header is read. Whatever fails on it is a DataError that names the file."""
     try:
-        with (
-            open(source, "rb", opener=regular) if isinstance(source, Path) else source as opened,
-            Image.open(opened, formats=list(FORMATS)) as file,
-        ):
-            # Grey of 16 bits is of mode I where Pillow reads it from PNG (before version 11) and PPM.
-            if file.mode == "F" or (file.mode == "I" and file.format not in ("PNG", "PPM")):
-                kind = "floating-point numbers" if file.mode == "F" else "integers of 32 bits"
-                raise DataError(
-                    f"{name}: its pixels are {kind}, of which white is not known; save it with 8 or 16 bits{advice}"
-                )
-            yield file
-    except DataError:
-        raise
+        with open(source, "rb", opener=regular) if isinstance(source, Path) else source as opened:
+            try:
+                return _opened(opened, look)
+            except Exception:
+                opened.seek(0)
+                if (bare := _bare(opened.read(MOST))) is None:
+                    raise
+                return _opened(io.BytesIO(bare), look)
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
         # The text has the address of what was opened, which is another one each time.
-        text = f"none of {', '.join(FORMATS)}" if isinstance(error, UnidentifiedImageError) else error
+        text = (
+            f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits"
+            if isinstance(error, UnidentifiedImageError)
+            else error
+        )
+        if isinstance(error, DataError):
+            raise DataError(f"{name}: {error}{advice}") from error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
+
+
+def _opened(file: BinaryIO, look: Callable[[Image.Image], Seen]) -> Seen:
+    with Image.open(file, formats=list(FORMATS)) as image:
+        # Grey of 16 bits is of mode I where Pillow reads it from PNG (before version 11) and PPM.
+        if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+            kind = "floating-point numbers" if image.mode == "F" else "integers with a sign or of 32 bits"
+            raise DataError(f"its pixels are {kind}, of which white is not known; save it with 8 or 16 bits")
+        return look(image)
+
+
+def _bare(content: bytes) -> bytes | None:
+    """A PNG file without colour profile, texts and the like, in which damage does not matter; None for other files."""
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None
+    kept, place = bytearray(content[:8]), 8
+    while kind := content[place + 4 : place + 8]:
+        end = place + 12 + int.from_bytes(content[place : place + 4])
+        intact = zlib.crc32(content[place + 4 : end - 4]).to_bytes(4) == content[end - 4 : end]
+        if kind[:1].isupper() or kind == b"tRNS" or (kind == b"eXIf" and intact):
+            kept += content[place:end]
+        place = end
+    return bytes(kept)
+
+
+def _sides(file: Image.Image) -> tuple[int, int]:
+    swapped = False
+    with suppress(Exception):  # as in `_shown`; of TIFF it is the size that is seen
+        swapped = file.format != "TIFF" and file.getexif().get(ORIENTATION) in SWAPPED
+    return (file.width, file.height) if swapped else (file.height, file.width)
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:
     """The picture as it is to be seen, of mode RGB, or L if there is one channel. It is decoded here."""
-    ImageOps.exif_transpose(file, in_place=True)
+    file.load()
+    with suppress(Exception):  # of a damaged block of EXIF; then nothing is turned
+        ImageOps.exif_transpose(file, in_place=True)
     image, mode = _in_eight_bits(file, background), "L" if channels == 1 else "RGB"
-    image.load()
     return image if image.mode == mode else image.convert(mode)
 
 
@@ -206,7 +260,10 @@ def _in_eight_bits(image: Image.Image, background: str) -> Image.Image:
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         clear = values == image.info.get("transparency", -1)
-        eight = Image.fromarray(((values * 255 + WHITE_OF_16_BITS // 2) // WHITE_OF_16_BITS).astype(np.uint8))
+        tags = image.tag_v2 if isinstance(image, TiffImageFile) else {}
+        white = 2 ** tags.get(BITS, (16,))[0] - 1
+        values = white - values if tags.get(PHOTOMETRIC) == 0 else values
+        eight = Image.fromarray(((values * 255 + white // 2) // white).astype(np.uint8))
         if clear.any():
             eight = eight.convert("RGB")
             eight.paste(background, mask=Image.fromarray(clear))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from moespec.models.bars import Bar
 from moespec.models.data.cache import cached
 from moespec.models.data.captions import Captions
 from moespec.models.data.dataset import Dataset, Split, held_out
@@ -99,8 +99,8 @@ def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
     failures: list[tuple[int, str]] = []
     check = functools.partial(_check, pictures)
     with (
+        Bar(total=len(pictures), unit="image", desc="decoding") as bar,
         Prefetcher(check, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
-        tqdm(total=len(pictures), unit="image", desc="decoding", disable=None) as bar,
     ):
         for part, wrong in parts:
             failures += wrong
@@ -120,8 +120,7 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
 
 def check_headers(pictures: Pictures) -> int:
     """How many of the pictures may be transparent. Raises DataError naming the first that is not an image by its header."""
-    rows = tqdm(range(len(pictures)), unit="image", desc="headers", disable=None)
-    return sum(pictures.transparent(index) for index in rows)
+    return sum(pictures.transparent(index) for index in Bar(range(len(pictures)), unit="image", desc="headers"))
 
 
 def _held_out(part: Part, share: float) -> NDArray[np.bool_]:
@@ -138,4 +137,4 @@ def _split(
         split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
     else:
         split = Split(pictures.read, labels, pictures.picture)
-    return replace(split, captions=captions)
+    return replace(split, captions=captions, pictures=pictures)

@@ -7,12 +7,16 @@ the steps start + w, start + w + W, and so on, and they are handed out in the or
 import functools
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, parent_process
 from types import TracebackType
 from typing import Any, Self
+
+from moespec.models.errors import RunError
+from moespec.models.memory import cores
 
 __all__ = ["Prefetcher"]
 
@@ -23,13 +27,13 @@ SHARED = 2**16
 class Prefetcher:
     """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
 
-    workers: processes that run it, each `ahead` results in advance; 0 for a thread of this process. A function for worker
-        processes, and what it refers to, is pickled once for each (with cloudpickle).
+    workers: processes that run it, no more than there are cores, each `ahead` results in advance; 0 for a thread of this
+        process. A function for worker processes, and what it refers to, is pickled once for each (with cloudpickle).
     receive: what is done with each step and its result on a thread of this process, such as moving it to a device.
 
     Use as a context manager and iterate: it yields `(step, result)` in order. An exception of `make` is raised in the
-    iterating thread at its place in the order; leaving the context ends threads and workers. Workers end with this process,
-    however it ends, and leave Ctrl-C to it.
+    iterating thread at its place in the order, and a RunError where a worker was killed; leaving the context ends threads and
+    workers. Workers end with this process, however it ends, and leave Ctrl-C to it.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Prefetcher:
         receive: Callable[[int, Any], Any] | None = None,
     ) -> None:
         self._make, self._start, self._stop = make, start, stop
-        self._ahead, self._workers, self._receive = ahead, workers, receive
+        self._ahead, self._workers, self._receive = ahead, min(workers, cores()), receive
         self._threads: set[threading.Thread] = set()
 
     def __enter__(self) -> Self:
@@ -61,7 +65,12 @@ class Prefetcher:
                 thread.join()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        yield from self._iterator
+        try:
+            yield from self._iterator
+        except RuntimeError as error:  # grain names the status in its text alone
+            if not (found := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
+                raise
+            raise RunError(_ended(int(found[1]))) from None
 
     def _pipeline(self) -> Any:
         """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""
@@ -82,6 +91,13 @@ class Prefetcher:
         shared_steps = grain.experimental.WithOptionsIterDataset(items.to_iter_dataset(one), shared)
         received = shared_steps.mp_prefetch(options, worker_init_fn=_start_worker).map(receive)
         return grain.experimental.ThreadPrefetchIterDataset(received, prefetch_buffer_size=1)
+
+
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"a process that reads images ended with status {status}"
+    why = {signal.SIGSEGV: "; a damaged image?"}.get(-status, "; out of memory?")
+    return f"a process that reads images was killed ({signal.Signals(-status).name}{why}): fewer data.workers need less memory"
 
 
 def _made(make: Callable[[int], Any], step: int) -> tuple[int, Any]:

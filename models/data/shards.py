@@ -12,20 +12,22 @@ Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py,
 import hashlib
 import io
 import json
+import os
+import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from moespec.models.bars import Bar
 from moespec.models.data.captions import LONGEST, Captions, caption
 from moespec.models.data.dataset import numbered_classes
-from moespec.models.data.folder import hidden
+from moespec.models.data.found import HELD, LeftOut, find_files, hidden
 from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
@@ -36,8 +38,8 @@ from moespec.version import version
 __all__ = ["Shards", "find_shards"]
 
 INDEX, OF_CAPTIONS, FORMAT = "moespec-index.npz", "moespec-captions.npz", "moespec index of shards 2"
-HELD = ("val", "test")
-"""Words in the name of a shard, or of its folder, that is for validation, where others have the word train."""
+HELD_WORD = re.compile(f"{'|'.join(sorted(HELD, reverse=True))}|test")
+"""In the name of a shard, or of its folder, that is for validation, where others have the word train."""
 LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 """Bytes of a label, of the JSON that has one, and of a caption, at most."""
 
@@ -66,6 +68,9 @@ class Shards:
     def stamp(self) -> str:
         return " ".join(f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}" for path in self.paths)
 
+    def known(self, index: int) -> str:
+        return f"{self.names[index]} {self.size[index]}"
+
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes, which are the labels, and the pictures of the shards in a folder, in the order of names.
@@ -75,20 +80,28 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member
     that has no label, or no caption.
     """
-    root, paths = (folder, sorted(folder.rglob("*.tar"))) if folder.is_dir() else (folder.parent, [folder])
+    left, whole = LeftOut(), folder.is_dir()
+    root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
+    paths = [root / name for name in (find_files(root, (".tar",), left, known=known) if whole else [folder.name])]
     if not paths or not folder.exists():
         raise DataError(f"{folder}: {'no .tar files in it' if folder.is_dir() else 'there is no such file or folder'}")
     table = _indexed(root, paths, captions=captions)
     texts = [str(path.relative_to(root)) for path in paths]
-    validation = np.array([any(word in text for word in HELD) and "train" not in text for text in texts])
+    words = {text: found.group() for text in texts if "train" not in text and (found := HELD_WORD.search(text))}
+    validation = np.array([text in words for text in texts])
     held = validation[table["shard"]]
+    if len(names := {word: text for text, word in words.items() if word != "test"}) > 1:
+        raise DataError(
+            f"{folder}: several names of validation parts, {' and '.join(sorted(names.values()))}; expected one"
+        )
     alone = not any("train" in text for text in texts) or not validation.any()
     chosen = [np.arange(len(held))] if alone else [np.flatnonzero(~held), np.flatnonzero(held)]
     parts = [_part([str(path) for path in paths], table, rows) for rows in chosen]
     if not all(len(part.labels) for part in parts):
         raise DataError(f"{folder}: the shards for {'validation' if len(parts[0].labels) else 'training'} are empty")
     classes = () if captions else numbered_classes(str(folder), parts[0].labels, parts[-1].labels)
-    return classes, parts[0], (*parts, None)[1]
+    notes = (*left.notes(folder), *(f"{folder}: {note}" for note in table["notes"].tolist()))
+    return classes, replace(parts[0], notes=notes), (*parts, None)[1]
 
 
 def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> Part:
@@ -99,7 +112,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """The table of all pictures: from the index of the folder if it is of these shards, or from the shards themselves."""
+    """The table of all pictures, and notes on members that are left out: from the index of the folder if it is of these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     of_images = ("text", "ends") if captions else ("label",)
@@ -109,20 +122,22 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
         np.load(file, allow_pickle=False) as saved,
     ):
         check_unpacked(saved.zip.infolist())
-        table = {key: saved[key] for key in (*keys, *of_images)}
+        table = {key: saved[key] for key in (*keys, *of_images, "notes")}
         if {**unsigned(saved["record"].tobytes()), "version": version()} == _record(stamps, table):
             _check(table, np.array([path.stat().st_size for path in paths]))
             return table
+    left = LeftOut()
     rows = [
         (number, *row)
-        for number, path in enumerate(tqdm(paths, unit="shard", desc="index", disable=None))
-        for row in _members(path, captions=captions)
+        for number, path in enumerate(Bar(paths, unit="shard", desc="index"))
+        for row in _members(path, left, captions=captions)
     ]
     if not rows:
         raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
     *columns, values = zip(*rows, strict=True)
     table = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
     table |= vars(Captions.of(values)) if captions else {"label": np.array(values)}
+    table["notes"] = np.array(left.notes("members of shards"), str)
     content = io.BytesIO()
     arrays: dict[str, Any] = {"record": np.frombuffer(signed(_record(stamps, table)), np.uint8), **table}
     np.savez(content, **arrays)
@@ -143,7 +158,8 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
     """ValueError or IndexError for a table that cannot be one of shards with these sizes, in bytes."""
     shard, offset, size, label = (table.get(key, table["shard"]) for key in ("shard", "offset", "size", "label"))
     whole = all(array.dtype == np.int64 and array.shape == (len(shard),) for array in (shard, offset, size, label))
-    if not whole or table["name"].dtype.kind != "U" or table["name"].shape != shard.shape or not len(shard):
+    texts = (table["name"], shard.shape), (table["notes"], table["notes"].shape[:1])
+    if not whole or not len(shard) or any(each.dtype.kind != "U" or each.shape != shape for each, shape in texts):
         raise ValueError("dtypes or shapes")
     if min(shard.min(), offset.min(), size.min(), label.min()) < 0 or label.max() >= 2**31:
         raise ValueError("negative numbers, or large labels")
@@ -153,7 +169,7 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
         Captions(table["text"], table["ends"]).check(len(shard))
 
 
-def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
+def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:
     """Place, length, name, and label or caption of each picture of a shard, in order."""
     pictures: dict[str, tarfile.TarInfo] = {}
     values: dict[str, int | str] = {}
@@ -161,16 +177,24 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
     try:
         with open(path, "rb", opener=regular) as shard, tarfile.open(fileobj=shard, mode="r:") as file:
             for member in file:
-                if not member.isfile() or hidden(Path(member.name)):
+                if member.isdir():
+                    continue
+                if not member.isfile() or hidden(member.name):
+                    left.add("hidden" if member.isfile() else "links or devices", f"{path.name}:{member.name}")
                     continue
                 head, slash, base = member.name.rpartition("/")
                 stem, dot, ending = base.partition(".")
                 key, ending, name = f"{head}{slash}{stem}", f"{dot}{ending}".lower(), f"{path}:{member.name}"
                 if ending not in {*ENDINGS, *endings}:
+                    last = os.path.splitext(base)[1].lower()
+                    kind = "pictures with another dot in the name" if last in ENDINGS else last or "without an ending"
+                    left.add(kind, f"{path.name}:{member.name}")
                     continue
                 if member.issparse():  # of any size in a shard of any other
                     raise DataError(f"{name}: a sparse file; pack it without --sparse")
                 if ending in ENDINGS:
+                    if key in pictures:
+                        left.add("pictures of a name that a later one has", f"{path.name}:{pictures[key].name}")
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
@@ -183,6 +207,8 @@ def _members(path: Path, *, captions: bool) -> Iterator[tuple[int, int, str, Any
                         values[key] = value
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(f"{path}: not a tar file, or a compressed one ({error})") from error
+    for key in sorted(values.keys() - pictures.keys()):
+        left.add(f"{'captions' if captions else 'labels'} without a picture", f"{path.name}:{key}")
     for key, member in pictures.items():
         if key not in values:
             missing = f"caption, no {key}.txt" if captions else f"label, no {key}.cls and no label in {key}.json"

@@ -1,16 +1,15 @@
 """Evaluation: accuracy, loss and routing metrics over all images of a split."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes
+from moespec.models.bars import Bar
 from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.loader import evaluation_batch
 from moespec.models.data.prefetch import Prefetcher
@@ -107,11 +106,11 @@ def over(
     def make(index: int) -> dict[str, Any]:
         return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
 
-    batches, pause = -(-len(split) // batch), 0.5 if sys.stderr.isatty() else 10.0
-    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "disable": B.process != 0}
+    batches = -(-len(split) // batch)
+    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "delay": 0.5}
     before: list[tuple[Any, dict[str, Any]]] = []
     with Prefetcher(make, 0, batches, ahead=1) as parts:
-        for _, part in tqdm(parts, total=batches, delay=pause, mininterval=pause, **shown):
+        for _, part in Bar(parts, total=batches, shown=B.process == 0, **shown):
             check(B)
             images = prepared(B, dataset, B.put(part["images"]))
             before.append((function(params, images), part))

@@ -14,6 +14,7 @@ from moespec import spec
 from moespec.spec import ALGORITHMS, LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.ledger import LedgerEntry
+from moespec.spec.names import near
 from moespec.spec.routers import ROUTERS
 
 __all__ = ["algorithm_of", "entries_of", "spelled"]
@@ -33,10 +34,10 @@ def algorithm_of(name: str) -> str:
     for known in (*ALGORITHMS, *functions):
         if spelled(known) == spelled(name):
             return known
-    near = [row for row in ALGORITHMS if spelled(name) in spelled(row)]
+    alike = near(name.replace("-", "_"), [*ALGORITHMS, *LEDGER])
     raise ConfigError(
         f"{name!r} is neither an entry of the ledger, such as GS-3 or GS-3b, nor an algorithm; "
-        f"{'close to it are' if near else 'algorithms are'} {', '.join(near or ALGORITHMS)}"
+        f"{'near it' if alike else 'algorithms are'}: {', '.join(alike or ALGORITHMS)}"
     )
 
 

@@ -12,6 +12,7 @@ from moespec.models.commandline.chosen import check_concerns, chosen
 from moespec.models.commandline.parsing import Settings, parse
 from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
 
 __all__ = ["DENSE", "entries"]
@@ -35,7 +36,8 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
         if name in configs:
             raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):
-            raise ConfigError(f"routers={text!r}: expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS")
+            known = f"expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS"
+            raise ConfigError(f"routers={text!r}: {known}{near_it(name, (DENSE, *ROUTERS))}")
         try:
             words = shlex.split(options)
         except ValueError as error:

@@ -22,7 +22,7 @@ from moespec.models.evaluation.evaluate import evaluation_size, over
 from moespec.models.evaluation.metrics import make_forward
 from moespec.models.evaluation.retrieval import RECALLS
 from moespec.models.families import family
-from moespec.models.files import signed, unsigned, write_atomically
+from moespec.models.files import read_record, signed, write_atomically
 from moespec.models.training.config import Config
 from moespec.models.training.objectives.table import objective_of, training_flops
 from moespec.models.training.resolve import model_config
@@ -83,7 +83,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
 def read(path: Path, measure: str = "") -> dict[str, Any]:
     """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged, or without the measure."""
     try:
-        outcome = unsigned(path.read_bytes(), always=False)  # version 0.1 wrote no checksum
+        outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
             if not isinstance(outcome.get(name), kind):
                 raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
@@ -96,7 +96,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
             training = outcome["config"]["training"]
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
     return outcome
 

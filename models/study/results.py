@@ -26,9 +26,9 @@ Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
 
 COSTS = {
+    "training_operations": "FLOP of the whole training",
     "training_milliseconds": "ms to train on an image",
     "milliseconds": "ms an image, forward",
-    "training_operations": "FLOP of the whole training",
 }
 FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
 
@@ -132,7 +132,7 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     write_atomically(folder / "index.html", page.encode())
 
 
-HEAD = ("spread", "ms to train", "ms forward", "training", "operations", "parameters", "dropped", "imbalance")
+HEAD = ("spread", "training", "operations", "ms to train", "ms forward", "parameters", "dropped", "imbalance")
 
 
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -143,10 +143,10 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             name,
             f"{100 * entry['accuracy']:.2f} %",
             "" if entry["spread"] is None else f"{100 * entry['spread']:.2f}",
-            f"{entry['training_milliseconds']:.3f}",
-            f"{entry['milliseconds']:.3f}",
             scaled(entry["training_operations"]),
             scaled(entry["operations"]),
+            _range(results, name, "training_milliseconds"),
+            _range(results, name, "milliseconds"),
             f"{entry['parameters']:,}",
             f"{entry['dropped']:.1%}",
             f"{entry['imbalance']:.2f}",
@@ -155,6 +155,12 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
     head = ("", results.get("measure") or "accuracy", *HEAD)
     return [head, *finished, *((name, "failed", *[""] * len(HEAD)) for name in results["failed"])]
+
+
+def _range(results: dict[str, Any], name: str, cost: str) -> str:
+    """What the runs of an entry measured, from the least to the most: other work on the machine adds to it."""
+    values = [results["runs"][name][str(seed)][cost] for seed in results["seeds"]]
+    return " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
 
 
 def table(results: dict[str, Any]) -> str:

@@ -11,12 +11,19 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from moespec.models.shown import printable
+
 __all__ = ["render"]
+
+
+def _shown(value: Any) -> Any:
+    """Text without what a terminal obeys or a browser hides, such as the name of a class that was a folder's."""
+    return printable(value) if type(value) is str else value
 
 
 def breakable(text: str) -> Markup:
     """A name, with places where a line may break."""
-    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(text)))))
 
 
 def inside(content: bytes, kind: str) -> str:
@@ -32,6 +39,7 @@ def render(name: str, folder: Path = Path(__file__).parent, **values: Any) -> st
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.filters |= {"breakable": breakable, "inside": inside}
     return environment.get_template(name).render(values)

@@ -18,6 +18,7 @@ are not trained, which are read and left out.
 
 import re
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import safetensors.numpy
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError
-from moespec.models.files import read_file, signed, sync_directory, unsigned, write_atomically, write_synced
+from moespec.models.files import RECORD, read_file, signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.training.pieces import ArrayFile, digest, named_pieces, stored
 from moespec.models.trees import flatten, nested
 from moespec.spec.errors import ConfigError
@@ -44,7 +45,7 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
 }
 """What state.json must have, besides its format, its own checksum and those of arrays."""
-MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int}
+MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
 """What it may have, which older versions did not write."""
 
 
@@ -90,7 +91,10 @@ def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None
     sync_directory(folder)
     for old in steps(folder)[:-keep]:
         if old != spare:
-            _remove(folder / f"{old:08d}")
+            try:
+                _remove(folder / f"{old:08d}")
+            except OSError as error:  # the new one is whole
+                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
     return final
 
 
@@ -166,7 +170,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
     path = folder / STATE
     try:
-        record = unsigned(read_file(path))
+        record = unsigned(read_file(path, RECORD))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
     except ValueError as error:
@@ -207,4 +211,4 @@ def _remove(path: Path) -> None:
         aside = path.with_name(f".{path.name}.old.tmp")
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
-        shutil.rmtree(aside)
+        shutil.rmtree(str(aside))  # whose errors show a path as it is given

@@ -5,7 +5,6 @@ their values. TOML has no null: where a field may be None, the string "none" set
 how the file is written; the first files of version 0.1 have none.
 """
 
-import difflib
 import tomllib
 import types
 from collections.abc import Collection, Mapping, Sequence
@@ -21,14 +20,16 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import text
 from moespec.models.checks import check_names, described
 from moespec.models.data.options import DataConfig
+from moespec.models.files import RECORD, read_file
 from moespec.models.router_options import RouterSection, named
 from moespec.models.training.config import LENGTHS, Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.models.trees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.spec.names import near, near_it
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
-    *("recipes", "update", "with_decay", "with_model", "without_jitter", "written"),
+    *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -55,7 +56,9 @@ def find_recipe(name: str) -> Path:
     for candidate in (Path(name), RECIPES / f"{name}.toml"):
         if isfile(candidate):
             return candidate
-    raise ConfigError(f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}")
+    raise ConfigError(
+        f"config={name!r}: neither a file nor one of the recipes {', '.join(recipes())}{near_it(name, recipes())}"
+    )
 
 
 def digits() -> Config:
@@ -79,7 +82,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
-        table = with_decay(without_jitter(table))
+        table = with_eval_take(with_decay(without_jitter(table)))
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(tower := table.get("text", {}), dict):
@@ -117,7 +120,7 @@ def written(path: Path) -> list[str]:
 def _loaded(path: Path) -> dict[str, Any]:
     """What is in a TOML file. Raises ConfigError for one that is not, or has what no configuration has."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(read_file(path, RECORD).decode())
     except (ValueError, RecursionError) as error:  # ValueError: not UTF-8, not TOML, an integer of 4 300 digits
         raise ConfigError(f"{path}: not a TOML file ({error})") from error
     entries: list[tuple[int, str, Any]] = [(0, "", table)]
@@ -143,6 +146,17 @@ def with_decay(table: Mapping[str, Any]) -> dict[str, Any]:
         return dict(table)
     older = f"(^|/)(kernel|w1|w2|slots)$={rate}, .*=0"
     return {**table, "optimizer": {"decay": older, **optimizer}}
+
+
+def with_eval_take(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, where one that is older than the option `eval_take` takes tokens at evaluation as it did."""
+    older = {
+        name: {**section, "router_options": {"eval_take": "above", **options}}
+        for name in ("model", "text")
+        if isinstance(section := table.get(name), dict) and section.get("router") == "batch_expert_choice"
+        if isinstance(options := section.get("router_options", {}), dict)
+    }
+    return {**table, **older}
 
 
 def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -180,8 +194,8 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=3) or known
-            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(prefix + n for n in near)}")
+            alike = [prefix + name for name in near(key, known) or known]
+            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(alike)}")
         current = getattr(section, key)
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")

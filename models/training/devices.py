@@ -146,6 +146,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
         "mesh.transport": config.mesh.transport,
         "the version of moespec": version,
         "the data": [dataset.name, *dataset.shape, len(dataset.train), len(dataset.validation), *dataset.classes],
+        **dataset.stamp,
     }
     first, *others = map(json.loads, B.exchanged(json.dumps(own, default=str)))
     for index, other in enumerate(others, start=1):

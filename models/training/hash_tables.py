@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from moespec.backends.contract import Backend
 from moespec.models import families, vit
+from moespec.models.bars import Bar
 from moespec.models.data.dataset import Dataset
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.files import read_file, write_atomically
@@ -167,7 +167,7 @@ def _tables(
 
 def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[NDArray[np.float64]]:
     """The images of the training part, some at a time, normalised as in training."""
-    with tqdm(total=len(images), unit="image", desc=what, disable=None) as bar:
+    with Bar(total=len(images), unit="image", desc=what) as bar:
         for start in range(0, len(images), CHUNK):
             chosen = images[start : start + CHUNK]
             yield dataset.normalize(dataset.train.read(chosen)).astype(np.float64)

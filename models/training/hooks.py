@@ -16,6 +16,7 @@ A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTE
 processes, the next that is logged), which is saved.
 """
 
+import os
 import shlex
 import signal
 from collections.abc import Callable, Mapping
@@ -60,6 +61,8 @@ class AfterStep:
     """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
     stopped_by: signal.Signals | None = None
     """the signal after which this step is the last"""
+    unread: bool = False
+    """whether this step is the last as the images of the next cannot be read"""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class AfterStep:
     def saves(self) -> bool:
         """Whether there is a checkpoint of this step."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
-        return scheduled or self.stopped_by is not None
+        return scheduled or self.stopped_by is not None or self.unread
 
 
 Hook = Callable[[AfterStep], None]
@@ -104,10 +107,12 @@ class Stop:
         if after.stopped_by is None:
             return
         self._saver.wait()
+        processes = os.environ.get("MOESPEC_LAUNCHED")
+        launch = f"launch -n {processes} " if processes else ""
         named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
         raise Interrupted(
             f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
-            f"moespec train --run {shlex.quote(str(self._run))} --resume{named}",
+            f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}",
             after.stopped_by,
         )
 

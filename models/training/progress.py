@@ -8,8 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tqdm import tqdm
-
+from moespec.models.bars import Bar
 from moespec.models.training.config import TrainingConfig
 from moespec.models.training.runlog import RunLog
 
@@ -40,10 +39,13 @@ class Progress:
     ) -> None:
         self._batch = settings.batch
         self._log = RunLog(run, start, [kind_of(name) for name in owed], logged=logged) if leads else None
-        interval = 0.5 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(
-            total=settings.total, initial=start, unit="step", desc="train", mininterval=interval, disable=not leads
+        self._options: Any = {"total": settings.total, "unit": "step", "shown": leads}
+        wait = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
+        self._bar = Bar(
+            initial=start, desc="train: compiling the first step ..." if wait else "train", **wait, **self._options
         )
+        self._compiling = bool(wait)
+        self._bar.refresh()
         self._began = time.perf_counter() - seconds
         self._mark(start)
 
@@ -71,7 +73,11 @@ class Progress:
     def step(self) -> None:
         """One more step was given to the backend."""
         with suppress(OSError):  # the terminal may be gone; that ends no run
-            self._bar.update()
+            if self._compiling:  # time and rate begin after it
+                self._bar.close()
+                self._bar, self._compiling = Bar(initial=self._bar.n + 1, desc="train", **self._options), False
+            else:
+                self._bar.update()
 
     def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> dict[str, Any]:
         """Records the metrics of the last of `done` steps, and returns what the log has of it."""
@@ -97,8 +103,9 @@ class Progress:
             text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
         if results.get("spread", 1.0) < COLLAPSED:
             text += "; warning: the features hardly differ, the encoder may have collapsed"
-        with suppress(OSError):
-            self._bar.write(f"step {done}: {text}")
+        if sys.stdout is not None:
+            with suppress(OSError):
+                self._bar.write(f"step {done}: {text}")
         self._mark(done)
 
     def sync(self) -> None:

@@ -67,13 +67,13 @@ def load_backend(name: str) -> Backend:
         raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
 
 
-def load_data(config: Config) -> Dataset:
-    """The data set of a configuration; images get the size of the model. Raises DataError or ConfigError."""
+def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
+    """The data set of a configuration; images get the size of the model. first: see `load_configured`. Raises DataError or ConfigError."""
     check_limits(workers=config.data.workers)
     size = config.model.image_size
     if size is None and config.data.name in datasets.PICTURES and config.data.path:
         size = _own_size(config.model)
-    return datasets.load_configured(config.data, image_size=size)
+    return datasets.load_configured(config.data, image_size=size, first=first)
 
 
 def without_data(config: Config) -> ModelConfig:

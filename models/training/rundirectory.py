@@ -10,15 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from moespec.models.checks import OWN
+from moespec.models.data.dataset import Dataset
 from moespec.models.errors import BusyError, CheckpointError, RunError
-from moespec.models.files import signed, sweep, unsigned, write_atomically
+from moespec.models.files import RECORD, read_file, signed, sweep, unsigned, write_atomically
 from moespec.models.router_options import named
 from moespec.models.training import checkpoint, configfile, length, unchanged
 from moespec.models.training.checkpoint import Checkpoint
@@ -44,7 +45,7 @@ class RunDirectory:
     def config(self) -> Config | None:
         """The configuration saved here, or None when no run was started here."""
         file = self.path / CONFIG
-        if not isfile(file):
+        if not exists(file):
             return None
         config = configfile.read(file)
         with named(f"{file}: ", ("model",)):
@@ -54,10 +55,10 @@ class RunDirectory:
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
         file = self.path / CLASSES
-        if not isfile(file):
+        if not exists(file):
             return ()
         try:
-            content = file.read_bytes()  # version 0.1 and early 0.2 wrote a list
+            content = read_file(file, RECORD)  # version 0.1 and early 0.2 wrote a list
             names = json.loads(content) if content[:1] == b"[" else unsigned(content).get("classes")
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{file}: cannot be read ({error})") from error
@@ -102,13 +103,15 @@ class RunDirectory:
         finally:
             lock.release()
 
-    def claim(self, config: Config, *, resume: bool, override: bool = False, classes: Sequence[str] = ()) -> list[Path]:
+    def claim(
+        self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
+    ) -> list[Path]:
         """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        classes: their names, for people; empty if they are not to be kept.
+        dataset: whose names of classes are kept, for people, and whose stamp is compared.
 
         Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
-        configuration, `unchanged.FREE` aside, according to its newest checkpoint, or other names of classes. With
+        configuration, `unchanged.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
         `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
         has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
         part of config.toml says.
@@ -117,11 +120,10 @@ class RunDirectory:
         learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
+        classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
         aside: list[Path] = []
         if self.begun():
-            if classes and not override:
-                self.check_classes(classes, f". {ADVICE}")
-            aside = self._go_on(config, classes, resume=resume, override=override)
+            aside = self._go_on(config, classes, stamp, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
             self._check_whole(saved)
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
@@ -153,14 +155,40 @@ class RunDirectory:
                 "so start again without --resume"
             )
 
-    def _go_on(self, config: Config, classes: Sequence[str], *, resume: bool, override: bool) -> list[Path]:
+    def _go_on(
+        self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
+    ) -> list[Path]:
+        changed, later = self.compared(config, classes, resume=resume, override=override)
+        newest = self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
+        record = checkpoint.read_record(newest)
+        if data := unchanged.of_data(record.get("stamp", {}), stamp):
+            told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {unchanged.described(data)}"
+            if unchanged.NUMBER in data:
+                raise RunError(f"{told}; that cannot be overridden, as the order of the images depends on it")
+            if not override:
+                raise RunError(f"{told}. {ADVICE}")
+        if changed or data:
+            self._override(newest, config, {**changed, **data}, stamp)
+        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
+
+    def compared(
+        self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
+    ) -> tuple[unchanged.Changes, list[int]]:
+        """How `config` and the classes differ from those of the run begun here, and its checkpoints that are then too late.
+
+        Raises RunError as `claim` does; nothing is written.
+        """
+        if classes and not override:
+            self.check_classes(classes, f". {ADVICE}")
         steps = checkpoint.steps(self.checkpoints)
         where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{steps[-1]:08d}"
         record, written = checkpoint.read_record(newest), unchanged.keys((self.path / CONFIG).read_text())
+        recorded = flatten(record["config"], separator=".")
         changed = {
             key: pair
             for key, pair in unchanged.changes(record["config"], config).items()
-            if key not in unchanged.FREE or key not in written  # a free field that is lost was not changed on purpose
+            # a free field that is lost was not changed on purpose; one that is None, or of a later version, is not written
+            if key not in unchanged.FREE or (key not in written and recorded.get(key) is not None)
         }
         if classes and (known := self.classes()) and known != tuple(classes):
             changed[CLASSES] = (list(known), list(classes))
@@ -180,11 +208,9 @@ class RunDirectory:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
         if record["step"] > config.training.total:
             raise RunError(f"{where}: training.steps={config.training.total}: {record['step']} steps are done already")
-        if changed:
-            self._override(newest, config, changed)
-        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
+        return changed, later
 
-    def _override(self, newest: Path, config: Config, changed: unchanged.Changes) -> None:
+    def _override(self, newest: Path, config: Config, changed: unchanged.Changes, stamp: Mapping[str, Any]) -> None:
         """Notes in the newest checkpoint that the run goes on from there with `config`."""
         if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
             raise RunError(
@@ -203,7 +229,8 @@ class RunDirectory:
             )
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
-        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides})
+        of_data = {"stamp": stamp} if stamp else {}
+        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
         """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.files import named_errors, signed, unsigned, write_atomically
+from moespec.models.files import named_errors, read_file, signed, unsigned, write_atomically
 from moespec.models.training import checkpoint
 
 __all__ = ["RunLog", "read_log", "scalars"]
@@ -31,7 +31,7 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
     knows of and that are gone.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
-    lines, damaged = _read(path.read_bytes() if path.is_file() else b"")
+    lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
     with suppress(CheckpointError):  # that it is damaged says who reads its arrays
@@ -55,7 +55,7 @@ class RunLog:
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
         path, earlier, damaged = run / NAME, list[bytes](), list[str]()
         if path.exists():
-            content = path.read_bytes()
+            content = read_file(path)
             lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
             if damaged:
                 aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
@@ -79,10 +79,12 @@ class RunLog:
             self._board.write(kind, step, values)
 
     def sync(self) -> None:
-        """Waits until all records are on the disk: a checkpoint must not be newer than the log."""
+        """Waits until all records are on the disk: a checkpoint must not be newer than the log. RunError if that is no longer there."""
         with named_errors(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
+        if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
+            raise RunError(f"{self._path}: removed or replaced while the run wrote to it; the last steps are not saved")
 
     def close(self) -> None:
         """Ends the log."""

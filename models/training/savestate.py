@@ -1,6 +1,6 @@
 """The state of a run to and from checkpoints: where to start, and what to save."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.objectives.table import shapes_of
 from moespec.models.training.resolve import model_config
 from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.unchanged import check_evaluated
+from moespec.models.training.unchanged import NUMBER, check_evaluated, described, of_data
 from moespec.models.trees import flatten, nested
 from moespec.version import version
 
@@ -41,13 +41,18 @@ class Start(NamedTuple):
 
 
 def begin(
-    B: Backend, config: Config, directory: RunDirectory, *, examples: int, initial: Callable[[], dict[str, Any]]
+    B: Backend,
+    config: Config,
+    directory: RunDirectory,
+    *,
+    stamp: Mapping[str, Any],
+    initial: Callable[[], dict[str, Any]],
 ) -> Start:
     """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
 
-    examples: number of training images.
+    stamp: of the data, `Dataset.stamp`.
 
-    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or of
+    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or other data, or of
     gating noise that another generator drew, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
@@ -67,12 +72,17 @@ def begin(
             f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
             "a new run"
         )
-    expected = {"random": {"seed": seed, "step": step}, "data": data_position(examples, config.training.batch, step)}
+    if data := of_data(saved.record.get("stamp", {}), stamp):
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: the data have changed: {described(data)}")
+    expected = {
+        "random": {"seed": seed, "step": step},
+        "data": data_position(stamp[NUMBER], config.training.batch, step),
+    }
     for key, value in expected.items():
         if saved.record[key] != value:
             raise CheckpointError(
                 f"{directory.checkpoints}, step {step}: {key} {saved.record[key]}, but this run has {value} there "
-                f"(another seed or batch, or another number of training images than {examples})"
+                f"(another seed or batch, or another number of training images than {stamp[NUMBER]})"
             )
     try:
         state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)
@@ -85,7 +95,7 @@ def begin(
 
 
 def record_of(
-    B: Backend, config: Config, step: int, *, examples: int, seconds: float, overrides: list[Any]
+    B: Backend, config: Config, step: int, *, stamp: Mapping[str, Any], seconds: float, overrides: list[Any]
 ) -> dict[str, Any]:
     """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
     return {
@@ -94,7 +104,8 @@ def record_of(
         "overrides": overrides,
         "random": {"seed": config.training.seed, "step": step},
         "generator": GENERATOR,
-        "data": data_position(examples, config.training.batch, step),
+        "data": data_position(stamp[NUMBER], config.training.batch, step),
+        "stamp": dict(stamp),
         "backend": B.name,
         "seconds": seconds,
         "version": version(),

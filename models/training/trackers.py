@@ -6,9 +6,9 @@ names, `train/loss`; each is imported when it is asked for, by process 0 alone, 
 """
 
 import importlib
-import json
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from moespec.backends.contract import Backend
 from moespec.models.checks import check_installed, imported
-from moespec.models.files import write_atomically
+from moespec.models.files import read_record, signed, write_atomically
 from moespec.models.training.config import TRACKERS, Config
 from moespec.models.training.devices import led
 from moespec.models.training.hooks import AfterStep, Hook
@@ -57,12 +57,12 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
     def start() -> dict[str, str]:
         file = run / NAME
-        ids: dict[str, str] = json.loads(file.read_bytes()) if begun and file.is_file() else {}
+        ids = _known(file) if begun else {}
         for name in config.logs:
             if name in STARTS:
                 hooks[name] = hook = _Tracked(name, config, run, ids.get(name), say)
                 ids[name] = hook.id
-                write_atomically(file, json.dumps(ids).encode())
+                write_atomically(file, signed(ids))
             elif name not in TRACKERS:
                 hooks[name] = _own(name, config, run)
         return ids
@@ -81,6 +81,18 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
     finally:
         for name, hook in hooks.items():
             guarded(name, getattr(hook, "close", lambda: None))
+
+
+def _known(file: Path) -> dict[str, str]:
+    """What each tracker calls its run; nothing of a file that is damaged, of which it warns. Version 0.2 wrote no checksum."""
+    try:
+        ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
+        if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
+            raise ValueError(f"damaged, {wrong[0]}={ids[wrong[0]]!r:.40} is not the name of a run")
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{file}: {error}; the trackers begin new runs", stacklevel=1)
+        return {}
+    return ids
 
 
 class _Tracked:

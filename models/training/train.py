@@ -4,7 +4,7 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
 from moespec.models.draws import of_step
 from moespec.models.interruption import Interruption
+from moespec.models.training.checkpoint import latest
 from moespec.models.training.config import Config
 from moespec.models.training.divergence import diverged
 from moespec.models.training.evaluations import Evaluate, EvaluationSet
@@ -29,6 +30,7 @@ from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import Start, begin, settle
 from moespec.models.training.step import step_maker
 from moespec.models.training.watchdog import tell
+from moespec.spec.errors import SpecError
 
 __all__ = ["Trained", "train"]
 
@@ -65,30 +67,30 @@ def train(
         made by `moespec.models.training.trackers.loggers`.
     """
 
-    settings, directory = config.training, RunDirectory(run)
+    settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 
     def begun() -> Start:
         own = partial(besides, config, model_config(config.model))
         how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
-        return begin(B, config, directory, examples=len(dataset.train), **how)
+        return begin(B, config, directory, stamp=stamp, **how)
 
     state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
+    # Nothing is there to be saved while the log is read: a signal ends the process.
+    progress = Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0)
     with (
         Interruption() as interruption,
-        Progress(
-            run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0
-        ) as progress,
+        progress,
         Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
         batches.ahead(start) as steps,
     ):
         stop = Stop(interruption, saver, run)
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
-        save = Save(saver, progress, examples=len(dataset.train), overrides=overrides)
+        save = Save(saver, progress, stamp=stamp, overrides=overrides)
         each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, due=owed)
         if owed:
@@ -98,12 +100,32 @@ def train(
                 hook(after)
             settle(B, directory, start, owed)
             stop.end(after)
-        for step, batch in steps:
+
+        def rescued(error: SpecError) -> None:
+            """Saves the last step, where one process can do that alone, and says where the run goes on."""
+            if after.measured and not after.saves and B.processes == 1:
+                after.unread = True
+                finite(after)
+                save(after)
+                saver.wait()
+            newest = latest(directory.checkpoints)
+            error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
+
+        for step, batch in _until(steps, rescued):
             state, metrics = update(state, batch, rate(step))
             after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
             for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
+
+
+def _until(steps: Iterable[tuple[int, Any]], rescued: Callable[[SpecError], None]) -> Iterator[tuple[int, Any]]:
+    """The steps; an error of reading one, and none of who takes them, is told to `rescued` first."""
+    try:
+        yield from steps
+    except SpecError as error:
+        rescued(error)
+        raise
 
 
 class Batches:

@@ -7,17 +7,17 @@ from typing import Any
 
 from moespec.models.errors import CheckpointError
 from moespec.models.training.config import Config, ModelConfig
-from moespec.models.training.configfile import flat, with_decay, with_model, without_jitter
+from moespec.models.training.configfile import flat, with_decay, with_eval_take, with_model, without_jitter
 from moespec.models.training.resolve import model_config
 
-__all__ = ["FREE", "changes", "check_evaluated", "described", "keys"]
+__all__ = ["FREE", "NUMBER", "changes", "check_evaluated", "described", "keys", "of_data"]
 
 FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
         "training.cuda_graph",
         *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
-        *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"),
+        *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
     }
 )
 """Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
@@ -30,6 +30,9 @@ EVALUATED = (
     *("data.mean", "data.std", "data.resize", "data.background"),
 )
 """Fields, or their beginnings, that decide what an evaluation computes."""
+
+NUMBER = "number of the training images"
+"""What decides their order."""
 
 Changes = dict[str, tuple[Any, Any]]
 """Dotted field -> its value before, its value now."""
@@ -44,7 +47,7 @@ def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
     """
     plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
     before, now, defaults = (
-        flat(table) for table in (with_decay(without_jitter(recorded)), asdict(config), asdict(plain))
+        flat(table) for table in (with_eval_take(with_decay(without_jitter(recorded))), asdict(config), asdict(plain))
     )
     of_model = {f"model.{name}": value for name, value in vars(model_config(ModelConfig(config.model.name))).items()}
 
@@ -63,9 +66,19 @@ def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> No
         raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
 
 
+def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
+    """What differs between two stamps of data, `Dataset.stamp`; nothing of a checkpoint that has none, or of none now."""
+    return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
+
+
 def described(changed: Changes) -> str:
     """Each field with the values of before and of now."""
-    return "; ".join(f"{key} is {before!r} there, {now!r} here" for key, (before, now) in changed.items())
+
+    def text(key: str, before: Any, now: Any) -> str:
+        digest = " of the " in key and isinstance(now, str)  # of data
+        return f"{key} changed" if digest else f"{key} is {before!r} there, {now!r} here"
+
+    return "; ".join(text(key, *pair) for key, pair in changed.items())
 
 
 def keys(text: str) -> set[str]:

@@ -229,7 +229,8 @@ class Watchdog:
     def _lose(self, contact: _Contact, why: str) -> None:
         self._close(contact)
         if not self._left and not self._failed:
-            step = "before its first step" if contact.step is None else f"its last step was {contact.step}"
+            known = self.step if contact.step is None else contact.step  # told now and then; none is far ahead
+            step = "before its first step" if known is None else f"its last known step was {known}"
             self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
 
     def _end(self, text: str) -> None:

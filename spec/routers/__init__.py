@@ -8,31 +8,7 @@ are the steps that the conformance suite looks at one by one. Tokens are (T, D) 
 given, scaled as the router says (`Router.noise` says what it takes); `train` chooses the capacity and, in BASE and S-BASE, how tokens are
 assigned.
 
-| router | selects by | combines with | allocation | capacity from |
-|---|---|---|---|---|
-| `softmax_token_choice` | softmax | softmax | Token Choice | K T |
-| `sinkhorn_token_choice` | Sinkhorn plan | softmax | Token Choice | K T |
-| `softmax_expert_choice` | softmax | softmax | Expert Choice | T |
-| `sinkhorn_expert_choice` | Sinkhorn plan | softmax | Expert Choice | T |
-| `sparsity_constrained_expert_choice` | sparse plan of the softmax | softmax | Expert Choice | T |
-| `sparsity_constrained_token_choice` | sparse plan of the softmax | softmax | Token Choice | K T |
-| `soft_moe` | | | soft | T |
-| `importance_score` | softmax | softmax | Token Choice among the most important | K T' |
-| `dselect_k` | smooth codes of experts | gate | all experts with a gate | none |
-| `base` | best balanced assignment; logits at evaluation | sigmoid | one expert | T |
-| `hash` | table of token ids | 1 | Token Choice | none |
-| `noisy_top_k` | noisy logits | gates of the chosen | Token Choice | none |
-| `hierarchical_top_k` | gates of both levels | same | Token Choice | none |
-| `strictly_balanced` | softmax; those above a threshold at evaluation | its fraction of the chosen | Expert Choice | T |
-| `switch` | softmax of jittered tokens | same | Token Choice, K = 1 | T |
-| `s_base` | Sinkhorn plan; softmax at evaluation | softmax or sigmoid | Token Choice, K = 1 | none |
-| `gshard` | softmax | its fraction of the two | Token Choice, K = 2 | K T |
-| `image_choice` | softmax of the mean token of an image | same | Token Choice, alike for all tokens of an image | none |
-| `mixture_of_depths` | logits | same, or their sigmoid | Expert Choice | T |
-| `relu` | logits above 0 | same | Expert Choice among these | none |
-| `batch_expert_choice` | softmax; those that a predictor puts above a threshold at evaluation | softmax | Expert Choice | T |
-
-T' is the number of tokens that importance-score routing leaves.
+`moespec list routers` names the source of each, the models that use it, and what it balances, costs and drops.
 
 The worked example, with a kernel that makes the tokens the logits:
 
@@ -63,6 +39,7 @@ The worked example, with a kernel that makes the tokens the logits:
 from importlib import import_module
 from pkgutil import iter_modules
 
+from moespec.spec.names import Names
 from moespec.spec.routers.record import Router
 
 __all__ = ["ROUTERS", "Router"]
@@ -72,7 +49,7 @@ def _routers() -> dict[str, Router]:
     """The record of every module that has one."""
     modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
     routers = [module.ROUTER for module in modules if hasattr(module, "ROUTER")]
-    return {router.name: router for router in routers}
+    return Names({router.name: router for router in routers})
 
 
 ROUTERS: dict[str, Router] = _routers()

@@ -86,4 +86,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly in training: by the best balanced assignment; nothing at evaluation",
     cost="T D E, and in training the search for the best assignment",
     drops="none",
+    revision=2,
 )

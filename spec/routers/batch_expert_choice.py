@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: in training an expert takes its tokens among all of a group, at evaluation each token alone.
+"""Batch-level Expert Choice: an expert takes its best tokens of a group of images, at evaluation as many as are predicted.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -17,10 +17,10 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: among those of an image, at evaluation, too: `softmax_expert_choice`.
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: those with a predicted probability above its threshold.
-        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative b: as many, but those of the largest scores.
+    Reading: as many of its group as have a predicted probability above its threshold, those of the largest scores.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
+    Alternative b: those with a predicted probability above its threshold, each token alone (`eval_take="above"`).
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
     Alternative c: those with a score above a threshold of scores, without a predictor (`predictor=False`).
 BE-3: What are the scores?
     Reading: the softmax over the experts.
@@ -30,7 +30,7 @@ BE-3: What are the scores?
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -51,8 +51,10 @@ class Options(ExpertChoiceOptions):
 
     eval_capacity_factor: Factor | None = None
     """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
+    eval_take: Literal["largest", "above"] = "largest"
+    """what an expert takes at evaluation: as many tokens as are above its threshold, of the largest scores, or those above it"""
     predictor: bool = True
-    """whether a predictor says who takes a token at evaluation, or the scores themselves"""
+    """whether a predictor says what an expert takes at evaluation, or the scores themselves"""
     predictor_weight: Weight = 1.0
     """weight of the loss of the predictor, which there is only in training"""
     threshold_decay: Annotated[float, Range(0, 1)] = 0.95
@@ -87,7 +89,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, else of all tokens that are predicted to be chosen, with the same weights.
+    """Expert Choice by the softmax if `train`, else of as many tokens as are predicted, with the same weights.
 
     There is no noise.
 
@@ -118,7 +120,8 @@ def route(
             chosen = B.batchwise_mask(scores, capacity=capacity)
             losses = {"predictor": lambda: B.capacity_loss(predicted, chosen)}
     else:
-        routing = B.expert_choice(B.scores_above(scores, by, state["thresholds"]), capacity=capacity, drop_zero=True)
+        taken = B.scores_above(scores, by, state["thresholds"], largest=options.eval_take == "largest")
+        routing = B.expert_choice(taken, capacity=capacity, drop_zero=True)
     return output(B, options, routing, losses)._replace(statistics={"reached": reached})
 
 
@@ -137,7 +140,9 @@ ROUTER = Router(
     state=state,
     renew=update,
     decays=("kernel", "w1", "w2"),
+    models=("DiffMoE",),
     balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
     cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
     drops="tokens that no expert chooses",
+    revision=2,
 )

@@ -87,7 +87,9 @@ ROUTER = Router(
     route,
     lambda options: Noise((options.tokens, options.experts)) if options.noise_multiplier else None,
     decays=(),
+    models=("Swin-MoE", "X-MoE"),
     balances="the load of the experts, by the balance loss",
     cost="T P (D + E)",
     drops="tokens beyond the capacity of the experts that they choose",
+    revision=2,
 )

@@ -94,7 +94,7 @@ ROUTER = Router(
     Options,
     init,
     route,
-    revision=2,
+    revision=3,
     balances="nothing; a loss keeps the reachable codes of a selector whole",
     cost="T D K (1 + log2 E) and T K E; an expert may be given every token",
     drops="none",

@@ -99,9 +99,10 @@ ROUTER = Router(
     init_kernel,
     route,
     noise,
+    models=("NLLB-MoE",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep", "gshard_sample"),
-    revision=3,
+    revision=4,
 )

@@ -94,4 +94,5 @@ ROUTER = Router(
     balances="what its table balances: the frequencies of the ids",
     cost="a look into a table",
     drops="none, unless a capacity is given",
+    revision=2,
 )

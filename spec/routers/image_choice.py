@@ -82,7 +82,9 @@ ROUTER = Router(
     Options,
     init_kernel,
     route,
+    models=("Mobile V-MoE",),
     balances="the images of the experts in a group, by its losses if they have weights",
     cost="T D for the mean of images, D E for each of them",
     drops="none, unless a capacity is given",
+    revision=2,
 )

@@ -91,7 +91,9 @@ ROUTER = Router(
     Options,
     init_kernel,
     route,
+    models=("Mixture-of-Depths",),
     balances="the load, exactly: an expert chooses C tokens",
     cost="T D E",
     drops="tokens that no expert chooses, on purpose: they cost nothing",
+    revision=2,
 )

@@ -42,6 +42,7 @@ class Router:
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
     decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
         trained, which no gradient reaches.
+    models: published models that route with it, some with options of it.
     balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
         multiply-adds unless it says something else; which tokens may be left without an expert.
     revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
@@ -60,6 +61,7 @@ class Router:
     needs: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
+    models: tuple[str, ...] = field(kw_only=True, default=())
     balances: str = field(kw_only=True)
     cost: str = field(kw_only=True)
     drops: str = field(kw_only=True)

@@ -116,7 +116,9 @@ ROUTER = Router(
     route,
     state=state,
     renew=update,
+    models=("ReMoE",),
     balances="the load of the experts by a loss, whose weight holds the mean number of experts of a token",
     cost="T D E; an expert may be given every token",
     drops="tokens without a gate above 0; with a capacity, those beyond it",
+    revision=2,
 )

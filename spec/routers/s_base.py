@@ -104,5 +104,5 @@ ROUTER = Router(
     cost="T D E, and in training 2 T E for each of the iterations",
     drops="none, unless a capacity is given",
     functions=("sigmoid_affinity",),
-    revision=2,
+    revision=3,
 )

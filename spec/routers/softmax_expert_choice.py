@@ -86,5 +86,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly: each chooses C tokens",
     cost="T D E, and with a cap 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
-    revision=2,
+    revision=3,
 )

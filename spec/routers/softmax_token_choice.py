@@ -73,8 +73,12 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
+    models=(
+        *("V-MoE", "Mixtral", "OLMoE", "Qwen2-MoE", "Qwen3-MoE", "Qwen3-VL-MoE", "Qwen3-Next", "Qwen3.5-MoE"),
+        *("gpt-oss", "Hunyuan V1 MoE"),
+    ),
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose or, with `tries`, try",
-    revision=4,
+    revision=5,
 )

@@ -101,8 +101,9 @@ ROUTER = Router(
     init,
     route,
     jitter_noise,
+    models=("Switch Transformer",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",
-    revision=3,
+    revision=4,
 )

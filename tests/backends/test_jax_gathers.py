@@ -132,3 +132,84 @@ def test_products_of_a_tpu_in_place_of_gathers(router, monkeypatch):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         a, b = (np.asarray(each, np.float64) for each in (a, b))
         np.testing.assert_allclose(a, b, atol=2**-8 * np.abs(b).max())
+
+
+def slope(f, point, direction):
+    return sum(map(jax.numpy.vdot, jax.tree.leaves(jax.grad(f, (0, 1))(*point)), jax.tree.leaves(direction)))
+
+
+def jvp(f, point, direction):
+    return jax.jvp(f, point, direction)[1]
+
+
+def scanned(f):
+    return lambda *point: jax.lax.scan(lambda total, _: (total + f(*point) / 2, None), 0.0, None, length=2)[0]
+
+
+def mapped(derivative):
+    return lambda f, *at: jax.vmap(lambda scale: derivative(f, jax.tree.map(lambda leaf: scale * leaf, at[0]), at[1]))(
+        jax.numpy.array([2.0, 1.0])
+    )[1]
+
+
+def then(outer, inner):
+    return lambda f, point, direction: outer(lambda *at: inner(f, at, direction), point, direction)
+
+
+FIRST = {
+    "jvp": jvp,
+    "linearize": lambda f, point, direction: jax.linearize(f, *point)[1](*direction),
+    "vmap of grad": mapped(slope),
+    "grad of checkpoint": lambda f, *at: slope(jax.checkpoint(f), *at),
+    "grad of scan": lambda f, *at: slope(scanned(f), *at),
+}
+HESSIAN = then(jvp, slope)
+SECOND = {
+    "jvp of grad": HESSIAN,
+    "grad of grad": then(slope, slope),
+    "grad of jvp": then(slope, jvp),
+    "jvp of jvp": then(jvp, jvp),
+    "vmap of jvp of grad": mapped(HESSIAN),
+    "jvp of grad of checkpoint": lambda f, *at: HESSIAN(jax.checkpoint(f), *at),
+    "jvp of grad of scan": lambda f, *at: HESSIAN(scanned(f), *at),
+}
+QUICK = {
+    "softmax_token_choice": "vmap of jvp of grad",
+    "softmax_expert_choice": "jvp of grad",
+    "sigmoid_token_choice": "grad of grad",
+}
+
+
+def at_a_point(name):
+    """The loss of tokens and experts, these, and a direction."""
+    loss, (params, x, noise) = layer(name, of=B.moe_mlp, dimensions=16)
+    params, x = jax.tree.map(lambda leaf: leaf.astype(float) if leaf.dtype.kind == "f" else leaf, (params, x))
+    point = x, params["experts"]
+    direction = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape), point)
+    return lambda x, experts: loss({**params, "experts": experts}, x, noise)[0], point, direction
+
+
+@pytest.mark.parametrize("name", spec.ROUTERS)
+def test_second_derivatives_are_traced(name):
+    with B.with_dtype("float64"):
+        jax.make_jaxpr(partial(HESSIAN, at_a_point(name)[0]))(*at_a_point(name)[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        pytest.param(name, each, marks=[] if QUICK.get(name) == each else pytest.mark.full)
+        for name in spec.ROUTERS
+        for each in (*FIRST, *SECOND)
+    ],
+)
+def test_derivatives_are_finite_differences(name, operation):
+    with B.with_dtype("float64"):
+        f, point, direction = at_a_point(name)
+        got = jax.jit(partial({**FIRST, **SECOND}[operation], f))(point, direction)
+        of = jax.jit(f if operation in FIRST else lambda *at: slope(f, at, direction))
+        above, below = (
+            of(*jax.tree.map(lambda leaf, to, step=step: leaf + step * to, point, direction)) for step in (1e-5, -1e-5)
+        )
+    assert abs(got) > 1e-2
+    np.testing.assert_allclose(got, (above - below) / 2e-5, rtol=1e-6)

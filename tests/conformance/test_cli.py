@@ -9,6 +9,7 @@ from committed import CASES, commit, of
 
 from moespec.conformance import suite
 from moespec.conformance.check.classes import CLASSES, class_of
+from moespec.conformance.commandline.arguments import parser, spread
 
 NUMPY = ("--target", "moespec.backends.numpy")
 Z_LOSS, TOTAL = ("--dtype", "float64", "--algorithm", "z_loss"), len(of("z_loss"))
@@ -112,6 +113,21 @@ def test_wrong_usage_is_one_line(run, words):
     assert not printed or words.startswith("show")
     assert USAGE[words] in error
     assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run --target x --algorithm z_loss switch -k z", ["z_loss", "switch"]),
+        ("run --target x --algorithm z_loss,base --algorithm=switch", ["z_loss", "base", "switch"]),
+        ("run --target x --dtype f64 --dtype=f32 bf16", ["float64", "float32", "bfloat16"]),
+        ("check --class values ties out", ["values", "ties"]),
+        ("show --mode eager strided z_loss/equal", ["eager", "strided"]),
+        ("run --target x --case a/1 b/*", ["a/1", "b/*"]),
+    ],
+)
+def test_lists_take_words_after_one_option_commas_and_the_option_again(words, expected):
+    assert expected in vars(parser("").parse_known_args([*spread(words.split())])[0]).values()
 
 
 @pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "1 / 0", "x = ="])

@@ -71,13 +71,21 @@ def recorded(path, logits, mistake="", gate="softmax", layers=2):
 @pytest.mark.parametrize(
     ("gate", "mistake", "words"),
     [
-        ("softmax", "not divided", ["weights: softmax (100%)"]),
+        (
+            "softmax",
+            "not divided",
+            ["weights: softmax (100%)", "each does what its logits say, by another rule of weights."],
+        ),
         (
             "softmax",
             "scores in bfloat16",
             ["near ties in bfloat16 and no finer", "softmax scores, rounded to bfloat16"],
         ),
-        ("sigmoid", "group by its best", ["neither near ties nor explained by the logits", "a group by its best, "]),
+        (
+            "sigmoid",
+            "group by its best",
+            ["neither near ties nor explained by the logits", "a group by its best, ", "another rule of choice."],
+        ),
         ("sigmoid", "bias in the weights", ["of the same choices differ", "sigmoid + bias (the bias, which is for"]),
     ],
 )
@@ -223,6 +231,9 @@ class Block(torch.nn.Module):
 torch.manual_seed(0)
 model = torch.nn.Sequential(Block(), Block())
 function = lambda: model
+class Model(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(Block(), Block())
 def raising(x): raise KeyError("no such expert")
 def data(): return [torch.randn(2, 5, 8), torch.randn(3, 5, 8)]
 def nan(): return torch.full((2, 8), float("nan"))
@@ -237,7 +248,7 @@ def record(run, target, tmp_path):
 
 
 def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
-    for model in ("model", "function"):
+    for model in ("model", "function", "Model"):
         status, printed, _ = record(model, "--module", "*.gate", "--data", "own_model:data")
         assert (status, "2 gates, 50 tokens" in printed) == (0, True)
     assert [gate.calls for gate in read(tmp_path / "a.safetensors")] == [(10, 15), (10, 15)]
@@ -253,7 +264,9 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "matches no module; near it: 0.gate, 1.gate"),
+        ("model --module *.gates --data own_model:data", "matches no module; there are, one of a kind, 0.gate"),
+        ("Block --module *.router --data own_model:data", "matches no module; there are, one of a kind, gate"),
+        ("Gate --module *.gate --data own_model:data", "own_model:Gate: raised TypeError: "),
         (
             "model --module 0 --data own_model:data",
             "the shape of its input: a block, and not its gate; say by outputs=",
@@ -272,6 +285,16 @@ def test_what_cannot_be_recorded(record, tmp_path, arguments, words):
     assert status == 2
     assert words in error
     assert not (tmp_path / "a.safetensors").exists()
+
+
+def forged(choices):
+    """A change of a recording to these choices alone, which nothing else bounds."""
+
+    def change(arrays, record):
+        del arrays["0/logits"], arrays["0/weights"]
+        arrays["0/choices"], record["gates"][0]["calls"] = choices, [len(choices)]
+
+    return change
 
 
 def changed(path, change):
@@ -294,6 +317,14 @@ def changed(path, change):
         (lambda arrays, record: record["gates"][0].update(calls=[255]), "expected (255 tokens"),
         (lambda arrays, record: record["gates"][0].update(calls=["a"]), "not numbers of tokens"),
         (lambda arrays, record: record["gates"][0].pop("dtypes"), "damaged (KeyError"),
+        (forged(np.full((1, 1), 2**31 - 1, np.int32)), "2147483648 experts of 1 tokens, expected at most 65536"),
+        (forged(np.full((1, 1), 2**63 - 1)), "experts of 1 tokens, expected at most 65536"),
+        (forged(np.full((2**13, 1), 2**16 - 1)), "and 268435456 pairs"),
+        (forged(np.full((9, 1), 0.5)), "choices are not integers"),
+        (forged(np.zeros((0, 3), np.int32)), "not numbers of tokens"),
+        (forged(np.zeros((9, 2**40, 0), np.int32)), "expected (9 tokens"),
+        (lambda arrays, record: record["gates"][0].update(calls=[2**62] * 9), "tokens, 1 or more"),
+        (lambda arrays, record: arrays.update({"0/bias": np.ones(2**20, np.float32)}), "expected (16 experts,)"),
         (lambda arrays, record: arrays["0/logits"].__setitem__((3, 2), np.nan), "not finite, the first at [3, 2]"),
         (lambda arrays, record: arrays["0/choices"].__setitem__((0, 0), 16), "integers from -1 to 15"),
         (lambda arrays, record: arrays["0/choices"].__setitem__(0, 1), "chooses an expert twice"),

@@ -35,6 +35,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog
 from moespec.models.training.saver import Saver
 from moespec.models.training.savestate import begin, trained_params
+from moespec.models.training.unchanged import NUMBER
 from moespec.models.trees import flatten
 from moespec.models.vit import VitConfig, named
 from moespec.spec.errors import SpecError
@@ -424,6 +425,13 @@ def spoiled(content: bytes, draw: random.Random) -> bytes:
     return draw.choice([bytes(flipped), content[:start], zeroed, content + draw.randbytes(draw.randint(1, 64))])
 
 
+def test_an_old_checkpoint_that_stays_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **how: how or os.rmdir(path))
+    with pytest.warns(UserWarning, match="the old checkpoint 7 cannot be removed .Directory not empty"):
+        assert written(tmp_path, step=8, keep=1).is_dir()
+
+
 def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
     """None ends in a traceback, and none is used as it is."""
     run, draw = tmp_path / "run", random.Random(SEED)
@@ -440,7 +448,7 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
 
     def read() -> dict[str, Any]:
         directory.claim(config, resume=True)
-        return flatten(B.export_state(begin(B, config, directory, examples=examples, initial=dict).state))
+        return flatten(B.export_state(begin(B, config, directory, stamp={NUMBER: examples}, initial=dict).state))
 
     expected, notices = read(), 0
     assert expected["step"] == 12

@@ -190,6 +190,15 @@ def test_npz(tmp_path: Path) -> None:
     assert (data.name, len(data.train), len(data.validation), data.shape) == ("some", 8, 2, (4, 4, 1))
 
 
+def test_npz_of_medmnist(tmp_path: Path) -> None:
+    parts = {"train": 6, "val": 3, "test": 4}
+    arrays = {f"{part}_images": np.zeros((count, 4, 4), np.uint8) for part, count in parts.items()}
+    arrays |= {f"{part}_labels": np.arange(count).reshape(count, 1) % 2 for part, count in parts.items()}
+    data = load("npz", npz(tmp_path / "x.npz", images=None, labels=None, **arrays))
+    assert (data.train.labels.tolist(), len(data.validation), data.held_out) == ([0, 1] * 3, 3, False)
+    assert data.notes == (f"{tmp_path / 'x.npz'}: left out: arrays 2 (test_images)",)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -198,6 +207,8 @@ def test_npz(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
+        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one label each"),
+        ({"val_images": 0, "validation_images": 0}, "has the validation parts 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
         ({"labels": None}, "no array 'labels'"),
@@ -299,21 +310,25 @@ def test_folder_with_a_split(photo_folder: Path) -> None:
     assert data.validation.read(np.array([1]))[0, 3, 3].tolist() == [160, 100, 0], "the fifth image of the second class"
 
 
-def test_folder_with_train_and_val(photo_folder: Path) -> None:
-    for part in ("train", "val"):
+@pytest.mark.parametrize("val", ["val", "validation", "valid"])
+def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
+    for part in ("train", val):
         (photo_folder / part).mkdir()
     for name in ("ant", "bee"):
         (photo_folder / name).rename(photo_folder / "train" / name)
-        (photo_folder / "val" / name).mkdir()
-        Image.new("L", (9, 9), 77).save(photo_folder / "val" / name / "1.jpg")
+        (photo_folder / val / name).mkdir()
+        Image.new("L", (9, 9), 77).save(photo_folder / val / name / "1.jpg")
     data = load("folder", str(photo_folder), image_size=6)
     assert (len(data.train), len(data.validation)) == (10, 2)
     assert data.validation.read(np.array([0]))[0, 2, 2].tolist() == [77, 77, 77]
-    (photo_folder / "val" / "ant" / "1.jpg").unlink()
-    with pytest.raises(DataError, match=r"val/ant: the class has no images"):
+    (photo_folder / val / "ant" / "1.jpg").unlink()
+    with pytest.raises(DataError, match=rf"{val}/ant: the class has no images"):
         load("folder", str(photo_folder), image_size=6)
-    (photo_folder / "val" / "ant").rmdir()
+    (photo_folder / val / "ant").rmdir()
     with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):
+        load("folder", str(photo_folder), image_size=6)
+    (photo_folder / ("val" if val == "valid" else "valid")).mkdir()
+    with pytest.raises(DataError, match=r"has the validation parts 'val\w*' and 'valid\w*'; expected one"):
         load("folder", str(photo_folder), image_size=6)
 
 

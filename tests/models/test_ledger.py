@@ -243,7 +243,7 @@ def test_a_name_that_means_nothing_is_an_error(few, capsys, arguments, message):
 
 def test_the_spelling_of_a_name_is_forgiven_and_what_is_close_to_a_wrong_one_named():
     assert [algorithm_of(name) for name in ("Soft-MoE", "soft moe", "SoftMoE")] == ["soft_moe"] * 3
-    with pytest.raises(ConfigError, match=r"close to it are normalize_selected$"):
+    with pytest.raises(ConfigError, match=r"near it: normalize_selected$"):
         algorithm_of("normalize")
 
 

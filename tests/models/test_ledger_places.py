@@ -4,7 +4,7 @@ import re
 
 import pytest
 from generator import find_places
-from generator.find_places import line_of, named
+from generator.find_places import cited, line_of, named
 
 from moespec.models.ledger.places import addresses, code, link, link_papers, of_package, places
 from moespec.spec import LEDGER
@@ -15,7 +15,7 @@ CODE = r"https://github\.com/[\w.-]+/[\w.-]+/blob/([0-9a-f]{40}|v[\d.]+)/[\w./-]
 
 
 def test_what_the_ledger_names_is_what_the_places_have():
-    """After a change of a "By:": `python -m generator.find_places FOLDER`, with docs/ on the path."""
+    """After a change of a "By:" or "Source:": `python -m generator.find_places FOLDER`, with docs/ on the path."""
     lines = {who: {path: set(names) for path, names in each["lines"].items()} for who, each in places().items()}
     assert lines == named()
 
@@ -89,3 +89,11 @@ def test_what_no_copy_has_is_told(tmp_path, monkeypatch):
     found, missing = find_places.find(tmp_path)
     assert found["a/b"]["lines"]["x.py"] == {"f": 2}
     assert missing == ["a/b: x.py has no g", f"a/b: no copy in {tmp_path} has y.py at commit c0ffee"]
+
+
+def test_the_places_of_a_source():
+    commit = "c" * 40
+    source = f"The paper, eq. (1); a/b, x/y.py, f and G.h. `n`: a/c-d@{commit}, z.hpp, but see RN-1; e/f, z.py (g)."
+    assert cited(source) == [Taker("a/b", "x/y.py, f and G.h"), Taker(f"a/c-d@{commit}", "z.hpp"), Taker("e/f", "z.py")]
+    with pytest.raises(ValueError, match="expected a file after each repository"):
+        cited("The paper; a/b, a folder.")

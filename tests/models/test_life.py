@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from moespec.models import cli, files, interruption, vit
 from moespec.models.data.loader import training_batch
-from moespec.models.errors import CheckpointError, RunError
+from moespec.models.errors import CheckpointError, DataError, RunError
 from moespec.models.evaluation import evaluate as evaluation
 from moespec.models.interruption import Interruption
 from moespec.models.training import checkpoint
@@ -148,6 +148,27 @@ def nan_in_a_batch(patch: pytest.MonkeyPatch, B: Any) -> None:
     patch.setattr(classification, "training_batch", batch)
 
 
+def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
+    def batch(*arguments: Any, **options: Any) -> dict[str, Any]:
+        if arguments[-1] == 6:
+            raise DataError("bee/3.jpg: broken")
+        return training_batch(*arguments, **options)
+
+    patch.setattr(classification, "training_batch", batch)
+
+
+def removed(patch: pytest.MonkeyPatch, B: Any) -> None:
+    """The log, before the second checkpoint."""
+    real, calls = RunLog.sync, count(1)
+
+    def sync(log: Any) -> None:
+        if next(calls) == 2:
+            log._path.unlink()
+        real(log)
+
+    patch.setattr(RunLog, "sync", sync)
+
+
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
@@ -188,6 +209,8 @@ CASES = {
         )
         for tree in ("params", "nu")
     },
+    "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
+    "a log that is removed": Case(removed, r"metrics\.jsonl: removed or replaced.* are not saved", [4], log_from=5),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),
@@ -504,9 +527,10 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     run = runs.stopped(whole, tmp_path / "run", step=8)
     fields = {"training.log_every": "7", "training.keep": "3", "training.compile": "never", "data.prefetch": "1"}
     fields |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
+    fields |= {"mesh.data": "1"}
     # The digits have nothing to decode, and one process has one device, which is no GPU.
     others = {"training.recompute", "training.cuda_graph", "backend", "data.cache", "data.workers"}
-    others |= {"mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport"}
+    others |= {"mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"}
     assert {*fields, *others} == FREE | {"training.steps"}
     flags = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", value)]
     assert cli.main(["train", "--run", str(run), "--resume", "--training.recompute", *flags]) == 0
@@ -703,3 +727,23 @@ def test_a_kill_at_any_write_loses_no_step(runs, tmp_path: Path, monkeypatch: py
         if status == 0:
             break
     assert number > 10
+
+
+TRAIN = "train --backend numpy --training.steps 1 --training.batch 4 --model.width 8 --model.depth 1"
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("command", "streams", "status"),
+    [
+        *(("list", streams, 0) for streams in (">&-", ">&- 2>&-", ">&- 2>&- <&-", "2>/dev/full")),
+        ("list", ">/dev/full", 2),
+        ("list x", ">&- 2>/dev/full", 2),
+        *((f"{TRAIN} --model.heads 1 --model.hidden 4 --model.patch-size 4", streams, 0) for streams in (">&- 2>&-", ">/dev/full")),
+    ],
+)  # fmt: skip
+def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, streams: str, status: int) -> None:
+    words = f"{sys.executable} -m moespec {command}{f' --run {tmp_path}' if 'train' in command else ''} {streams}"
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("Traceback")) == (status, 0), done.stderr
+    assert "train" not in command or (tmp_path / "report.html").exists()

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib
+import io
 import os
 import signal
 import subprocess
@@ -17,17 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from worker_functions import broken_at_3
+from worker_functions import broken_at_3, ended_at_3
 
-from moespec.models import cli
+from moespec.models import bars, cli
 from moespec.models.data.augment import crop_and_flip, mixup_weight
 from moespec.models.data.datasets import load, load_configured
 from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
 from moespec.models.data.options import DataConfig
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.data.prepared import prepared
-from moespec.models.errors import DataError
+from moespec.models.errors import DataError, RunError
+from moespec.models.memory import cores
 from moespec.models.streams import AUGMENTATION, MIXUP, ORDER, TABLES, generator
+from moespec.models.training.config import TrainingConfig
+from moespec.models.training.progress import Progress
 from moespec.spec.errors import SpecError
 
 
@@ -228,6 +232,34 @@ def test_an_error_surfaces_in_its_place(workers: int) -> None:
             next(iterator)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGSEGV", 3])
+def test_a_worker_that_ends_is_named(end: str | int) -> None:
+    with (
+        Prefetcher(functools.partial(ended_at_3, end), 0, 9, ahead=2, workers=2) as results,
+        pytest.raises(RunError, match=f"a process that reads images .*{end}"),
+    ):
+        list(results)
+
+
+def test_what_the_configuration_decides_is_rejected_before_a_picture_is_decoded(
+    photos: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr("moespec.models.data.picturesets.broken", lambda *_, **__: pytest.fail("decodes"))
+    words = [
+        "--data.path",
+        str(photos),
+        "--data.broken",
+        "skip",
+        "--model.image-size",
+        "8",
+        "--optimizer.rates",
+        "haed=0",
+    ]
+    assert cli.main(["train", "--backend", "numpy", "--data", "folder", *words]) == 2
+    assert "optimizer.rates='haed=0'" in capsys.readouterr().err
+
+
 def test_receive_sees_each_step_and_its_result() -> None:
     for workers in (0, 1):
         with Prefetcher(abs, 4, 7, ahead=1, workers=workers, receive=lambda step, item: (step, -item)) as results:
@@ -279,7 +311,8 @@ def test_a_folder_of_photographs_trains_to_the_same_bits_with_workers(
     flags = ["train", "--backend", "torch", *runs.flags, *small, "--training.checkpoint-every", "2", *data]
     assert cli.main([*flags, "--run", str(tmp_path / "whole")]) == 0
     runs.stopped(tmp_path / "whole", tmp_path / "stopped", step=2)
-    assert cli.main([*flags, "--run", str(tmp_path / "stopped"), "--resume", "--data.workers", "1"]) == 0
+    assert cli.main([*flags, "--run", str(tmp_path / "stopped"), "--resume", "--data.workers", "1000"]) == 0
+    assert f"data.workers=1000: this process may use {cores()} cores; using {cores()}" in capsys.readouterr().out
     ends = [tmp_path / name / "checkpoints" / "00000004" / "arrays.safetensors" for name in ("whole", "stopped")]
     assert ends[0].read_bytes() == ends[1].read_bytes()
     assert ends[0].read_bytes() != (ends[0].parents[1] / "00000002" / ends[0].name).read_bytes()
@@ -289,3 +322,19 @@ def test_a_folder_of_photographs_trains_to_the_same_bits_with_workers(
 def test_fields_that_do_not_suit_the_pictures(photos: Path, name: str, value: Any) -> None:
     with pytest.raises(SpecError, match=rf"data\.{name}='?{value}"):
         load("folder", str(photos), image_size=32, **{name: value})
+
+
+@pytest.mark.parametrize("where", ["log", "disabled", "closed"])
+def test_progress_in_a_log_is_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Without an estimate while the first step is compiled."""
+    log = io.StringIO()
+    monkeypatch.setattr(bars, "PAUSE", 1e-9)
+    monkeypatch.setattr(sys, "stderr", None if where == "closed" else log)
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setenv("TQDM_DISABLE", "1" if where == "disabled" else "0")
+    with Progress(tmp_path, TrainingConfig(steps=3), start=0, seconds=0.0) as progress:
+        for _ in range(3):
+            progress.step()
+        progress.evaluated(3, "x", {"accuracy": 0.5})
+    shown = ["train: compiling the first step ...", "train: 2/3", "train: 3/3"] if where == "log" else []
+    assert [line.partition(",")[0] for line in log.getvalue().splitlines()] == shown

@@ -5,6 +5,7 @@ They are of an early 0.1, whose configurations name the options of every router,
 """
 
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from moespec.models import cli
-from moespec.models.training import checkpoint
+from moespec.models.training import checkpoint, configfile, unchanged
 from moespec.models.training.runlog import read_log
 
 RUNS = sorted(path for path in (Path(__file__).parent / "runs_0_1").iterdir() if path.is_dir())
@@ -61,3 +62,12 @@ def test_it_goes_on_as_it_did(run: Path, request: Any, said: Any, monkeypatch: A
         for block, metrics in old["moe"].items():
             for name, value in metrics.items():
                 np.testing.assert_allclose(new["moe"][block][name], value, rtol=1e-4, err_msg=f"{block} {name}")
+
+
+def test_a_run_that_is_older_than_an_option_evaluates_as_it_did(tmp_path: Path) -> None:
+    """Of `batch_expert_choice`, whose `eval_take` was "above" before there was the option."""
+    now = configfile.with_model(configfile.digits(), None, "batch_expert_choice")
+    (tmp_path / "config.toml").write_text(configfile.dump(now).replace('eval_take = "largest"\n', ""))
+    then, recorded = configfile.read(tmp_path / "config.toml"), tomllib.loads((tmp_path / "config.toml").read_text())
+    assert not unchanged.changes(recorded, then)
+    assert unchanged.changes(recorded, now) == {"model.router_options.eval_take": ("above", "largest")}

@@ -134,8 +134,13 @@ def test_folders_that_lack_something(folder: Path) -> None:
         ("a.csv", "image,caption\n", "no rows in it"),
         ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
         ("a.csv", "image,label\nx,y\n", r"no column of the caption \(caption, .*\) among image, label"),
-        ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: there is no image '0/none\.png'"),
-        ("a.csv", f"image,caption\n{'n' * 5000},b\n", "row 1: there is no image 'nnn"),
+        ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: names '0/none\.png', which is not a file below"),
+        ("a.csv", f"image,caption\n{'n' * 5000},b\n", "row 1: names 'nnn"),
+        *(
+            ("a.csv", f"image,caption\n{name},b\n", "row 1: names ")
+            for name in ("/etc/passwd", "../out.png", "out.png")
+        ),
+        ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),
         ("a.csv", "image,caption\n0/0.png\n", r"row 1, 0/0\.png: expected a caption, a text, got None"),
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
         ("a.jsonl", '{"image": "0/0.png", "caption": 3}', r"row 1, 0/0\.png: expected a caption, a text, got 3"),
@@ -148,6 +153,8 @@ def test_folders_that_lack_something(folder: Path) -> None:
 )
 def test_wrong_tables(folder: Path, name: str, content: str, message: str) -> None:
     (folder / name).write_text(content)
+    (folder.parent / "out.png").write_bytes(encoded(0))
+    (folder / "out.png").symlink_to("../out.png")
     with pytest.raises(DataError, match=message) as error:
         loaded(folder / name)
     assert name in str(error.value)

@@ -19,6 +19,7 @@ from moespec.models.commandline.commands import load_run
 from moespec.models.commandline.inspection import alone
 from moespec.models.commandline.predict import Prediction, make_shares, table
 from moespec.models.data.pictures import read_image
+from moespec.models.templates import render
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.models.weights.files import write_safetensors
 from moespec.models.weights.formats import PT
@@ -202,3 +203,8 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     exec(block, found)
     rows = rows_of(Path("predictions.csv"))
     assert found["labels"] == {row["image"].lstrip("'"): row["class_1"].lstrip("'") for row in rows}
+
+
+def test_a_page_shows_controls_as_text(tmp_path: Path) -> None:
+    (tmp_path / "x.jinja").write_text("{{ text }} {{ text | breakable }}")
+    assert render("x.jinja", tmp_path, text="<\x1b\u202e\udcff") == " ".join(["&lt;\\x1b\\u202e\\udcff"] * 2)

@@ -1,7 +1,10 @@
 """Where pictures come from: tar shards, the Hugging Face library, broken files, transparency, names of classes."""
 
 import contextlib
+import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from PIL import Image
 from moespec.models import cli
 from moespec.models.data import shards
 from moespec.models.data.datasets import load
+from moespec.models.data.folder import find_folder, find_pictures
+from moespec.models.data.pairs import find_pairs
 from moespec.models.data.pictures import check_header, read_image
 from moespec.models.errors import DataError
 
@@ -133,7 +138,7 @@ def test_shards_of_the_library_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([("a.png", b"x")], r"a\.png: no label, no a\.cls"),
+        ([("a\n.png", b"x")], r"a\\n\.png: no label, no a\\n\.cls"),
         ([("a.png", b"x"), ("a.cls", b"cat")], r"a\.cls: expected a label, a whole number .*b'cat'"),
         ([("a.png", b"x"), ("a.cls", b"-1")], r"a\.cls: expected a label"),
         ([("a.png", b"x"), ("a.json", b'{"label": true}')], r"a\.json: expected a label"),
@@ -149,6 +154,7 @@ def test_wrong_shards(tmp_path: Path, content: list[tuple[str, bytes]], message:
     with pytest.raises(DataError, match=message) as error:
         load("webdataset", str(tmp_path), image_size=4)
     assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_shard_that_is_no_tar_file(tmp_path: Path) -> None:
@@ -242,14 +248,73 @@ def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
         load("folder", str(photos), image_size=4, broken="skip")
 
 
-def test_files_that_are_hidden_or_have_other_endings(photos: Path) -> None:
-    (photos / "__MACOSX").mkdir()
-    for name in ("ant/._00.png", "__MACOSX/._x.png", "ant/a.heic", "bee/b.HEIC", "bee/c"):
-        (photos / name).touch()
-    (photos / "ant/00.png").rename(photos / "ant/00.jfif")
-    data = load("folder", str(photos), image_size=4)
-    assert (len(data.train) + len(data.validation), data.classes) == (20, ("ant", "bee"))
-    assert data.notes == (f"{photos}: 3 files with other endings are left out: .heic 2, none 1",)
+LEFT_OUT = {
+    "classes": (
+        "x.png __MACOSX/x.png ant/a.heic ant/b.HEIC ant/c ant/._0.png ant/.ipynb/x.png ant/deep/er/1.png ant/deep/up bee/0.png",
+        "hidden 3 (__MACOSX/), beside the folders of classes 1 (x.png), .heic 2 (ant/a.heic), without an ending 1 (ant/c), "
+        "links to a folder that is read already 1 (ant/deep/up/)",
+    ),
+    "split": (
+        "train/a/0.png validation/a/0.png test/a/0.png x.csv .DS_Store",
+        "hidden 1 (.DS_Store), beside train/ 2 (test/)",
+    ),
+    "labels": ("labels.csv 0.png 1.png deep/2.png a.txt", ".txt 1 (a.txt), without a row in labels.csv 1 (1.png)"),
+    "pairs": (
+        "0.png 0.txt 1.txt deep/1.png deep/1.txt x.md .x.png",
+        "hidden 1 (.x.png), .md 1 (x.md), captions without an image 1 (1.txt)",
+    ),
+    "predict": ("0.png deep/1.png deep/x.md .x/0.png", "hidden 1 (.x/), .md 1 (deep/x.md)"),
+    "shards": (
+        "0.png 0.cls 1.png 1.cls 1.jpg 2.cls 22.05.png 22.05.cls x.md ._0.png c",
+        ".gz 1 (x.tar.gz) members of shards: left out: pictures of a name that a later one has 1 (x.tar:1.png), "
+        "pictures with another dot in the name 1 (x.tar:22.05.png), .cls 1 (x.tar:22.05.cls), .md 1 (x.tar:x.md), "
+        "hidden 1 (x.tar:._0.png), without an ending 1 (x.tar:c), labels without a picture 1 (x.tar:2)",
+    ),
+}
+"""Files of a layout (`up` is a link to the folder above), and what is said of those that are not read."""
+
+
+@pytest.mark.parametrize("layout", LEFT_OUT)
+def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
+    names, said = LEFT_OUT[layout]
+    contents = {".cls": b"0", ".txt": b"text", ".csv": b"id,label\n0,x\ndeep/2,y\n"}
+    files = [(name, contents.get(Path(name).suffix, encoded(0))) for name in names.split()]
+    if layout == "shards":
+        write_shard(tmp_path / "x.tar", files)
+        (tmp_path / "x.tar.gz").touch()
+    for name, content in files if layout != "shards" else []:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to("..") if name.endswith("up") else (tmp_path / name).write_bytes(content)
+    find: Any = {"pairs": find_pairs, "predict": find_pictures, "shards": shards.find_shards}.get(layout, find_folder)
+    for _ in range(2):  # shards the second time from the index
+        _, others = find(tmp_path)[:2]
+        notes = others if layout == "predict" else others.notes
+        assert " ".join(notes).replace(f"{tmp_path}: ", "") == f"left out: {said}"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("id,label\n0,7\n1.png,10\ndeep/2,7\n3,10\n", None),
+        ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
+        ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
+        ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
+        ("id,label\n0,\n", "line 2, column 'label': empty"),
+        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or more"),
+        ("id,label\n../out,7\n", "stands for no picture"),
+        ("id,label\n\xff,7\n", "line 1: cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("beside", [True, False])
+def test_tables_of_labels(tmp_path: Path, table: str, message: str | None, beside: bool) -> None:
+    for name in ("out", "train/0", "train/1", "train/3", "train/2" if beside else "train/deep/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.png").write_bytes(encoded(0))
+    file = tmp_path / ("train.csv" if beside else "train/labels.csv")
+    file.write_text(table.replace("deep/", "") if beside else table, encoding="latin-1")
+    with contextlib.nullcontext() if message is None else pytest.raises(DataError, match=f"{file}.*{message}"):
+        classes, part, held = find_folder(tmp_path)
+        assert (classes, part.labels.tolist(), held) == (("7", "10"), [0, 1, 0, 1] if beside else [0, 1, 1, 0], None)
 
 
 def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
@@ -403,11 +468,70 @@ def test_a_turned_picture_that_is_not_square(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(tmp_path / "x.png", 8, channels=1)[..., 0], QUARTERS)
 
 
+def ifd(*entries: tuple[int, int, int, int]) -> bytes:
+    """A TIFF file, or a block of EXIF, of these entries: tag, type (3: 16 bits, 4: 32 bits), count and value."""
+    table = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    return b"II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + table + bytes(4)
+
+
+def tiff(path: Path, values: np.ndarray, bits: int, photometric: int = 1, *more: tuple[int, int, int, int]) -> None:
+    """A grey TIFF of so many bits a pixel. photometric: 1 if 0 is black, 0 if it is white."""
+    unpacked = values.reshape(-1, 1) >> np.arange(bits)[::-1] & 1
+    pixels = values.astype("<u2").tobytes() if bits == 16 else np.packbits(unpacked.astype(np.uint8)).tobytes()
+    sizes = ((256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, bits), (262, 3, 1, photometric), (278, 3, 1, 4))
+    start = 14 + 12 * (len(sizes) + 2 + len(more))
+    path.write_bytes(ifd(*sizes, (273, 4, 1, start), (279, 4, 1, len(pixels)), *more) + pixels)
+
+
+@pytest.mark.parametrize("photometric", [1, 0])
+@pytest.mark.parametrize("bits", [4, 8, 10, 12, 14, 16])
+def test_a_tiff_of_any_bits_is_scaled_or_named(tmp_path: Path, bits: int, photometric: int) -> None:
+    values = np.linspace(0, 2**bits - 1, 16).round().astype(np.int64).reshape(4, 4)
+    tiff(tmp_path / "x.tif", values, bits, photometric)
+    if bits in (4, 8, 16) or (bits, photometric) == (12, 1):
+        np.testing.assert_array_equal(grey(tmp_path / "x.tif"), EIGHT if photometric else 255 - EIGHT)
+    else:
+        with pytest.raises(DataError, match=r"x\.tif: not a readable image .* of grey TIFF 8, 12, 16 bits"):
+            grey(tmp_path / "x.tif")
+
+
+TURNED = (0x0112, 3, 1, 3)
+DAMAGED = {
+    **{"two bytes": b"II", "text": b"garbage!", "a header": b"II*\0", "cut": ifd(TURNED)[:14], "an ending": b"\0"},
+    **{"itself": ifd((0x8769, 4, 1, 8)), "far": b"II*\0\xff\xff\xff\x7f", "many": b"II*\0\x08\0\0\0\xff\xff"},
+    **{"a count": ifd((0x0112, 3, 2**32 - 1, 3)), "a type": ifd((0x0112, 99, 1, 3))},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of Pillow, as where nobody turns them into errors
+@pytest.mark.parametrize("block", DAMAGED)
+def test_a_damaged_block_of_exif_turns_nothing(tmp_path: Path, block: str) -> None:
+    for ending in ("png", "webp", "jpg"):
+        about = b"Exif\0\0" * (ending == "jpg") + DAMAGED[block]
+        Image.fromarray(QUARTERS).save(tmp_path / f"x.{ending}", exif=about, quality=100, lossless=True)
+        found = read_image(tmp_path / f"x.{ending}", 8, channels=1)[..., 0]
+        np.testing.assert_allclose(found.astype(int), QUARTERS, atol=2)
+    for pointer in (8, 2**31):  # to its own table, and to nowhere
+        tiff(tmp_path / "x.tif", RAMP, 16, 1, (0x8769, 4, 1, pointer))
+        np.testing.assert_array_equal(grey(tmp_path / "x.tif"), EIGHT)
+
+
+@pytest.mark.parametrize("kind", [b"iCCP", b"zTXt", b"iTXt", b"tEXt", b"pHYs", b"gAMA", b"acTL", b"eXIf"])
+@pytest.mark.parametrize("place", [33, -12])
+def test_damage_beside_the_pixels_of_a_png_is_passed_over(tmp_path: Path, kind: bytes, place: int) -> None:
+    Image.fromarray(QUARTERS).save(buffer := io.BytesIO(), "png")
+    content = buffer.getvalue()
+    for data, checksum in ((b"", None), (b"k\0\x05zzz", None), (b"k\0\0", b"none")):
+        chunk = len(data).to_bytes(4) + kind + data + (checksum or zlib.crc32(kind + data).to_bytes(4))
+        (tmp_path / "x.png").write_bytes(content[:place] + chunk + content[place:])
+        np.testing.assert_array_equal(read_image(tmp_path / "x.png", 8, channels=1)[..., 0], QUARTERS)
+
+
 @pytest.mark.parametrize(
     ("pixels", "message"),
     [
         (np.ones((4, 4), np.float32), r"x\.tif: its pixels are floating-point numbers, of which white is not known"),
-        (np.full((4, 4), 70000, np.int32), r"x\.tif: its pixels are integers of 32 bits"),
+        (np.full((4, 4), 70000, np.int32), r"x\.tif: its pixels are integers with a sign or of 32 bits"),
     ],
 )
 def test_pixels_whose_white_is_not_known(tmp_path: Path, pixels: np.ndarray, message: str) -> None:

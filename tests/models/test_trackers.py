@@ -1,7 +1,6 @@
 """`--log`: trackers by name, of which stubs stand here, and a function of the user's own."""
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from moespec.models import cli
+from moespec.models.files import read_record
 
 OWN = """
 calls = []
@@ -52,7 +52,7 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, stubs, tmp_path: Path, said) 
     assert f"{run}: finished, 12 steps" in out
     assert out.count("warning: log='own_hooks:make': OSError: no room left; the run goes on") == 1
     assert "log='mlflow': RuntimeError: there is no such run; it cannot go on with its run gone" in out
-    ids = json.loads((run / "trackers.json").read_text())
+    ids = read_record(run / "trackers.json")
     assert ids == {"wandb": "wandb-1", "mlflow": "mlflow-1", "trackio": "run-5"}
     assert stubs.wandb.init.call_args.kwargs["id"] == "wandb-1"
     assert [call.kwargs["run_id"] for call in stubs.mlflow.start_run.call_args_list] == ["gone", None]

@@ -37,6 +37,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import RunLog, read_log
 from moespec.models.training.savestate import begin
 from moespec.models.training.train import train
+from moespec.models.training.unchanged import NUMBER
 from moespec.version import version
 
 
@@ -62,7 +63,7 @@ def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dic
     config = replace(runs.config, training=replace(runs.config.training, **changes))
     resolved = resolve.resolve(config, resolve.load_data(config), "jax")
     with pytest.raises(CheckpointError, match=f"step 4: {entry}"):
-        begin(resolve.load_backend("jax"), resolved, directory, examples=1442, initial=dict)
+        begin(resolve.load_backend("jax"), resolved, directory, stamp={NUMBER: 1442}, initial=dict)
 
 
 def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,15 +14,18 @@ from moespec.backends.torch.nn.draws import draw
 from moespec.backends.torch.nn.experts import Experts, Perceptrons
 from moespec.backends.torch.nn.hub import HubMixin
 from moespec.backends.torch.nn.padding import without_padding
-from moespec.backends.torch.nn.perceptron import perceptron
-from moespec.backends.torch.nn.reporting import Reporting
+from moespec.backends.torch.nn.perceptron import GATED, perceptron
+from moespec.backends.torch.nn.reporting import TORCHSCRIPT, Reporting
 from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
+from moespec.spec.checks import check_non_negative
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
+KEEPING: RouterName = "sigmoid_token_choice"
+"""By its default options, copies of an MLP compute what the MLP did."""
 OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
 """Arguments that a layer with the experts of an MLP does not take."""
 
@@ -80,7 +82,7 @@ class MoE(Reporting, HubMixin):
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
-            self._state.update = partial(B.ROUTERS[router].update, layer.options)
+            self._state.rule = router, layer.options
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
         width, shared = layer.options.width, layer.shared_experts * layer.hidden
         self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
@@ -96,8 +98,9 @@ class MoE(Reporting, HubMixin):
         experts: int,
         *,
         tokens: int,
-        router: RouterName = "soft_moe",
+        router: RouterName = KEEPING,
         seed: int = 0,
+        noise: float = 0.0,
         **options: Any,
     ) -> Self:
         """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
@@ -106,21 +109,23 @@ class MoE(Reporting, HubMixin):
             `torch.nn.Linear` or three; two of a gated one have fc1 and fc3 packed, in either order, as timm's GluMlp and
             SwiGLUPacked. This is tried on random numbers, which also tells what f is. Its dropout, if any, is not copied. Experts
             have no biases where a gated MLP has none.
+        noise: standard deviation of what is added to the weights of each expert, as a part of their own, so that experts differ from
+            the start: `w + noise std(w) n`, n normal, drawn by `seed`.
         options: `group_images` and those of the router.
 
-        At evaluation the layer computes what the MLP did where the combine weights of each token sum to 1 and no token is
-        dropped: gshard and softmax_expert_choice with `capacity_factor` as large as their number of experts (or inf), and
-        softmax_token_choice with `normalize_selected=True` and `choices=2` or more and such a capacity. Other routers scale
-        the output by the gate, and Soft MoE mixes tokens. `replace_mlps` says how much it differs.
+        At evaluation the layer computes, without noise, what the MLP did where the combine weights of each token sum to 1 and no token
+        is dropped: sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` as large as their number of experts
+        (or inf), and softmax_token_choice with `normalize_selected=True` and `choices=2` or more and such a capacity. Other routers
+        scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` says how much it differs.
 
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """
         copied = perceptron("mlp", mlp)
         if fixed := sorted(OF_MLP & options.keys()):
             raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the mlp")
-        weight = copied.weights["w1"]
+        noise, weight = check_non_negative("noise", noise), copied.weights["w1"]
         width, hidden = weight.shape
-        biases = copied.expert_activation == "gelu" or any(name.startswith("b") for name in copied.weights)
+        biases = copied.expert_activation not in GATED or any(name.startswith("b") for name in copied.weights)
         start: dict[str, Any] = {
             "gelu": copied.gelu,
             "expert_activation": copied.expert_activation,
@@ -133,9 +138,13 @@ class MoE(Reporting, HubMixin):
             return layer
         layer.to_empty(device=weight.device)
         layer._assign(["router"])
+        generator = torch.Generator("cpu").manual_seed(seed)
         with torch.no_grad():
             for name, target in layer.experts.params().items():
                 target.copy_(copied.weights.get(name, torch.zeros(())))
+                if noise and name.startswith("w"):
+                    drawn_noise = torch.randn(target.shape, generator=generator).to(target)
+                    target.add_(drawn_noise * (noise * copied.weights[name].std()))
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
@@ -177,6 +186,8 @@ class MoE(Reporting, HubMixin):
             tokens that are, and the output is 0 for it. Groups of as many tokens run together, and how many is read on the
             host, so that torch.compile breaks its graph here.
         """
+        if torch.jit.is_tracing():
+            raise ConfigError(TORCHSCRIPT)
         layer = self._layer
         groups, options = layer.options_of(x, train=self.training and mask is None)
         tokens = x.reshape(groups, options.tokens, x.shape[-1])
@@ -196,8 +207,7 @@ class MoE(Reporting, HubMixin):
             raise ConfigError("mask: experts that are split over processes need as many tokens on each, so no padding")
         else:
             y, output = without_padding(self._of_any_size, tokens, ids, mask.reshape(groups, options.tokens))
-        self.losses, self.metrics = output.losses, output.metrics
-        return y.reshape(x.shape)
+        return self.report(y.reshape(x.shape), output.losses, output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
         """The ids of tokens without any: their places in the image, among those that are there."""

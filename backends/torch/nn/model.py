@@ -1,7 +1,6 @@
 """A whole model as a module."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +41,7 @@ class Model(ParameterTree, Reporting):
         super().__init__(params)
         for layer in layers(config, getattr(config, "fewest_images", 1)) if layers is not None else ():
             if (state := self._state(layer.path)) is not None:
-                state.update = partial(B.ROUTERS[layer.router].update, layer.settings)
+                state.rule = layer.router, layer.settings
         self.config = config
         self._forward, self._noise = forward, noise
         self.forget()
@@ -55,14 +54,13 @@ class Model(ParameterTree, Reporting):
         drops = any(getattr(self.config, name, 0) for name in ("dropout", "stochastic_depth"))
         random = {"random": integers(inputs)} if self.training and drops else {}
         output: Any = self._forward(B, self.config, self.params(), inputs, noise=noise, **random, train=self.training)
-        self.losses, self.metrics = output.losses, output.metrics
         for path, statistics in output.statistics.items() if self.training else ():
             state = self._state(path)
-            if state is None or state.update is None:
+            if state is None or state.rule is None:
                 raise ConfigError("layers: the routers of this model keep a state, so Model needs them, got None")
             state.add(statistics)
         result: Tensor = output.features if output.logits is None else output.logits
-        return result
+        return self.report(result, output.losses, output.metrics)
 
     def _state(self, path: str) -> RouterState | None:
         """What the router of the layer at a path keeps."""

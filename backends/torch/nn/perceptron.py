@@ -17,9 +17,11 @@ ALLOWED = 1e-9
 
 ACTIVATIONS = (
     *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
-    ("swiglu", "tanh", "silu"),
+    *(("swiglu", "tanh", "silu"), ("quick_gelu", "tanh", "quick_gelu")),
 )
 """`expert_activation` and `gelu` of a layer, and the `activation` of `moe_mlp`."""
+
+GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
@@ -56,7 +58,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
         for weights, tried in zip(_readings(layers), _readings(linears(trial)), strict=True):
             experts = {key: value[None] for key, value in tried.items()}
             for kind, gelu, activation in ACTIVATIONS:
-                if (kind == "gelu") == ("w3" in tried):
+                if (kind in GATED) != ("w3" in tried):
                     continue
                 try:
                     expected = B.expert_mlp(x[None], experts, gelu=gelu, activation=activation)[0]
@@ -65,7 +67,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
                 if isinstance(y, Tensor) and (y - expected).abs().max() < ALLOWED:
                     return Perceptron(weights, kind, gelu)
     raise ConfigError(
-        f"{of} computes something else than fc2(gelu(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU or the SiLU"
+        f"{of} computes something else than fc2(gelu(fc1(x))) and fc2(f(fc1(x)) * fc3(x)), f the GELU, quick GELU or SiLU"
     )
 
 

@@ -37,7 +37,9 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
         delattr(config, CONFIG)  # each call adds its own again
         for call in calls:
             try:
-                replace_mlps(self, **call)
+                replace_mlps(
+                    self, **{"router": "soft_moe", **call}
+                )  # the default of moespec 0.2, which did not write it
             except TypeError as error:
                 raise ConfigError(f"folder={str(folder)!r}: {CONFIG}.replaced has {call!r}: {error}") from error
 

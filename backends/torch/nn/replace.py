@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moespec.backends.torch.nn.layer import MoE
+from moespec.backends.torch.nn.layer import KEEPING, MoE
 from moespec.backends.torch.nn.perceptron import linears
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers.names import RouterName
 from moespec.version import version
 
 __all__ = ["replace_mlps"]
@@ -19,7 +20,13 @@ CONFIG = "moespec"
 
 
 def replace_mlps(
-    model: nn.Module, experts: int, *, tokens: int, blocks: Sequence[int] | None = None, **options: Any
+    model: nn.Module,
+    experts: int,
+    *,
+    tokens: int,
+    blocks: Sequence[int] | None = None,
+    router: RouterName = KEEPING,
+    **options: Any,
 ) -> dict[str, float]:
     """Puts `MoE.from_mlp` in place of MLPs of a model, in place, and returns how much each differs from what was there.
 
@@ -29,12 +36,14 @@ def replace_mlps(
     model: one with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
     tokens: of an image in these blocks, with the class token if there is one.
     blocks: their numbers in the order of the model, -1 for the last; by default the second half of them, as in the papers.
-    options: of `MoE.from_mlp`: `router`, `group_images`, ...
+    router: by default one that keeps the function of the MLPs; it has a bias, which `update_states` moves after each step.
+    options: of `MoE.from_mlp`: `noise`, `group_images`, those of the router, ...
 
     The configuration of a model of transformers gets an entry `moespec`, so that `from_pretrained` of this package restores it.
 
     Raises ConfigError for a model without such blocks, a number that no block has, or an MLP that computes something else.
     """
+    options["router"] = router
     places = list(_places(model))
     if not places:
         raise ConfigError(f"model: {type(model).__name__} has no block with `mlp`, or with `intermediate` and `output`")

@@ -1,13 +1,21 @@
 """What a module says of its last forward pass besides the output."""
 
+import contextlib
 import re
+from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moespec.backends.optimizer import DECAYED
+from moespec.spec.errors import ConfigError
 
+PASSES = 256
+"""Forward passes of one layer before their backward pass, at most, with reentrant checkpoints."""
+TORCHSCRIPT = (
+    "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
+)
 KERNELS = re.compile(rf"{DECAYED}|(^|/)(experts|shared)/fc[123]/weight$")
 
 
@@ -16,18 +24,61 @@ class Reporting(nn.Module):
 
     losses: dict[str, Tensor]
     metrics: Any
+    _without_graph: deque[dict[str, Tensor]]
 
     def forget(self) -> None:
         """Leaves what the last forward pass said."""
         self.losses, self.metrics = {}, None
+        self._without_graph = deque(maxlen=PASSES)
+
+    def report(self, y: Tensor, losses: dict[str, Tensor], metrics: Any) -> Tensor:
+        """Keeps the losses and metrics of a forward pass, and returns its output `y`.
+
+        A reentrant checkpoint runs the layer without gradients at first, and again, with them, in the backward pass. The losses of the
+        first pass are leaves, which gather what the user's loss makes of them; the second pass hands that on by the output.
+        """
+        if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            if not torch.is_grad_enabled():
+                losses = {name: value.detach() for name, value in losses.items()}
+                with contextlib.suppress(RuntimeError):  # inside `torch.func` there are no leaves
+                    self._without_graph.append({name: value.requires_grad_() for name, value in losses.items()})
+            elif (first := self._first_pass(losses)) is not None:
+                y = _WithLosses.apply(y, [leaf.grad for leaf in first.values()], *losses.values())
+        self.losses, self.metrics = losses, metrics
+        return y
+
+    def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
+        """The last pass without gradients that had these losses and whose leaves have a gradient."""
+        for first in reversed(self._without_graph):
+            wanted = all(leaf.grad is not None for leaf in first.values())
+            if wanted and all(torch.allclose(first[name], losses[name]) for name in first.keys() & losses.keys()):
+                self._without_graph = deque((each for each in self._without_graph if each is not first), PASSES)
+                return first
+        return None
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay does not apply to, as timm's optimisers ask for them: all but kernels, and the
         scale of Soft MoE's router."""
         return {name for name, _ in self.named_parameters() if not KERNELS.search(name.replace(".", "/"))}
 
+    def __prepare_scriptable__(self) -> None:
+        raise ConfigError(TORCHSCRIPT)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "losses": {}, "metrics": None}
+        return {**self.__dict__, "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
+
+
+class _WithLosses(torch.autograd.Function):
+    """The output; its gradient brings those of the losses along."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, slopes: list[Tensor], *losses: Tensor) -> Tensor:
+        ctx.slopes = slopes
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return gradient, None, *ctx.slopes
 
 
 def auxiliary_loss(module: nn.Module) -> Tensor:

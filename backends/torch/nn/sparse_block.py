@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from moespec.backends.torch.network import activate
 from moespec.backends.torch.nn.layer import MoE
-from moespec.backends.torch.nn.perceptron import ACTIVATIONS, ROWS
+from moespec.backends.torch.nn.perceptron import ACTIVATIONS, GATED, ROWS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["from_transformers", "to_transformers"]
@@ -97,7 +97,7 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     forms = [
         {"expert_activation": kind, "gelu": gelu}
         for kind, gelu, activation in ACTIVATIONS
-        if kind != "gelu" and torch.allclose(y, activate(gelu, activation)(x), atol=1e-6)
+        if kind in GATED and torch.allclose(y, activate(gelu, activation)(x), atol=1e-6)
     ]
     if not forms:
         raise ConfigError(f"moe: the activation of its experts is {block.experts.act_fn}, expected GELU or SiLU")

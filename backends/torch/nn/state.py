@@ -1,13 +1,16 @@
 """What routers keep from step to step, in modules."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import moespec.backends.torch as B
 from moespec.backends.torch import private
+from moespec.spec.errors import ConfigError
+from moespec.spec.options import RouterOptions
 
 __all__ = ["RouterState", "update_states"]
 
@@ -17,15 +20,15 @@ Arrays = dict[str, Tensor]
 class RouterState(nn.Module):
     """The state of a router as buffers, and the sums of its statistics since the last update.
 
-    Buffers keep their dtype where a module is cast: a bias that moves by 0.001 would stand still in bfloat16. update: `update(state,
-    statistics)` gives the state after a step.
+    Buffers keep their dtype where a module is cast: a bias that moves by 0.001 would stand still in bfloat16. rule: the name of the
+    router and its options, by which `update` is looked up when it is called: a function of ours could be neither copied nor pickled.
     """
 
     def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:
         super().__init__()
         for name, value in arrays.items():
             self.register_buffer(name, torch.from_numpy(value.copy()).to(device))
-        self.update: Callable[[Arrays, Arrays], Arrays] | None = None
+        self.rule: tuple[str, RouterOptions] | None = None
         self._sums: Arrays = {}
 
     def params(self) -> Arrays:
@@ -35,20 +38,33 @@ class RouterState(nn.Module):
     def add(self, statistics: Arrays) -> None:
         """Adds the statistics of a forward pass, but not of one that a backward pass computes anew, as `torch.utils.checkpoint` does."""
         if torch.compiler.is_compiling() or not private.in_backward():
-            for name, value in statistics.items():
-                self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+            try:
+                for name, value in statistics.items():
+                    self._sums[name] = self._sums[name] + value.detach() if name in self._sums else value.detach()
+            except RuntimeError as error:
+                self._lost(error)
 
     def renew(self) -> None:
         """Updates the state by the sums, over all processes, and begins new ones. Nothing happens without a forward pass."""
-        if self.update is None or not self._sums:
+        if self.rule is None or not self._sums:
             return
+        router, options = self.rule
         if dist.is_available() and dist.is_initialized():
             for value in self._sums.values():
                 dist.all_reduce(value)
-        with torch.no_grad():
-            for name, value in self.update(self.params(), self._sums).items():
-                getattr(self, name).copy_(value)
+        try:
+            with torch.no_grad():
+                for name, value in B.ROUTERS[router].update(options, self.params(), self._sums).items():
+                    getattr(self, name).copy_(value)
+        except RuntimeError as error:
+            self._lost(error)
         self._sums = {}
+
+    def _lost(self, error: RuntimeError) -> NoReturn:
+        """torch has no statistics of a pass inside `vmap` outside it."""
+        self._sums = {}
+        message = "the load of a forward pass inside torch.func.vmap cannot be counted: expected module.eval() there"
+        raise ConfigError(message) from error
 
     def _apply(self, function: Callable[[Tensor], Tensor], recurse: bool = True) -> "RouterState":
         def of_same_dtype(tensor: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class ParameterTree(nn.Module):
                 self.register_buffer(name, torch.from_numpy(_constant(name, value)).to(device))
             else:
                 self.register_parameter(
-                    name, nn.Parameter(torch.from_numpy(np.array(value, ndmin=1)).to(device, dtype))
+                    name, nn.Parameter(torch.from_numpy(np.array(value, ndmin=1, order="C")).to(device, dtype))
                 )
 
     def params(self) -> dict[str, Any]:

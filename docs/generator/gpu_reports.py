@@ -1,0 +1,49 @@
+"""Print what the suite found on GPUs, the table in docs/conformance.md, from the reports `conformance/reports/gpu-*.json`.
+
+python -m generator.gpu_reports
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from generator.catalogue import ROOT
+from generator.revisions import git
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.suite import digest
+
+__all__ = ["REPORTS", "rows"]
+
+REPORTS = ROOT / "conformance" / "reports"
+HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | what failed, and its error over what is allowed |"
+
+
+def rows(folder: Path = REPORTS) -> Iterator[str]:
+    """A row for each dtype and mode of each report; of a suite other than that of the vectors its date is asked of git."""
+    for path in sorted(folder.glob("gpu-*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        backend, suite = report["target"].rpartition(".")[2], report["suite"]
+        device = path.stem.removeprefix(f"gpu-{backend}-").replace("-", " ").upper()
+        age = "the present one" if suite == digest() else f"of {_date(suite)}"
+        for dtype, mode in dict.fromkeys((case["dtype"], case["mode"]) for case in report["cases"]):
+            cases = [case for case in report["cases"] if (case["dtype"], case["mode"]) == (dtype, mode)]
+            states = Counter("fail" if case["state"] in FAILED else case["state"] for case in cases)
+            wrong = ", ".join(f"`{c['id']}` {c['fraction'] or 0:.2f}" for c in cases if c["state"] in FAILED)
+            counts = f"{states['pass']} | {states['fail']} | {len(cases) - states['pass'] - states['fail']}"
+            link = f"[{suite[:8]}](../conformance/reports/{path.name}), {age}"
+            yield f"| {device} | {backend} | {link} | {dtype} | {mode} | {counts} | {wrong} |"
+
+
+def _date(suite: str) -> str:
+    """When a suite was committed; "another" where git does not know it."""
+    for line in git(ROOT, "log", "--format=%H %cs", "--", "conformance/suite.json").splitlines():
+        commit, date = line.split()
+        if hashlib.sha256(git(ROOT, "show", f"{commit}:conformance/suite.json").encode()).hexdigest() == suite:
+            return date
+    return "another"
+
+
+if __name__ == "__main__":
+    print(HEAD, "|---" * 9 + "|", *rows(), sep="\n")

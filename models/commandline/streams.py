@@ -1,0 +1,45 @@
+"""Standard output and standard error that end no command: what they cannot show is escaped, what they cannot take is left out."""
+
+import io
+import os
+import sys
+import warnings
+from typing import Any
+
+__all__ = ["Output", "open_streams"]
+
+
+class Output(io.FileIO):
+    """A descriptor whose first error of writing is `failed`, as of a full disk. Output that nobody reads to its end is an error."""
+
+    failed: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            if self.fileno() == 1:
+                raise
+        except OSError as error:
+            self.failed = self.failed or error
+        return memoryview(data).nbytes
+
+
+def open_streams() -> Output:
+    """Makes the streams of this process such, also where they are closed, as of a service. Returns standard output.
+
+    Warnings become lines of the program.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next file that is opened would take its place
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    outputs = Output(1, "w", closefd=False), Output(2, "w", closefd=False)
+    for name, output in zip(("stdout", "stderr"), outputs, strict=True):
+        stream = getattr(sys, name)
+        at_once = name == "stderr" or output.isatty() or getattr(stream, "write_through", False)
+        how: Any = {"encoding": getattr(stream, "encoding", "utf-8"), "line_buffering": at_once}
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(output), errors="backslashreplace", **how))
+    warnings.showwarning = lambda message, *_, **__: print(f"moespec: {message}", file=sys.stderr)
+    return outputs[0]

@@ -1,0 +1,107 @@
+"""The files of a data set: those that are read, and of all others how many there are and the name of one."""
+
+import os
+from collections.abc import Collection, Container
+from contextlib import suppress
+from pathlib import Path
+
+from moespec.models.errors import DataError
+
+__all__ = ["HELD", "LeftOut", "below", "beside", "directories", "find_files", "hidden", "validation_name"]
+
+HELD = ("val", "validation", "valid")
+"""Names of a validation part, of which a data set has one."""
+
+
+class LeftOut:
+    """What is not read: of each kind how many there are, and the name of the first."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, tuple[int, str]] = {}
+
+    def add(self, kind: str, name: str, count: int = 1) -> None:
+        """`count` more of a kind."""
+        number, first = self._kinds.get(kind, (0, name))
+        self._kinds[kind] = number + count, first
+
+    def notes(self, source: object) -> tuple[str, ...]:
+        """A line for the user, which begins with `source`, or none."""
+        kinds = ", ".join(f"{kind} {count} ({name})" for kind, (count, name) in self._kinds.items())
+        return (f"{source}: left out: {kinds}",) if kinds else ()
+
+
+def hidden(name: str) -> bool:
+    """Whether a name, or one of a folder in it, begins with a dot or is that of a folder of macOS."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
+
+
+def entries(folder: Path, start: str = "") -> list[tuple[str, bool]]:
+    """The names in `folder / start`, relative to `folder` and in order, and whether each is a folder. Raises DataError."""
+    try:
+        with os.scandir(folder / start) as found:
+            return sorted((f"{start}{entry.name}", entry.is_dir()) for entry in found)
+    except OSError as error:
+        raise DataError(f"{folder / start}: cannot be read ({error.strerror})") from error
+
+
+def directories(folder: Path) -> list[str]:
+    """The names of the folders in a folder that are not hidden, in order."""
+    return [name for name, is_folder in entries(folder) if is_folder and not hidden(name)]
+
+
+def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str) -> None:
+    """Counts what is in a folder, but for the names in `known`."""
+    for name, is_folder in entries(folder):
+        if name not in known:
+            left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")
+
+
+def find_files(
+    folder: Path, endings: Container[str], left: LeftOut, *, start: str = "", known: Container[str] = ()
+) -> list[str]:
+    """The files below `folder / start` with one of the endings, at any depth: names relative to `folder`, in order.
+
+    Links are followed, to each folder once. All others are counted in `left`, but for the names in `known`.
+    """
+    names: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    stack = [(start, True)]
+    while stack:
+        name, is_folder = stack.pop()
+        ending = os.path.splitext(name)[1].lower()
+        if name != start and hidden(os.path.basename(name)):
+            left.add("hidden", f"{name}{'/' * is_folder}")
+        elif is_folder:
+            inside = f"{name}/" if name != start else start
+            status = os.stat(folder / name)
+            if (place := (status.st_dev, status.st_ino)) in seen:
+                left.add("links to a folder that is read already", inside)
+                continue
+            seen.add(place)
+            stack += reversed(entries(folder, inside))
+        elif ending in endings:
+            names.append(name)
+        elif name not in known:
+            left.add(ending or "without an ending", name)
+    return names
+
+
+def validation_name(names: Collection[str], source: object) -> str | None:
+    """The name of `HELD` that is among the names, if any. Raises DataError if there are several."""
+    found = [name for name in HELD if name in names]
+    if len(found) > 1:
+        raise DataError(f"{source}: has the validation parts {' and '.join(map(repr, found))}; expected one of them")
+    return found[0] if found else None
+
+
+def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
+    """A file that third-party data name. DataError, which begins with `where`, unless it is below the folder.
+
+    links: whether it may be a link that leads out of the folder, as in the cache of Hugging Face.
+    """
+    root = folder.resolve()
+    with suppress(OSError, ValueError, RuntimeError):  # of names that no file can have, and links in a circle
+        path = Path(os.path.normpath(root / name))
+        if path.is_relative_to(root) and path.is_file() and (links or path.resolve().is_relative_to(root)):
+            return path
+    raise DataError(f"{where}: names {str(name)!r:.200}, which is not a file below {folder}")

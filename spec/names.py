@@ -1,0 +1,27 @@
+"""Which known names are near one that is unknown, for errors; and tables whose `KeyError` says so."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NoReturn, TypeVar
+
+Value = TypeVar("Value")
+
+
+def near(name: object, known: Iterable[str]) -> list[str]:
+    """The known names that are most like `name`, and those that have it as a part or begin like it: three at most."""
+    text, spelled = str(name).lower(), {each.lower(): each for each in known}
+    begin = [each for each in spelled if get_close_matches(text, [each[: len(text) + 1]], cutoff=0.8)]
+    found = [*get_close_matches(text, spelled), *(each for each in spelled if len(text) > 1 and text in each), *begin]
+    return [spelled[each] for each in dict.fromkeys(found)][:3]
+
+
+def near_it(name: object, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name, such as `; near it: soft_moe`, or nothing."""
+    return f"; near it: {', '.join(found)}" if (found := near(name, known)) else ""
+
+
+class Names(dict[str, Value]):
+    """A dictionary by name. `table[name]` of an unknown name raises a KeyError that says which names are near."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"{name!r} is not here{near_it(name, self)}")
