@@ -5,9 +5,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -27,7 +28,7 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
     def forward(*flat: Any) -> Arrays:
         of_live = dict(zip(live, flat[count:], strict=True))
-        every = (of_live.get(n, jax.numpy.zeros(array.shape, array.dtype)) for n, array in enumerate(arrays))
+        every = (of_live[n] if n in of_live else jnp.zeros(array.shape, array.dtype) for n, array in enumerate(arrays))
         return function(jax.tree.unflatten(tree, flat[:count]), *every)
 
     def backward(*flat: Any) -> Arrays:
@@ -77,7 +78,8 @@ def _result(*flat: Any, jaxpr: Any, **_: Any) -> Arrays:
 
 
 def _tangent(primals: Arrays, tangents: Arrays, *, jaxpr: Any, transpose: Function, count: int) -> tuple[Arrays, Any]:
-    function, parts = jaxpr_as_fun(jaxpr), []
+    function: Function = jaxpr_as_fun(jaxpr)
+    parts: list[Arrays] = []
     moved = [n for n, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
     if any(n >= count for n in moved):
         arrays = map(ad.instantiate_zeros, tangents[count:])
@@ -101,11 +103,15 @@ def _transposed(cotangents: Arrays, *flat: Any, jaxpr: Any, transpose: Function,
 
 def _batched(flat: Arrays, axes: Arrays, *, jaxpr: Any, transpose: Function, count: int) -> tuple[Arrays, Arrays]:
     (size, *_) = (array.shape[axis] for array, axis in zip(flat, axes, strict=True) if axis is not None)
-    arrays = [batching.bdim_at_front(*each, size) for each in zip(flat[count:], axes[count:], strict=True)]
+    arrays = [cast(Any, batching).bdim_at_front(*each, size) for each in zip(flat[count:], axes[count:], strict=True)]
 
     def mapped(function: Function) -> Function:
-        of_all = lambda *flat: (*axes[:count], *[0] * (len(flat) - count))  # noqa: E731
-        return lambda *flat: untyped.vmap(function, of_all(*flat), axis_size=size)(*flat)
+        def call(*flat: Any) -> Arrays:
+            of_flat = (*axes[:count], *[0] * (len(flat) - count))
+            result: Arrays = untyped.vmap(function, of_flat, axis_size=size)(*flat)
+            return result
+
+        return call
 
     result = _call(mapped(jaxpr_as_fun(jaxpr)), mapped(transpose), count, *flat[:count], *arrays)
     return result, [0] * len(result)

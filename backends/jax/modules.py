@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.layer import Layer, regrouped
-from moespec.spec.errors import ConfigError
+from moespec.spec.errors import ConfigError, DtypeError
 from moespec.spec.routing import Noise, Params, State
 
 
@@ -37,7 +37,7 @@ def routed(
 
     params: `router`, `experts`, and `shared`, empty without a shared expert. state: of a router that keeps one. key: of the
     gating noise, which there is in training alone. Raises ConfigError where
-    it is missing, ShapeError for x of another width or images that do not split into groups.
+    it is missing, DtypeError for a state in 16 bits, ShapeError for x of another width or images that do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]
@@ -49,6 +49,10 @@ def routed(
             layer.check_places(of_image.shape[1])
             ids = jnp.broadcast_to(jnp.arange(of_image.shape[1], dtype=jnp.int32), of_image.shape[:2])
         needed["ids"] = regrouped(ids.reshape(of_image.shape[:2]), tokens.shape[:2])
+    for name, value in (state or {}).items():
+        if jnp.result_type(value).itemsize < 4:
+            expected = "expected float32 or float64; cast the parameters alone, in Flax nnx.state(model, nnx.Param)"
+            raise DtypeError(f"state: {name} is {jnp.result_type(value)}, {expected}")
     noise = router.noise(options) if train else None
     if noise is not None and key is None:
         raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")

@@ -116,3 +116,21 @@ def test_rounding_to_bfloat16(backend):
     factor = B.from_numpy(np.full(6, 257.0), dtype)
     _, gradient = B.value_and_grad(lambda p: (B.sum(B.round_to_bfloat16(p["x"]) * factor), ()))({"x": x})
     np.testing.assert_array_equal(B.to_numpy(gradient["x"]), np.full(6, 257.0 if backend == "numpy" else 256.0))
+
+
+def near(experts, mean, spread, step=1):
+    """Loads near their mean, multiples of `step`."""
+    return mean + step * np.random.default_rng(experts).integers(-spread, spread + 1, experts)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counts_beyond_those_of_float32_move_states_as_in_the_specification(backend):
+    B = load(backend)
+    some = np.repeat([2**24 + 2, 2**24 - 1, 2**24 - 2, 2**24 + 4, 2**24], [64, 65, 64, 1, 62])
+    outlier, fractions = np.append(near(62, 3 * 2**20 + 1, 1000), [2**25, 0]), np.array([0.5, 1.25, 1.0, 1.25])
+    for loads in (near(256, 131072, 3), near(4096, 2**22, 100), near(256, 2**27, 30, 16), some, outlier, fractions):
+        moved = B.balance_bias(*B.from_numpy((np.zeros(len(loads), np.float32), loads.astype(np.float32))), rate=1.0)
+        np.testing.assert_array_equal(B.to_numpy(moved), spec.balance_bias(0.0 * loads, 1.0 * loads, rate=1.0))
+    gates = np.ones((1, 2**20 + 1, 16), np.float32)
+    gates[0, 5, 3] = 0
+    assert float(B.excess_gates(B.from_numpy(gates), choices=16)) == -1

@@ -1,16 +1,19 @@
 """The layers for Flax nnx and Equinox compute what the specification does, and live with what these frameworks do to modules."""
 
+import copy
 import importlib
+import pickle
 import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from moespec.backends import numpy as reference
-from moespec.spec import ConfigError, ShapeError
+from moespec.spec import ConfigError, DtypeError, ShapeError
 
 jax = pytest.importorskip("jax")
 eqx = pytest.importorskip("equinox")
@@ -196,17 +199,48 @@ def test_ids_of_a_hash_layer(x):
         moe(x)
 
 
-def test_checkpoints(x, tmp_path):
-    """What is saved of one layer goes into another."""
-    moe, other = nnx_moe(seed=1, deterministic=True), nnx_moe(seed=2, deterministic=True)
-    graph, _ = nnx.split(other)
-    loaded = nnx.merge(graph, nnx.state(moe))
-    np.testing.assert_array_equal(loaded(x), moe(x))
-    saved, empty = equinox_moe(seed=1, inference=True), equinox_moe(seed=2, inference=True)
-    eqx.tree_serialise_leaves(tmp_path / "moe.eqx", saved)
-    restored = eqx.tree_deserialise_leaves(tmp_path / "moe.eqx", empty)
-    np.testing.assert_array_equal(restored(x).y, saved(x).y)
-    assert np.any(np.asarray(empty.experts["w1"]) != np.asarray(saved.experts["w1"]))
+LONG = [pytest.param(name, marks=[] if name == "sigmoid_token_choice" else pytest.mark.full) for name in ROUTERS]
+
+
+@pytest.mark.parametrize("router", LONG)
+def test_what_training_code_does_to_modules(router, x, tmp_path):
+    """Copies, files, averages and checkpointing change no number; the state moves once for all parts of a batch, exactly."""
+    moe, other, key = equinox_moe(router, seed=1), nnx_moe(router, seed=1), jax.random.key(0)
+    eqx.tree_serialise_leaves(tmp_path / "moe.eqx", moe)
+    loaded = eqx.tree_deserialise_leaves(tmp_path / "moe.eqx", equinox_moe(router, seed=2))
+    graph, leaves = nnx.split(other)
+
+    def loss(moe, x):
+        y, losses, *_ = moe(x, state=moe.initial_state(), key=key)
+        return (y**2).mean() + sum(losses.values())
+
+    def loss_of_nnx(moe, x):
+        y, losses = nnx.capture(moe, for_nnx.AuxiliaryLoss)(x, rngs=key)
+        return (y**2).mean() + for_nnx.auxiliary_loss(losses)
+
+    def averaged(tree):
+        return jax.tree.map(lambda leaf: (leaf + leaf) / 2 if eqx.is_inexact_array(leaf) else leaf, tree)
+
+    def derived(loss, moe):
+        return eqx.filter_jit(eqx.filter_value_and_grad(loss))(moe, x)
+
+    same = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    (value, gradients), run = derived(loss, moe), nnx.jit(loss_of_nnx)
+    jax.tree.map(same, derived(eqx.filter_checkpoint(loss), moe), (value, gradients))
+    for copied in (copy.deepcopy(moe), pickle.loads(pickle.dumps(moe)), averaged(moe), loaded):
+        same(derived(loss, copied)[0], value)
+    merged = (nnx.merge(graph, leaves), nnx.merge(graph, averaged(leaves)))
+    for copied in (other, copy.deepcopy(other), pickle.loads(pickle.dumps(other)), nnx.clone(other), *merged):
+        same(run(copied, x), value)
+    same(nnx.jit(nnx.grad(nnx.remat(loss_of_nnx)))(other, x)["experts"]["w1"][...], gradients.experts["w1"])
+    if state := moe.initial_state():
+        whole, *parts = (moe(part, state=state, key=key).statistics for part in (x, *jnp.split(x, 4)))
+        assert eqx.tree_equal(moe.update(state, whole), moe.update(state, jax.tree.map(lambda *a: sum(a), *parts)))
+        rounded = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), state)
+        with pytest.raises(
+            DtypeError, match=r"^state: .* is bfloat16, expected float32 or float64; cast the parameters"
+        ):
+            moe(x, state=rounded, key=key)
 
 
 def test_logical_axes():
