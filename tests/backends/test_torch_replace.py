@@ -133,7 +133,7 @@ def test_noise_makes_experts_differ():
     assert torch.equal(one.experts.fc1.weight, other.experts.fc1.weight)
     for layer, noise in ((one, 0.01), (noisier, 0.1)):
         added = layer.experts.fc1.weight - mlp.fc1.weight.T
-        assert added.std() == pytest.approx(noise * mlp.fc1.weight.std().item(), rel=0.1)
+        assert added.std().item() == pytest.approx(noise * mlp.fc1.weight.std().item(), rel=0.1)
         assert not torch.equal(added[0], added[1])
         assert torch.equal(layer.experts.fc1.bias, mlp.fc1.bias.expand(4, -1))
     with pytest.raises(ConfigError, match=r"^noise: expected a finite number of at least 0, got -1"):
