@@ -17,7 +17,7 @@ PAUSE = 10.0
 LINE = "{desc}: {n_fmt}/{total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
 
 
-class Bar(tqdm):  # type: ignore[type-arg]
+class Bar(tqdm):  # type: ignore[misc]
     """A bar of tqdm, or whole lines where standard error is no terminal.
 
     Nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
@@ -33,7 +33,7 @@ class Bar(tqdm):  # type: ignore[type-arg]
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         super().__init__(items, mininterval=PAUSE if self._plain else 0.5, disable=off, **options)
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool | None:
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Shows the bar, or writes the line if the last one is old enough."""
         if not self._plain:
             return super().display(msg, pos)

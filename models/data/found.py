@@ -102,6 +102,6 @@ def below(folder: Path, name: str | Path, where: str, *, links: bool) -> Path:
     root = folder.resolve()
     with suppress(OSError, ValueError, RuntimeError):  # of names that no file can have, and links in a circle
         path = Path(os.path.normpath(root / name))
-        if path.is_relative_to(root) and path.is_file() and (links or path.resolve().is_relative_to(root)):
+        if path.is_relative_to(root) and path.is_file() and (links or (root / name).resolve().is_relative_to(root)):
             return path
     raise DataError(f"{where}: names {str(name)!r:.200}, which is not a file below {folder}")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from moespec.models.data.captions import LONGEST, Captions, caption, listed
-from moespec.models.data.found import LeftOut, below, beside, directories, find_files, validation_name
+from moespec.models.data.found import LeftOut, below, beside, directories, find_files, hidden, validation_name
 from moespec.models.data.hub import CAPTION, find_hub
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
@@ -46,7 +46,7 @@ def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """
     if path.suffix.lower() in TABLES and path.is_file():
         return (), _of_table(path), None
-    if path.suffix == ".tar" or any(path.rglob("*.tar")):
+    if path.suffix == ".tar" or any(not hidden(str(tar.relative_to(path))) for tar in path.rglob("*.tar")):
         return find_shards(path, captions=True)
     if not path.is_dir():
         raise DataError(f"{path}: there is no such folder, and no such file ({', '.join(TABLES)} or .tar)")

@@ -40,7 +40,7 @@ class Progress:
         self._batch = settings.batch
         self._log = RunLog(run, start, [kind_of(name) for name in owed], logged=logged) if leads else None
         self._options: Any = {"total": settings.total, "unit": "step", "shown": leads}
-        wait = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
+        wait: dict[str, Any] = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
         self._bar = Bar(
             initial=start, desc="train: compiling the first step ..." if wait else "train", **wait, **self._options
         )

@@ -62,7 +62,9 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     monkeypatch.setattr("moespec.models.commandline.predict.BATCH", 2)  # so that the third batch is filled up
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
-    assert shown.startswith(f"{folder}/new: 1 file with another ending is left out: .txt 1\n{folder}/new: 3 pictures")
+    assert shown.startswith(
+        f"{folder}/new: left out: hidden 1 (.hidden.jpg), .txt 1 (notes.txt)\n{folder}/new: 3 pictures"
+    )
     assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     rows = rows_of(out)
     names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
