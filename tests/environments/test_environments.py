@@ -54,7 +54,11 @@ def start(kind, environment, *words, streams=""):
 def ends(process, status=0, lines=1):
     """What the process says, besides progress, when it has ended with this status; of several processes each a line, and the launcher."""
     _, said = process.communicate(timeout=240)
-    told = [line for line in re.split(r"[\r\n]+", said) if line.strip() and not re.match(r"\s*(train|images)\b", line)]
+    told = [
+        line
+        for line in re.split(r"[\r\n]+", said)
+        if line.strip() and not re.match(r"\s*(train|images|decoding|headers|cache)\b", line)
+    ]
     assert process.returncode == status, said[-3000:]
     assert len(told) <= lines, told
     return "".join(told)
