@@ -118,10 +118,11 @@ def load_configured(
         only = directories(path) if whole and name == "folder" and path.is_dir() else []
         classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
         if first is not None:
-            parts = [
-                Split(Pictures(each.files, np.arange(0), image_size).read, each.labels) for each in (part, held or part)
-            ]
-            first(Dataset(path.name, *parts, classes, (image_size, image_size, 3), 255))
+            none = np.arange(0)
+            whole_part, other = (
+                Split(Pictures(each.files, none, image_size).read, each.labels) for each in (part, held or part)
+            )
+            first(Dataset(path.name, whole_part, other, classes, (image_size, image_size, 3), 255))
         dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)

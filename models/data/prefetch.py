@@ -96,8 +96,9 @@ class Prefetcher:
 def _ended(status: int) -> str:
     if status >= 0:
         return f"a process that reads images ended with status {status}"
-    why = {signal.SIGSEGV: "; a damaged image?"}.get(-status, "; out of memory?")
-    return f"a process that reads images was killed ({signal.Signals(-status).name}{why}): fewer data.workers need less memory"
+    name = signal.Signals(-status).name
+    why = "a damaged image?" if name == "SIGSEGV" else "out of memory?"
+    return f"a process that reads images was killed ({name}; {why}): fewer data.workers need less memory"
 
 
 def _made(make: Callable[[int], Any], step: int) -> tuple[int, Any]:
