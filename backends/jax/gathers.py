@@ -54,7 +54,8 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
 
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
     """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
-    return linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
+    result: Array = linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
+    return result
 
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
@@ -70,7 +71,8 @@ def _slot_weights_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple
 
 def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
     """The row of each slot's token, 0 for an empty slot: (G, T, D) to (G, S, D)."""
-    return linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
+    result: Array = linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
+    return result
 
 
 def _dispatch(ends: Ends, rows: Array) -> tuple[Array]:
@@ -83,7 +85,8 @@ def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Arr
 
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
     """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
-    return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
+    result: Array = bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
+    return result
 
 
 def _combine(tokens: int, ends: Ends, rows: Array, weight: Array) -> tuple[Array]:

@@ -33,14 +33,15 @@ def pays(tokens: Array, token: Array) -> bool:
 
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
     """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same as `Rows`."""
-    return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
+    result: Array = linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
+    return result
 
 
 def _dispatch(ends: Any, tokens: Array) -> tuple[Array]:
     return (_of_device(_rows, _gathered, tokens, *ends),)
 
 
-def _dispatch_transposed(shape: tuple[int, int, int], ends: Any, cotangent: Array) -> tuple[Array]:
+def _dispatch_transposed(shape: tuple[int, ...], ends: Any, cotangent: Array) -> tuple[Array]:
     whole = partial(_tokens, count=shape[1])
     return (_of_device(whole, partial(_sums, shape=shape), cotangent, *ends),)
 
@@ -55,7 +56,7 @@ def _gathered(tokens: Array, token: Array, slots: Any) -> Array:
     return dispatch_rows(groups * count, tokens.reshape(1, -1, width), slots.token, slots.row)[0]
 
 
-def _sums(cotangent: Array, token: Array, slots: Any, *, shape: tuple[int, int, int]) -> Array:
+def _sums(cotangent: Array, token: Array, slots: Any, *, shape: tuple[int, ...]) -> Array:
     groups, count, _ = shape
     return sum_by_token(groups * count, cotangent[None], None, slots.token, slots.row).reshape(groups, count, -1)
 

@@ -49,7 +49,8 @@ def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Ten
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
     """The activation of experts, with this form of GELU."""
-    return {"silu": F.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
+    known: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "quick_gelu": quick_gelu}
+    return known.get(activation, partial(gelu, form=form))
 
 
 def quick_gelu(x: Tensor) -> Tensor:

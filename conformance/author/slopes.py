@@ -90,8 +90,8 @@ def gradients(
 
 def _rounded_tanh(tanh: Callable[[Any], Any], factors: NDArray[Any], x: Any) -> NDArray[Any]:
     """The tanh times factors, with the derivative that a framework makes of the result: `1 - tanh^2`."""
-    t = tanh(np.real(x)) * np.resize(factors, np.shape(x))
-    return t + 1j * (1 - t * t) * np.imag(x) if np.iscomplexobj(x) else t
+    t: NDArray[Any] = tanh(np.real(x)) * np.resize(factors, np.shape(x))
+    return np.asarray(t + 1j * (1 - t * t) * np.imag(x)) if np.iscomplexobj(x) else t
 
 
 def _cross_check(stage: Stage, scalar: Callable[[Arrays], Any], group: Arrays, slopes: Arrays) -> None:

@@ -9,5 +9,6 @@ import tyro
 
 def on_parse_error(told: Callable[[Any], None]) -> AbstractContextManager[Any]:
     """In which `told` gets what tyro finds wrong. Where tyro has no such hook it prints its own words, and ends with status 2."""
-    hook: Any = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
+    hook: Callable[..., AbstractContextManager[Any]]
+    hook = getattr(getattr(tyro, "_errors", None), "on_parse_error", nullcontext)
     return hook(told)

@@ -186,7 +186,7 @@ class MoE(Reporting, HubMixin):
             tokens that are, and the output is 0 for it. Groups of as many tokens run together, and how many is read on the
             host, so that torch.compile breaks its graph here.
         """
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise ConfigError(TORCHSCRIPT)
         layer = self._layer
         groups, options = layer.options_of(x, train=self.training and mask is None)

@@ -43,7 +43,8 @@ class Reporting(nn.Module):
                 with contextlib.suppress(RuntimeError):  # inside `torch.func` there are no leaves
                     self._without_graph.append({name: value.requires_grad_() for name, value in losses.items()})
             elif (first := self._first_pass(losses)) is not None:
-                y = _WithLosses.apply(y, [leaf.grad for leaf in first.values()], *losses.values())
+                with_losses: Any = _WithLosses
+                y = with_losses.apply(y, [leaf.grad for leaf in first.values()], *losses.values())
         self.losses, self.metrics = losses, metrics
         return y
 
@@ -77,7 +78,7 @@ class _WithLosses(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, None, *ctx.slopes
 
 
