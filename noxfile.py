@@ -62,6 +62,8 @@ def train(session: nox.Session) -> None:
     _install(session, _extra(backend))
     chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
     session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)))
+    command = Path(session.bin, "moespec").relative_to(Path.cwd())
+    session.log(f"the command is {command}; next: {command} predict RUN FOLDER --html new.html, or docs/quickstart.md")
 
 
 # What XLA compiled once is kept, for the other processes and the next run.
@@ -297,7 +299,7 @@ ENTRIES = (
 
 @nox.session
 def study(session: nox.Session) -> None:
-    """Compare all routers on Fashion-MNIST, `benchmarks/study`, and write the table of docs/evaluation.md.
+    """Compare routers on Fashion-MNIST, `benchmarks/study`, and write the table of docs/evaluation.md.
 
     `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
     """
