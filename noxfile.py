@@ -62,7 +62,7 @@ def train(session: nox.Session) -> None:
     _install(session, _extra(backend))
     chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
     session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)))
-    command = Path(session.bin, "moespec").relative_to(Path.cwd())
+    command = os.path.relpath(Path(session.bin, "moespec"))
     session.log(f"the command is {command}; next: {command} predict RUN FOLDER --html new.html, or docs/quickstart.md")
 
 
