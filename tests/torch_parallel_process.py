@@ -28,6 +28,7 @@ from moespec.spec.errors import ConfigError
 PROCESSES, STEPS, CLIP = 4, 3, 0.5
 MODES = ("fsdp", "ddp", "compiled")
 ROUTERS = ("softmax_expert_choice", "soft_moe", "hash")
+WITH_STATE = ("sigmoid_token_choice", "relu")
 PLAN = {"blocks.*.mlp.experts": ExpertParallel()}
 
 
@@ -114,14 +115,15 @@ def difference(a: nn.Module, b: nn.Module) -> float:
     return max((whole(x).detach() - whole(y).detach()).abs().max().item() for x, y in pairs)
 
 
-def bias_of(x: Tensor) -> list[float]:
-    """What a router keeps after a step in which each process has seen its `x`."""
-    torch.manual_seed(0)
-    moe = MoE(8, 16, 4, tokens=12, router="sigmoid_token_choice", choices=2).double()
-    moe(x)
-    update_states(moe)
-    bias: list[float] = moe.router.state.bias.tolist()
-    return bias
+def kept(router: str, x: Tensor, spread: Callable[[nn.Module], nn.Module]) -> tuple[list[float], float]:
+    """What a router keeps after two steps in which each process has seen its `x`, and the norm of the gradient."""
+    moe = MoE(8, 16, 4, tokens=12, router=router).double()
+    model = spread(nn.Sequential(moe))
+    for _ in range(2):
+        model.zero_grad()
+        (model(x).square().mean() + auxiliary_loss(model)).backward()
+        update_states(model)
+    return torch.cat([each.flatten() for each in moe.buffers()]).tolist(), clip_grad_norm_(model.parameters(), 1).item()
 
 
 def run(rank: int, address: str, folder: Path) -> None:
@@ -141,7 +143,13 @@ def run(rank: int, address: str, folder: Path) -> None:
         }
         norms = trained(spread(model, mesh, world), x[2 * rank : 2 * rank + 2], clip_grad_norm_, model)
         results[mode] = {"norms": norms, "difference": difference(alone, model), "parts": sum(parts.values())}
-    results["biases"] = [bias_of(part) for part in (x, x[2 * rank : 2 * rank + 2])]
+    part = x[2 * rank : 2 * rank + 2]
+    ways = (
+        (lambda module: module, x),
+        (DistributedDataParallel, part),
+        (lambda module: fully_shard(module, mesh=world), part),
+    )
+    results["kept"] = {router: [kept(router, inputs, spread) for spread, inputs in ways] for router in WITH_STATE}
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_model_state_dict(model, options=options)
     results["state"] = {name: list(value.shape) for name, value in state.items()}

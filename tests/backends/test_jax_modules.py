@@ -133,10 +133,11 @@ def test_initial_values_are_those_of_torch(router):
                 np.testing.assert_array_equal(value, want[name].detach().numpy(), err_msg=name)
 
 
-def test_gated_experts_and_a_shared_one(x):
+@pytest.mark.parametrize(("kind", "activation"), [("swiglu", "silu"), ("quick_gelu", "quick_gelu")])
+def test_gated_experts_and_a_shared_one(x, kind, activation):
     """All three layers start with the same values, and compute what the specification does."""
     torch = pytest.importorskip("torch")
-    options = {"expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2, "bias": True}
+    options = {"expert_activation": kind, "expert_bias": False, "shared_experts": 2, "bias": True}
     moe, other = nnx_moe(**options, deterministic=True), equinox_moe(**options, inference=True)
     layer = importlib.import_module("moespec.backends.torch.nn").MoE(
         WIDTH, 16, 4, tokens=TOKENS, router="softmax_token_choice", **options
@@ -147,10 +148,10 @@ def test_gated_experts_and_a_shared_one(x):
         for name, value in values.items():
             np.testing.assert_array_equal(value, getattr(layer, part).params()[name].detach())
             np.testing.assert_array_equal(value, getattr(moe, part)[name][...])
-    assert nnx.get_partition_spec(nnx.state(moe, nnx.Param))["shared"]["w3"].get_value() == jax.P("embed", "mlp")
+    assert nnx.get_partition_spec(nnx.state(moe, nnx.Param))["shared"]["w1"].get_value() == jax.P("embed", "mlp")
     tokens = np.asarray(x).reshape(4, TOKENS, WIDTH)
     routing = reference.ROUTERS["softmax_token_choice"].route(params["router"], tokens, layer.options).routing
-    want = reference.moe_mlp(tokens, routing, params["experts"], shared=params["shared"], activation="silu")
+    want = reference.moe_mlp(tokens, routing, params["experts"], shared=params["shared"], activation=activation)
     for y in (moe(x), other(x).y, layer.eval()(torch.tensor(np.asarray(x))).detach()):
         np.testing.assert_allclose(np.asarray(y).reshape(want.shape), want, rtol=1e-5, atol=1e-6)
 

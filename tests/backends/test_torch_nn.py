@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import pickle
 import subprocess
 import sys
 
@@ -260,21 +259,16 @@ def test_other_numbers_of_tokens_and_invalid_arguments(x):
             modules.MoE(8, 16, 2, tokens=12, **wrong)
 
 
-def test_state_dict_copies_and_pickles(x):
-    """Names are paths; loading is strict; a copy leaves the graph of the last forward pass behind."""
+def test_names_of_a_state_dict(x):
+    """They are paths; a copy leaves the graph of the last forward pass behind."""
     module = moe()
     assert list(module.state_dict()) == [
         "router.kernel",
         *(f"experts.{n}" for n in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")),
     ]
-    other = moe(seed=9)
-    other.load_state_dict(module.state_dict(), strict=True)
-    assert torch.equal(other.eval()(x), module.eval()(x))
-    module.train()(x)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert module.losses
-        assert not twin.losses
-        assert torch.equal(twin.eval()(x), other(x))
+    module(x)
+    assert module.losses
+    assert not copy.deepcopy(module).losses
 
 
 @pytest.mark.parametrize("router", ["softmax_token_choice", "softmax_expert_choice", "soft_moe"])
@@ -302,16 +296,6 @@ def gradient_of(step, module, x):
     torch.manual_seed(5)
     step(x).backward()
     return [parameter.grad.clone() for parameter in module.parameters()]
-
-
-def test_gradient_checkpointing(x):
-    """The noise is the same when a checkpoint is recomputed, and auxiliary losses pass through it."""
-    module = moe(choices=2)
-    plain = gradient_of(lambda x: module(x).square().sum() + modules.auxiliary_loss(module), module, x)
-    saved = gradient_of(
-        lambda x: checkpoint(module, x, use_reentrant=False).square().sum() + modules.auxiliary_loss(module), module, x
-    )
-    assert all(torch.equal(a, b) for a, b in zip(plain, saved, strict=True))
 
 
 def test_compiled_without_a_break(x):

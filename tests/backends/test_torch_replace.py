@@ -26,6 +26,13 @@ class Mlp(nn.Module):
         return self.fc2(self.norm(self.drop1(self.act(self.fc1(x)))))
 
 
+class QuickGELU(nn.Module):
+    """As transformers writes it for CLIP."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
 class Gated(Mlp):
     def forward(self, x):
         return self.fc2(self.act(self.fc1(x)) * self.fc1(x))
@@ -91,13 +98,16 @@ def test_a_copied_mlp_computes_the_same(x, router, options):
 
 
 @pytest.mark.parametrize(
-    ("act", "form"), [(nn.GELU(), "erf"), (nn.GELU(approximate="tanh"), "tanh")], ids=["erf", "tanh"]
+    ("act", "form"), [(nn.GELU(), "erf"), (nn.GELU(approximate="tanh"), "tanh"), (QuickGELU(), "tanh")]
 )
 def test_the_form_of_gelu_is_tried(act, form):
     mlp = nn.Sequential(nn.Linear(WIDTH, HIDDEN, bias=False), act, nn.Linear(HIDDEN, WIDTH))
     layer = modules.MoE.from_mlp(mlp, 2, tokens=TOKENS)
     assert layer.experts.gelu == form
+    assert layer.experts.activation == ("quick_gelu" if isinstance(act, QuickGELU) else "gelu")
     assert not layer.experts.fc1.bias.any()
+    x = torch.randn(3, TOKENS, WIDTH)
+    torch.testing.assert_close(layer(x), mlp(x))  # by the default router
     assert torch.equal(layer.experts.fc2.weight[1], mlp[2].weight.T)
 
 
@@ -115,6 +125,19 @@ def test_the_form_of_gelu_is_tried(act, form):
 def test_what_is_no_perceptron(mlp, message):
     with pytest.raises(ConfigError, match=message):
         modules.MoE.from_mlp(mlp, 2, tokens=TOKENS)
+
+
+def test_noise_makes_experts_differ():
+    mlp = Mlp()
+    one, other, noisier = (modules.MoE.from_mlp(mlp, 4, tokens=TOKENS, noise=noise) for noise in (0.01, 0.01, 0.1))
+    assert torch.equal(one.experts.fc1.weight, other.experts.fc1.weight)
+    for layer, noise in ((one, 0.01), (noisier, 0.1)):
+        added = layer.experts.fc1.weight - mlp.fc1.weight.T
+        assert added.std().item() == pytest.approx(noise * mlp.fc1.weight.std().item(), rel=0.1)
+        assert not torch.equal(added[0], added[1])
+        assert torch.equal(layer.experts.fc1.bias, mlp.fc1.bias.expand(4, -1))
+    with pytest.raises(ConfigError, match=r"^noise: expected a finite number of at least 0, got -1"):
+        modules.MoE.from_mlp(mlp, 4, tokens=TOKENS, noise=-1)
 
 
 def test_what_is_that_of_the_mlp():

@@ -61,6 +61,8 @@ class RouterState(nn.Module):
 
     def _lost(self, error: RuntimeError) -> NoReturn:
         """torch has no statistics of a pass inside `vmap` outside it."""
+        if "vmap" not in str(error):
+            raise error
         self._sums = {}
         message = "the load of a forward pass inside torch.func.vmap cannot be counted: expected module.eval() there"
         raise ConfigError(message) from error
