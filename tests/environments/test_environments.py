@@ -23,11 +23,7 @@ TRAIN = (
     "train", "--router", "soft_moe", "--experts", "2", "--model.width", "16", "--model.depth", "1", "--model.moe", "first_1",
     "--model.image-size", "8", "--training.steps", "4", "--training.checkpoint-every", "2", "--training.keep", "9",
 )  # fmt: skip
-PLAIN = {
-    "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1", "JAX_COMPILATION_CACHE_DIR": "",
-}  # fmt: skip
-"""No flag of other tests, which another JAX may not know."""
+PLAIN = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 OPTIMIZED, TWO, COMPILED = {"PYTHONOPTIMIZE": "1"}, ("launch", "-n", "2"), ("--training.compile", "always")
 ROWS = {
     "torch, python -O, two processes": ("torch", OPTIMIZED, TWO, (), ""),
