@@ -32,6 +32,7 @@ from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
+from moespec.models.files import read_file
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
@@ -216,7 +217,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     for path in suite.verify(options.vectors):
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_file(path))
         print(f"{manifest['id']:48} {manifest['class']:10} {manifest['purpose']}")
     return 0
 
