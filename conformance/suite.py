@@ -18,18 +18,8 @@ from moespec.spec.errors import ConfigError
 from moespec.version import version
 
 __all__ = [
-    "VECTORS",
-    "case",
-    "digest",
-    "ids",
-    "is_installed",
-    "kind",
-    "load",
-    "manifests",
-    "problems",
-    "require",
-    "sha256",
-    "verify",
+    *("VECTORS", "case", "digest", "ids", "is_installed", "kind", "load", "manifests", "problems", "require"),
+    *("sha256", "verify"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
