@@ -282,6 +282,13 @@ def test_model_holds_parameters_by_path():
     assert not params["head"]["kernel"].any()
 
 
+def test_weights_of_experts_may_be_computed(x):
+    module = moe().eval()
+    y = module(x)
+    nn.utils.parametrizations.weight_norm(module.experts.fc1)
+    torch.testing.assert_close(module(x), y)
+
+
 def test_no_auxiliary_loss_is_zero():
     assert modules.auxiliary_loss(nn.Linear(2, 2)).item() == 0
 

@@ -34,7 +34,8 @@ class Perceptrons(nn.Module):
         return {
             f"{parameter[0]}{linear[2:]}": value
             for linear, module in self.named_children()
-            for parameter, value in module.named_parameters()
+            for parameter in ("weight", "bias")
+            if (value := getattr(module, parameter)) is not None  # also where it is computed, as by `weight_norm`
         }
 
 
