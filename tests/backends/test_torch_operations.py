@@ -73,7 +73,6 @@ COPIES = {
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
     "save": lambda module: saved(module, weights_only=False),
     "average": lambda module: AveragedModel(module).module,
-    "timm": lambda module: pytest.importorskip("timm.utils").ModelEmaV3(module).module.train(),
     "state": lambda module: loaded(module, saved(module.state_dict(), weights_only=True)),
     "assign": lambda module: loaded(module, copy.deepcopy(module.state_dict()), assign=True),
     "meta": lambda module: loaded(module, copy.deepcopy(module.state_dict()), "meta", assign=True),

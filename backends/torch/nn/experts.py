@@ -32,10 +32,10 @@ class Perceptrons(nn.Module):
     def params(self) -> dict[str, Tensor]:
         """The parameters by the names that they have in the specification."""
         return {
-            f"{parameter[0]}{linear[2:]}": value
+            f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
             for parameter in ("weight", "bias")
-            if (value := getattr(module, parameter)) is not None  # also where it is computed, as by `weight_norm`
+            if getattr(module, parameter) is not None  # also where it is computed, as by `weight_norm`
         }
 
 
