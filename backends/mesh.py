@@ -28,18 +28,8 @@ from moespec.spec.checks import present
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    "AXES",
-    "MeshSizes",
-    "Pieces",
-    "Split",
-    "axes_of_slot",
-    "check_experts",
-    "check_whole_experts",
-    "leaves",
-    "mesh_sizes",
-    "split_axes",
-    "splits",
-    "start_of",
+    *("AXES", "MeshSizes", "Pieces", "Split", "axes_of_slot", "check_experts", "check_whole_experts", "leaves"),
+    *("mesh_sizes", "split_axes", "splits", "start_of"),
 ]
 
 AXES = ("data", "fsdp", "expert")

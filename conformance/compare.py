@@ -18,24 +18,8 @@ from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 
 __all__ = [
-    "ALL_DTYPES",
-    "CONSTANTS",
-    "DTYPES",
-    "LARGE",
-    "SHORT",
-    "Dtype",
-    "Outcome",
-    "Verdict",
-    "certified",
-    "compare",
-    "compared",
-    "constant",
-    "exact",
-    "one_of",
-    "place",
-    "precision",
-    "tolerance",
-    "wrong",
+    *("ALL_DTYPES", "CONSTANTS", "DTYPES", "LARGE", "SHORT", "Dtype", "Outcome", "Verdict", "certified", "compare"),
+    *("compared", "constant", "exact", "one_of", "place", "precision", "tolerance", "wrong"),
 ]
 
 

@@ -20,18 +20,8 @@ from numpy.typing import NDArray
 from moespec.spec.values import even
 
 __all__ = [
-    "KINDS",
-    "Case",
-    "Edit",
-    "Expectation",
-    "Gradients",
-    "Reference",
-    "Stage",
-    "Tensor",
-    "Value",
-    "VectorError",
-    "finish",
-    "routing_arrays",
+    *("KINDS", "Case", "Edit", "Expectation", "Gradients", "Reference", "Stage", "Tensor", "Value", "VectorError"),
+    *("finish", "routing_arrays"),
 ]
 
 KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "gradient", "trajectory")

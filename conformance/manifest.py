@@ -18,6 +18,7 @@ from safetensors.numpy import save as save_tensors
 from moespec.conformance.format import Case, Stage, Tensor, Value, VectorError
 from moespec.conformance.schema import check
 from moespec.models import tensors
+from moespec.models.files import read_file
 
 __all__ = ["SCHEMA", "decode", "decoded", "encode", "encoded", "first_difference", "parse", "read", "to_text", "write"]
 
@@ -163,7 +164,7 @@ def read(path: Path) -> Case:
     `suite.json` has. What is read must be written again as it is: nothing in a manifest or beside it is ignored or completed.
     """
     try:
-        manifest = parse(path.read_text())
+        manifest = parse(read_file(path).decode())
         if manifest["schema"] != SCHEMA:
             raise VectorError(
                 f"{path}: a vector of schema {manifest['schema']!r}; this version of moespec reads schema {SCHEMA}"
@@ -196,7 +197,7 @@ def _tensors_beside(path: Path, entry: Any) -> Arrays:
         raise VectorError(f"{beside}: {path.name} does not mention it")
     if entry["file"] != beside.name:
         raise VectorError(f"{path}: tensors are in {beside.name}, not in {entry['file']!r}")
-    data = beside.read_bytes()
+    data = read_file(beside)
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise VectorError(f"{beside}: the sha256 is not that of {path.name}")
     try:

@@ -13,22 +13,13 @@ from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
 from moespec.conformance.manifest import read
 from moespec.conformance.rows import ALGORITHMS
+from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
 from moespec.version import version
 
 __all__ = [
-    "VECTORS",
-    "case",
-    "digest",
-    "ids",
-    "is_installed",
-    "kind",
-    "load",
-    "manifests",
-    "problems",
-    "require",
-    "sha256",
-    "verify",
+    *("VECTORS", "case", "digest", "ids", "is_installed", "kind", "load", "manifests", "problems", "require"),
+    *("sha256", "verify"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -57,7 +48,7 @@ def ids(folder: Path = VECTORS) -> set[str]:
 
 def sha256(path: Path) -> str:
     """Of a file. That of `suite.json`, which has those of manifests, which have those of arrays, is the suite's."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(path)).hexdigest()
 
 
 def digest(folder: Path = VECTORS) -> str:
@@ -84,7 +75,7 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """
     path = folder.parent / "suite.json"
     try:
-        suite = json.loads(path.read_text())
+        suite = json.loads(read_file(path))
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
     except OSError as error:
         raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
@@ -124,7 +115,7 @@ def case(path: Path) -> Case:
 def kind(path: Path) -> str:
     """The class of the case of a manifest, of which nothing else is checked. Raises VectorError without one."""
     try:
-        return str(json.loads(path.read_text())["class"])
+        return str(json.loads(read_file(path))["class"])
     except Exception as error:  # whatever it is, the file is what is wrong
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 

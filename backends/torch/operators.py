@@ -56,6 +56,16 @@ def _no_tangents(*_: Any) -> None:
     )
 
 
+def mapped(operator: CustomOpDef) -> CustomOpDef:
+    """The operator along the last axis of its first argument, to which an axis of `torch.func.vmap` is one more in front."""
+
+    def rule(info: Any, axes: tuple[Any, ...], first: Tensor, *others: Any) -> tuple[Any, int]:
+        return operator(first.movedim(axes[0], 0), *others), 0
+
+    operator.register_vmap(rule)
+    return operator
+
+
 def on_gpu(x: Tensor) -> bool:
     """Whether `x` is where `kernels` are for; a tracer knows it. Tests that interpret the kernels say so of the CPU."""
     return x.is_cuda

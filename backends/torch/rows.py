@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide
-from moespec.backends.torch.operators import differentiable, operator, uses_kernel
+from moespec.backends.torch.operators import differentiable, mapped, operator, uses_kernel
 
 
 @operator
@@ -173,6 +173,7 @@ def _(values: Tensor, token: Tensor, tokens: int) -> Tensor:
     return values.new_empty(values.shape[0], tokens, values.shape[1])
 
 
+@mapped
 @operator
 def invert_index(index: Tensor, count: int) -> Tensor:
     """Where each of `0 .. count - 1` occurs in `index` (..., M), or M if it does not: (..., count) int32.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.operators import operator
+from moespec.backends.torch.operators import mapped, operator
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:
@@ -15,6 +15,7 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
     return indices
 
 
+@mapped
 @operator
 def _top_indices(scores: Tensor, count: int) -> Tensor:
     """`top_indices`: by a maximum if it is one; by a sort if they are more than half; else on a CPU by `torch.topk`.

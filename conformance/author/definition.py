@@ -10,16 +10,7 @@ from moespec.conformance.author.describe import axes
 from moespec.conformance.format import Stage, Tensor
 
 __all__ = [
-    "DRAWS",
-    "Definition",
-    "Draws",
-    "Noise",
-    "Routed",
-    "call",
-    "composed",
-    "function",
-    "of_array",
-    "single",
+    *("DRAWS", "Definition", "Draws", "Noise", "Routed", "call", "composed", "function", "of_array", "single"),
     "tensor",
 ]
 

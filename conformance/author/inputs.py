@@ -12,18 +12,8 @@ from moespec.spec.examples import TIED_SCORES
 from moespec.spec.numerics import softmax
 
 __all__ = [
-    "CROWD",
-    "TIED",
-    "both",
-    "distinct",
-    "experts",
-    "groups_tokens",
-    "kernel",
-    "logits",
-    "rows",
-    "scores",
-    "tokens",
-    "utilities",
+    *("CROWD", "TIED", "both", "distinct", "experts", "groups_tokens", "kernel", "logits", "rows", "scores"),
+    *("tokens", "utilities"),
 ]
 
 G, T, E, D, H = 2, 6, 3, 4, 3

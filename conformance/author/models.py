@@ -5,6 +5,7 @@ and the model computes in bfloat16.
 """
 
 import importlib
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -26,7 +27,8 @@ def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
     computation: nothing of this is for a compiler to trace."""
     rest = {key: value for key, value in options.items() if key != "dtype"}
     module = importlib.import_module(f"moespec.models.{name}")
-    config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
+    with warnings.catch_warnings(action="ignore"):  # of routers that train badly, which are cases, too
+        config = getattr(module, CONFIGS[name])(**options["model"], dtype=options.get("dtype", "float32"))
     return {**rest, "model": module, "config": config}
 
 

@@ -12,13 +12,7 @@ import numpy as np
 from moespec.spec.numerics import stable_order
 
 __all__ = [
-    "chosen_mask",
-    "configured",
-    "heap_order",
-    "noiseless",
-    "renormalised",
-    "rerouted",
-    "reweighted",
+    *("chosen_mask", "configured", "heap_order", "noiseless", "renormalised", "rerouted", "reweighted"),
     "weighted_by",
 ]
 

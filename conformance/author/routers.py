@@ -12,17 +12,8 @@ from moespec.conformance.author.inputs import experts
 from moespec.conformance.format import Stage, Tensor
 
 __all__ = [
-    "CHANGED",
-    "LOSSES",
-    "NORMAL",
-    "common",
-    "evaluation",
-    "kernel_case",
-    "kernel_of",
-    "logit_options",
-    "output_gradient",
-    "router_case",
-    "several_choices",
+    *("CHANGED", "LOSSES", "NORMAL", "common", "evaluation", "kernel_case", "kernel_of", "logit_options"),
+    *("output_gradient", "router_case", "several_choices"),
 ]
 
 T, E, D = 6, 3, 4

@@ -34,13 +34,7 @@ from moespec.conformance.author.draw import signs
 from moespec.spec.numerics import softplus, z_score
 
 __all__ = [
-    "choice_errors",
-    "condition",
-    "normal_density",
-    "pooled_spread",
-    "round_scale",
-    "spread",
-    "stability",
+    *("choice_errors", "condition", "normal_density", "pooled_spread", "round_scale", "spread", "stability"),
     "variation",
 ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.compare import DTYPES, Dtype, Outcome, certified, compared
 from moespec.conformance.format import Case, Value
+from moespec.models.files import read_file
 from moespec.models.tensors import Found, decoded
 
 __all__ = ["MODE", "FileError", "check", "dtype_of", "expected", "read", "read_all"]
@@ -33,12 +34,10 @@ class FileError(Exception):
 def read(path: Path) -> dict[str, Found]:
     """The tensors of a safetensors file. Raises FileError naming it if there is anything that is not such a tensor."""
     try:
-        if not path.is_file():
-            raise FileError(f"{path}: no file")
-        if path.stat().st_size > LIMIT:
-            raise FileError(f"{path}: {path.stat().st_size} bytes, the most is {LIMIT}")
-        return decoded(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return decoded(read_file(path, LIMIT))
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
         raise FileError(f"{path}: {error}") from error
 
 

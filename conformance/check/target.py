@@ -45,19 +45,8 @@ from moespec.conformance.format import Case, Stage, Tensor, finish
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    "DEFAULT",
-    "MODES",
-    "STRIDED",
-    "Facts",
-    "Job",
-    "Target",
-    "Values",
-    "check_unchanged",
-    "claimed",
-    "compilers",
-    "execute",
-    "job_of",
-    "unseen",
+    *("DEFAULT", "MODES", "STRIDED", "Facts", "Job", "Target", "Values", "check_unchanged", "claimed", "compilers"),
+    *("execute", "job_of", "unseen"),
 ]
 
 Values = dict[str, Any]

@@ -22,6 +22,7 @@ from typing import Any
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.compare import ALL_DTYPES, SHORT, Outcome
 from moespec.conformance.rows import ALGORITHMS
+from moespec.models.files import read_file
 
 __all__ = ["Waiver", "WaiverError", "read", "waived"]
 
@@ -59,7 +60,7 @@ def read(path: Path, ids: Collection[str], modes: Collection[str]) -> list[Waive
     Raises WaiverError for the first thing that is wrong, including two waivers for one result.
     """
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_file(path).decode())
     except OSError as error:
         raise WaiverError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

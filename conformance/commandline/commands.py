@@ -32,14 +32,12 @@ from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.start import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
+from moespec.models.files import read_file
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
 
 __all__ = ["main"]
-
-RENAMED = {"judge": "check", "mutants": "variants", "--lane": "--dtype", "--jobs": "-n", "--junit": "--junit-xml"}
-"""Commands and options that have another name now."""
 
 OUTPUTS = ("report", "html", "badge", "shields")
 """Options that name a file to write."""
@@ -216,7 +214,7 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     for path in suite.verify(options.vectors):
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_file(path))
         print(f"{manifest['id']:48} {manifest['class']:10} {manifest['purpose']}")
     return 0
 
@@ -288,9 +286,6 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 def main(arguments: list[str]) -> int:
     """Runs a command and returns its exit status."""
     parsing = parser("Check a target, an adapter or files; reports; the vectors and their cases.")
-    for word in (*arguments[:1], *(argument.split("=")[0] for argument in arguments if argument.startswith("--"))):
-        if word in RENAMED:
-            parsing.error(f"{word} is called {RENAMED[word]} now")
     options, options_of_pytest = parsing.parse_known_args([*spread(arguments)])
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")

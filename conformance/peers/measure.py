@@ -21,6 +21,7 @@ from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
 from moespec.conformance.peers.target import PeerTarget, checked_function, router_of
 from moespec.conformance.report.report import write_text
+from moespec.models.files import read_file
 from moespec.spec import ROUTERS
 
 __all__ = ["MEASURED", "measure", "read_record", "write_record"]
@@ -118,7 +119,7 @@ def write_record(record: dict[str, Any], path: Path) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """A record from its file. Raises ValueError, naming the file, if it is not a record."""
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(read_file(path))
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
     except (OSError, ValueError, KeyError, TypeError) as error:

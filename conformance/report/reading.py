@@ -17,6 +17,7 @@ from moespec.conformance.manifest import parse
 from moespec.conformance.report.report import INTERFACES, Report, ReportError, Unsupported
 from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.schema import check
+from moespec.models.files import read_file
 
 __all__ = ["read"]
 
@@ -27,7 +28,7 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
     Raises ReportError naming the file and the first thing in it that is not as `write` writes it.
     """
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(read_file(path).decode())
         check(content, "report_schema.json")
         return _report(_printable(content), {case.id: case for case in cases}, suite)
     except (OSError, ValueError, OverflowError, RecursionError) as error:

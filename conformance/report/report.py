@@ -15,18 +15,8 @@ from moespec.conformance.suite import is_installed
 from moespec.version import version
 
 __all__ = [
-    "INTERFACES",
-    "SCHEMA",
-    "Report",
-    "ReportError",
-    "Unsupported",
-    "column_of",
-    "counts",
-    "distinct",
-    "packed",
-    "unpacked",
-    "write",
-    "write_text",
+    *("INTERFACES", "SCHEMA", "Report", "ReportError", "Unsupported", "column_of", "counts", "distinct", "packed"),
+    *("unpacked", "write", "write_text"),
 ]
 
 SCHEMA = 2

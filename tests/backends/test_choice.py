@@ -116,17 +116,6 @@ def test_a_variable_changed_later_is_an_error():
     assert "'numpy'" in message
 
 
-def test_a_variable_set_to_the_choice_is_none():
-    program = """
-        import os, numpy
-        import moespec.backends.numpy
-        os.environ["MOESPEC_BACKEND"] = "numpy"
-        from moespec import backends
-        print(backends.name)
-    """
-    assert output(program, hidden=FRAMEWORKS) == ["numpy"]
-
-
 @needs("jax", "torch")
 def test_by_name_side_by_side_without_a_choice():
     program = """
@@ -138,15 +127,6 @@ def test_by_name_side_by_side_without_a_choice():
         print(J.name, T.name, N.name, J.token_choice is not T.token_choice)
     """
     assert output(program) == ["jax", "torch", "numpy", "True"]
-
-
-def test_importing_the_package_chooses_nothing():
-    program = """
-        import sys
-        from moespec import backends
-        print(*({"jax", "torch", "moespec.backends.numpy"} & set(sys.modules)))
-    """
-    assert output(program) == []
 
 
 def test_from_import_and_dir_choose():

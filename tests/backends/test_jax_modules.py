@@ -92,7 +92,7 @@ def test_equals_the_numpy_backend(router, x):
     assert np.any(np.asarray(gradients.experts["w1"]))
 
 
-@pytest.mark.parametrize("router", ["noisy_top_k", "soft_moe", "hash"])
+@pytest.mark.parametrize("router", ["softmax_token_choice", "hash"])
 def test_both_layers_are_one(router, x):
     """The same initial values, and then the same outputs, losses and gradients, from the same key."""
     moe, other = nnx_moe(router, group_images=2, rngs=nnx.Rngs(gating=3)), equinox_moe(router, group_images=2)

@@ -197,13 +197,7 @@ KERNELS = (
 )
 OTHER_KERNELS = ("rescale1/token_kernel", "rescale2/channel_kernel", "router/noise_kernel")
 NOT = (
-    "head/bias",
-    "norm/scale",
-    "blocks/0/norm1/scale",
-    "positions",
-    "token",
-    "router/slots",
-    "experts/b1",
+    *("head/bias", "norm/scale", "blocks/0/norm1/scale", "positions", "token", "router/slots", "experts/b1"),
     "head/probe",
 )
 

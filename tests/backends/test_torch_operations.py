@@ -151,12 +151,20 @@ def test_statistics_inside_vmap(router):
     step(module)
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("router", FEW)
-def test_compiled(router):
+def test_compiled(router, recomputed):
+    """Without a break; also in parts, which have another size, and copied."""
     torch._dynamo.reset()
-    module = layer(router, quiet=True)
-    ours = step(module, torch.compile(module, backend="aot_eager"))
-    torch.testing.assert_close(ours, step(layer(router, quiet=True)), rtol=1e-9, atol=1e-12)
+    module, other = layer(router, quiet=True), layer(router, quiet=True)
+    run = (lambda x: checkpoint(module, x, use_reentrant=False)) if recomputed else module
+    for parts in (1, 2):
+        with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+            ours = step(module, torch.compile(run, fullgraph=True, backend="aot_eager"), parts)
+        torch.testing.assert_close(ours, step(other, parts=parts), rtol=1e-9, atol=1e-12)
+    module.compile(backend="eager")
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied._compiled_call_impl is None
 
 
 @pytest.mark.parametrize("normalize", [True, False])

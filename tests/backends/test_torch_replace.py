@@ -251,19 +251,6 @@ def test_weight_decay_by_the_rules_of_others():
     assert layer.no_weight_decay() == {f"{name}.bias" for name in maps}
 
 
-def test_capacity_is_known_to_the_compiler():
-    """Other numbers in layers of one process: each compiles as it would alone."""
-    x = torch.randn(2, 12, WIDTH)
-    more = {"expert_activation": "swiglu", "shared_experts": 1}
-    torch._dynamo.reset()
-    for router in ("softmax_token_choice", "softmax_expert_choice"):
-        for factor in (1.0, 1.25, 2.0):
-            layer = modules.MoE(WIDTH, HIDDEN, 4, tokens=12, router=router, capacity_factor=factor, **more).eval()
-            compiled = torch.compile(layer, fullgraph=True, backend="eager")
-            torch.testing.assert_close(compiled(x), layer(x))
-    torch._dynamo.reset()
-
-
 def test_a_saved_layer_comes_back(tmp_path):
     """By the mixin of the hub where that is installed, with the arguments of the router."""
     pytest.importorskip("huggingface_hub", reason="the hub's package is an extra")

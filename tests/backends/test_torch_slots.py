@@ -31,23 +31,6 @@ def test_both_ways_to_count_give_the_same_integers(experts, generator):
     assert counted[0].tolist() == torch.tensor(expected)[0].tolist()
 
 
-def test_the_slot_record(generator):
-    """`slot` and `token` are inverse maps; empty slots and dropped choices point one past the end."""
-    routing = B.token_choice(torch.rand(3, 20, 4, generator=generator), choices=2, capacity=6)
-    assert routing.token.dtype == routing.slot.dtype == torch.int32
-    assert routing.tokens == 20
-    flat = routing.token.reshape(3, -1)
-    for group in range(3):
-        for token in range(20):
-            for slot in routing.slot[group, token].tolist():
-                assert slot == 24 or flat[group, slot] == token
-    count = (routing.slot < 24).sum()
-    assert count == (routing.token < 20).sum() == 3 * 4 * 6
-    assert count < 3 * 20 * 2
-    empty = B.token_choice(torch.rand(1, 3, 2, generator=generator), choices=1, capacity=3)
-    assert ((empty.token == 3) == (empty.weight == 0)).all()
-
-
 INDEX = torch.tensor([[3, 0, 4], [4, 1, 4]], dtype=torch.int32)  # token 2 is in no slot, 4 marks an empty slot
 
 

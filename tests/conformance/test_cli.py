@@ -62,8 +62,6 @@ def test_show_prints_what_a_target_computes(run):
 RUN = "run --target moespec.backends.numpy "
 USAGE = {
     "": "moespec conformance: the following arguments are required: command",
-    "judge folder": "judge is called check now",
-    "mutants": "mutants is called variants now",
     "show token_choice/nothing": "no such case: 'token_choice/nothing'",
     "show z_loss/values --files . --fresh 7": "--fresh: files are computed from the committed vectors",
     "show token_choice/tied --target json": "--target 'json': ",
@@ -89,10 +87,6 @@ USAGE = {
     RUN + "--mode fast": "moespec conformance run: --mode: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints them all",
-    RUN + "--lane f64": "--lane is called --dtype now",
-    RUN + "--lane=f64": "--lane is called --dtype now",
-    RUN + "--jobs 2": "--jobs is called -n now",
-    RUN + "--junit x.xml": "--junit is called --junit-xml now",
     RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': there is no folder 'nowhere'",
     RUN + "--nonsense": "unrecognized arguments: --nonsense",
     RUN + "tests": "unrecognized arguments: tests; --case chooses cases",

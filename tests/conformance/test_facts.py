@@ -14,11 +14,7 @@ from moespec.conformance.check.target import Facts, Target
 from moespec.conformance.compare import DTYPES
 
 ASKED = [
-    "z_loss/values",
-    "z_loss/gradient",
-    "token_choice/tied",
-    "switch/values",
-    "sparse_mlp/both_layers",
+    *("z_loss/values", "z_loss/gradient", "token_choice/tied", "switch/values", "sparse_mlp/both_layers"),
     "capacity/ceil",
 ]
 

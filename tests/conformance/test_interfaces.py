@@ -288,7 +288,7 @@ def test_damaged_files(check, folder, content):
 def test_a_file_of_holes_is_not_read(check, folder):
     with (folder / TIED).open("wb") as file:
         file.truncate(1 << 40)
-    assert f"{folder / TIED}: 1099511627776 bytes, the most is " in check(folder)[1]
+    assert f"{folder / TIED}: has 1,099,511,627,776 bytes, too many" in check(folder)[1]
 
 
 def test_what_is_not_a_file(check, folder):
@@ -301,7 +301,7 @@ def test_what_is_not_a_file(check, folder):
         path = folder / TIED
         path.rmdir() if path.is_dir() else path.unlink()
         make(path)
-        assert f"first at file\n    {path}: no file" in check(folder)[1]
+        assert f"first at file\n    {path}: " in check(folder)[1]
 
 
 @pytest.mark.parametrize("name", ["token_choice/teid", "tied", "token_choice/tied/tied", "hash/tied"])

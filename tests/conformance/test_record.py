@@ -1,7 +1,5 @@
 """Recordings of gates: what is kept, which router explains it, and two engines of which one has a planted mistake."""
 
-import importlib
-
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -13,7 +11,7 @@ from moespec.conformance.record.file import KEY, _digest
 from moespec.conformance.record.outputs import rows
 from moespec.models.errors import RunError
 from moespec.models.files import signed, unsigned
-from moespec.spec import ROUTERS, sigmoid_affinity, softmax_affinity
+from moespec.spec import sigmoid_affinity, softmax_affinity
 from moespec.spec.errors import ShapeError
 
 TOKENS, EXPERTS, CHOICES = 256, 16, 4
@@ -142,55 +140,6 @@ def test_experts_that_choose_are_recognised():
     text, whole = explain([Gate("gate", (TOKENS,), dtypes, **arrays)])
     assert whole
     assert "router   softmax_expert_choice" in text
-
-
-TRANSFORMERS = {
-    "mixtral.MixtralTopKRouter": "softmax_token_choice(choices=2, normalize_selected=True)",
-    "qwen2_moe.Qwen2MoeTopKRouter": "softmax_token_choice(choices=2)",
-    "olmoe.OlmoeTopKRouter": "softmax_token_choice(choices=2)",
-    "llama4.Llama4Router": "sigmoid_token_choice(choices=2, affinity='sigmoid', normalize_selected=False)",
-    "switch_transformers.SwitchTransformersTop1Router": "softmax_token_choice(choices=1)",
-    "nllb_moe.NllbMoeTop2Router": "softmax_token_choice(choices=2, normalize_selected=True)",
-    "deepseek_v3.DeepseekV3TopkRouter": "sigmoid_token_choice(choices=2, normalize_selected=True, affinity='sigmoid', "
-    "expert_groups=4, chosen_groups=2, group_score='top_2', group_bias=True, outside='excluded', scale=2.5)",
-}
-
-
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_routers_of_transformers_are_recognised(tmp_path, name):
-    import torch
-    import torchvision_operators  # noqa: F401
-
-    pytest.importorskip("transformers")
-    folder, _, router = name.partition(".")
-    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    sizes = {"hidden_size": 32, "num_experts": EXPERTS, "num_local_experts": EXPERTS, "n_routed_experts": EXPERTS}
-    more = {
-        "num_experts_per_tok": 2,
-        "n_group": 4,
-        "topk_group": 2,
-        "expert_capacity": 12,
-        "routed_scaling_factor": 2.5,
-    }
-    more |= {"norm_topk_prob": folder == "deepseek_v3", "normalize_router_prob_before_dropping": True}
-    config = next(
-        c for n, c in vars(module).items() if n.endswith("Config") and n.lower().startswith(folder.replace("_", ""))
-    )
-    if folder == "llama4":
-        config = module.Llama4TextConfig
-    torch.manual_seed(0)
-    gate = getattr(module, router)(
-        config(**{k: v for k, v in (sizes | more).items() if folder != "deepseek_v3" or k != "num_experts"})
-    )
-    for tensor in (*gate.parameters(), *gate.buffers()):
-        torch.nn.init.normal_(tensor, std=0.3)
-    with torch.no_grad(), recording(tmp_path / "a", torch.nn.Sequential(gate).eval(), "0"):
-        gate(torch.randn(TOKENS, 32) if folder != "switch_transformers" else torch.randn(4, 64, 32))
-    text, whole = explain(read(tmp_path / "a"))
-    assert whole
-    assert f"router   {TRANSFORMERS[name]}" in text
-    found, options = TRANSFORMERS[name].removesuffix(")").split("(")
-    ROUTERS[found].options(width=32, experts=EXPERTS, tokens=TOKENS, **eval(f"dict({options})"))
 
 
 def test_taps_of_jax_in_a_compiled_scan(tmp_path):

@@ -30,16 +30,8 @@ WITHOUT_TIES = {
     *("capped_affinity", "contrastive_loss", "convolution", "embedding", "gated_experts", "gating_noise"),
     "hierarchical_load_loss",
     *(
-        "limoe",
-        "image_pooling",
-        "logit_cap",
-        "mixer",
-        "moco",
-        "network",
-        "router_jitter",
-        "routing_statistics",
-        "sigmoid_loss",
-        "threefry",
+        *("limoe", "image_pooling", "logit_cap", "mixer", "moco", "network", "router_jitter", "routing_statistics"),
+        *("sigmoid_loss", "threefry"),
     ),
     *("threshold_loss", "vit"),
 }

@@ -6,18 +6,8 @@ Each is what `holds` takes: public names with what they become, functions of the
 import numpy as np
 
 __all__ = [
-    "capacity_off_by",
-    "coupled",
-    "favouring",
-    "gradient_negated",
-    "last_forgotten",
-    "load_of_scores",
-    "norms_apart",
-    "random",
-    "regularization_doubled",
-    "restarted",
-    "rows_not_put_back",
-    "variance_alone",
+    *("capacity_off_by", "coupled", "favouring", "gradient_negated", "last_forgotten", "load_of_scores"),
+    *("norms_apart", "random", "regularization_doubled", "restarted", "rows_not_put_back", "variance_alone"),
 ]
 
 

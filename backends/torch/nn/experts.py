@@ -32,9 +32,10 @@ class Perceptrons(nn.Module):
     def params(self) -> dict[str, Tensor]:
         """The parameters by the names that they have in the specification."""
         return {
-            f"{parameter[0]}{linear[2:]}": value
+            f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
-            for parameter, value in module.named_parameters()
+            for parameter in ("weight", "bias")
+            if getattr(module, parameter) is not None  # also where it is computed, as by `weight_norm`
         }
 
 

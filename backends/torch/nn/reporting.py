@@ -52,7 +52,9 @@ class Reporting(nn.Module):
         """The last pass without gradients that had these losses and whose leaves have a gradient."""
         for first in reversed(self._without_graph):
             wanted = all(leaf.grad is not None for leaf in first.values())
-            if wanted and all(torch.allclose(first[name], losses[name]) for name in first.keys() & losses.keys()):
+            if wanted and all(
+                torch.allclose(first[name], losses[name], atol=0) for name in first.keys() & losses.keys()
+            ):
                 self._without_graph = deque((each for each in self._without_graph if each is not first), PASSES)
                 return first
         return None
@@ -66,7 +68,7 @@ class Reporting(nn.Module):
         raise ConfigError(TORCHSCRIPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
+        return {**super().__getstate__(), "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
 
 
 class _WithLosses(torch.autograd.Function):

@@ -13,20 +13,8 @@ from moespec.spec import RouterOutput
 from moespec.spec.checks import present
 
 __all__ = [
-    "Recorded",
-    "Routed",
-    "SlotRouting",
-    "SuiteExpert",
-    "SuiteExperts",
-    "dense",
-    "dropless",
-    "float32_at_most",
-    "log_of",
-    "shared",
-    "sigmoid_scores",
-    "soft_moe_router",
-    "sparse",
-    "top_k_router",
+    *("Recorded", "Routed", "SlotRouting", "SuiteExpert", "SuiteExperts", "dense", "dropless", "float32_at_most"),
+    *("log_of", "shared", "sigmoid_scores", "soft_moe_router", "sparse", "top_k_router"),
 ]
 
 _backend: Any = importlib.import_module("moespec.backends.torch")
