@@ -89,9 +89,9 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             """What the configuration decides is rejected before a picture is decoded."""
             settled, directory = resolve(config, dataset, backend), RunDirectory(path)
             check_layout(B, settled)
-            if resume and B.process == 0 and directory.begun():
-                classes = () if config.data.classes else dataset.classes
-                directory.compared(settled, classes, resume=True, override=override)
+            # How long epochs are is known when it is known which pictures are broken.
+            if resume and config.training.epochs is None and B.process == 0 and directory.begun():
+                directory.compared(settled, (), resume=True, override=override)
 
         dataset = load_data(config, first)
         given, config = config, resolve(config, dataset, backend)
