@@ -354,8 +354,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         elif name in commands:
             status = commands[name][1](rest)
         else:
-            near = near_it(name, commands) or f". {_usage(commands)}"
-            raise SpecError(f"{name!r} is not a command{near}")
+            raise SpecError(f"{name!r} is not a command{near_it(name, commands) or '; moespec --help lists them'}")
         print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either

@@ -296,6 +296,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     ("table", "message"),
     [
         ("id,label\n0,7\n1.png,10\ndeep/2,7\n3,10\n", None),
+        ("id,label,Label\n0,7,8\n", "line 1: two columns of one name among id, label, Label"),
         ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
         ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
