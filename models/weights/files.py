@@ -19,14 +19,7 @@ from moespec.models.files import read_file, write_atomically
 from moespec.models.memory import check_unpacked
 from moespec.models.tensors import sealed, unsealed
 
-__all__ = [
-    "content_of",
-    "read_json",
-    "read_npz",
-    "read_safetensors",
-    "write_npz",
-    "write_safetensors",
-]
+__all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz", "write_safetensors"]
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -138,8 +138,7 @@ def test_toml_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)],
+    ("name", "kind"), [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)]
 )
 def test_a_resolved_configuration_is_read_as_it_was_written(tmp_path: Path, name: str, kind: type) -> None:
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")

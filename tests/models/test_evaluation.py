@@ -238,7 +238,6 @@ WRONG = [
     ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
     ('labels = "none_at_all.json"', r"no image has a label"),
-    ('labels = "broken.json"', r"broken\.json: not JSON"),
     ('kind = "neighbours"\nneighbours = [5000]', r"evaluation\.one\.neighbours=\[5000\]: there are 1442"),
     ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
     ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model's are \(8, 8, 1\)"),
@@ -255,7 +254,6 @@ def test_a_wrong_evaluation_is_named(
     Path("short.json").write_text("[[1]]")
     Path("large.json").write_text(json.dumps([[10]] * 355))
     Path("none_at_all.json").write_text(json.dumps([[]] * 355))
-    Path("broken.json").write_text("[[1]")
     labels = np.arange(30) % 3
     for name, shape in (("colour", (9, 9, 3)), ("three", (8, 8))):
         np.savez(f"{name}.npz", images=np.zeros((30, *shape), np.uint8), labels=labels)
