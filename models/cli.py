@@ -472,8 +472,6 @@ def _study(arguments: list[str]) -> None:
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
 
-    if not parsed.out:
-        raise ConfigError("out='': expected the name of a folder")
     if (seed := parsed.settings.training.seed) != chosen(arguments, digits()).training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
     configs = entries(sum(parsed.routers, ()), parsed.settings)

@@ -269,7 +269,8 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "cut.npz", images=np.zeros((10, 8, 8), np.uint8))
     (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:-30])
     np.savez(folder / "wide.npz", images=np.zeros((10, 8, 9), np.uint8), labels=np.arange(10) % 2)
-    (folder / "no_val" / "train").mkdir(parents=True)
+    for name in ("no_val/train", "folder/9²"):
+        (folder / name).mkdir(parents=True)
     other = safetensors.numpy.save({"tables": np.zeros((1, 64), np.int32)}, metadata={"format": "1"})
     for name, content_ in (("text", b"tables"), ("other", other), ("large", struct.pack("<Q", 2**62) + b"{}")):
         (folder / f"{name}.hash").write_bytes(content_)
@@ -393,7 +394,7 @@ WRONG = {
     "study --routers 'a: --training.seed 3' --out x":
         "routers='a: --training.seed 3': training.seed=3: a study has seeds of its own, --seeds N",
     "study --routers switch --out x --training.seed 3": "training.seed=3: a study has seeds of its own, --seeds N",
-    "study --routers switch --out ''": "out='': expected the name of a folder",
+    "study --routers switch --out ''": "--out: '' is no path; an empty variable of the shell?",
     f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': the folder of a run; a study needs one of its own",
     f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy":
         "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
@@ -421,6 +422,7 @@ def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> No
     resource = pytest.importorskip("resource")
     limits = {resource.RLIMIT_NOFILE: 24, resource.RLIMIT_AS: 2**30}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
+    monkeypatch.setattr(memory, "cores", lambda: 4)
     assert "moespec: workers=4: needs 56 open files, the limit" in said(["scan", ".", "--workers", "4"], 2)
     assert "moespec: backend='numpy': needs 1.3 GiB of address" in said(["train", "--backend", "numpy"], 2)
 
