@@ -232,10 +232,11 @@ def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("from moespec.models import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
         ("from moespec.models import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec.models import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", "scipy"),
         ("import moespec.models.commandline.commands", "jax torch matplotlib"),
     ],
-    ids=["help", "list", "the specification", "training and its report"],
+    ids=["help", "list", "ledger", "the specification", "training and its report"],
 )  # fmt: skip
 def test_what_is_not_used_is_not_imported(program: str, absent: str) -> None:
     program += f"\nimport sys; sys.exit(not set({absent.split()}).isdisjoint(sys.modules))"

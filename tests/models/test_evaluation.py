@@ -223,18 +223,13 @@ def test_what_is_evaluated_may_change_between_sittings(trained: Path, tmp_path: 
 
 WRONG = [
     ("every = 0", r"evaluation\.one\.every=0: expected integers >= 1"),
-    ("shots = []", r"evaluation\.one\.shots=\[\]: expected integers >= 1"),
     ("shots = 10", r"evaluation\.one\.shots=10: expected integers"),
-    ("l2 = [0.0]", r"evaluation\.one\.l2=\[0\.0\]: expected numbers > 0"),
-    ("temperature = -1.0", r"evaluation\.one\.temperature=-1\.0: expected a number > 0"),
     ('kind = "tenshot"', r"evaluation\.one\.kind='tenshot': expected one of"),
     ("evry = 5", r"unknown key 'evaluation\.one\.evry'; near it: evaluation\.one\.every"),
     ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' concerns kind='head'"),
     ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
-    ('data = "npz"\npath = "none.npz"', r"none\.npz: there is no such file"),
     ('data = "npz"', r"data\.path is not set"),
     ('kind = "retrieval"', "the run has no tower of texts"),
-    ('labels = "none.json"', r"none\.json: cannot be read"),
     ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
     ('labels = "none_at_all.json"', r"no image has a label"),
