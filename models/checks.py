@@ -1,5 +1,6 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
+import difflib
 import importlib
 import importlib.util
 import os
@@ -10,7 +11,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.spec.names import near_it
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
@@ -59,8 +59,9 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
     """ConfigError for an option, called by its section `prefix`, that `owner`, a model or router, does not have."""
     for name, value in options.items():
         if name not in known:
-            has = near_it(name, known) or f"; it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option{has}")
+            near = difflib.get_close_matches(name, known, cutoff=0.75)
+            has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
 
 
 def imported(argument: str, name: str) -> Callable[..., Any]:

@@ -187,7 +187,13 @@ def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any
     assert "model.codes" in help_of(capsys, "train", "--router", "hash") - shown
 
 
-@pytest.mark.parametrize("router", ROUTERS)
+OFTEN = ("soft_moe", "softmax_token_choice", "dselect_k", "hash")
+"""Help takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "router", [router if router in OFTEN else pytest.param(router, marks=pytest.mark.full) for router in ROUTERS]
+)
 def test_help_shows_the_options_of_the_chosen_router(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "--help", "--router", router])
