@@ -96,7 +96,7 @@ def described(hint: Any, none: str | None = None) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
-        return described(parts[0]).removeprefix("an ").removeprefix("a ") + "s"
+        return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
     words = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
     return words.get(hint, none or "")
 

@@ -354,8 +354,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         elif name in commands:
             status = commands[name][1](rest)
         else:
-            near = near_it(name, commands) or f". {_usage(commands)}"
-            raise SpecError(f"{name!r} is not a command{near}")
+            raise SpecError(f"{name!r} is not a command{near_it(name, commands) or '; moespec --help lists them'}")
         print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
@@ -473,8 +472,6 @@ def _study(arguments: list[str]) -> None:
     from moespec.models.study.command import study_command
     from moespec.models.study.entries import entries
 
-    if not parsed.out:
-        raise ConfigError("out='': expected the name of a folder")
     if (seed := parsed.settings.training.seed) != chosen(arguments, digits()).training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
     configs = entries(sum(parsed.routers, ()), parsed.settings)

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from moespec.backends.contract import Backend
@@ -45,9 +44,7 @@ class Interruption:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         Interruption.current = None
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._handlers.items():

@@ -178,20 +178,11 @@ def embedding(patch: int, channels: int, width: int) -> Params:
 
 def head(width: int, classes: int, bias: float) -> Params:
     """The head, 0 but for its bias."""
-    return {
-        "kernel": Parameter((width, classes), constant(0.0)),
-        "bias": Parameter((classes,), constant(bias)),
-    }
+    return {"kernel": Parameter((width, classes), constant(0.0)), "bias": Parameter((classes,), constant(bias))}
 
 
 def mlp(
-    width: int,
-    hidden: int,
-    kernel: Callable[[int, int], Draw],
-    bias: Draw,
-    *,
-    gated: bool = False,
-    biased: bool = True,
+    width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw, *, gated: bool = False, biased: bool = True
 ) -> Params:
     """Two linear maps, `width -> hidden -> width`, and of a gated one `w3` besides, as `w1`; `kernel(inputs, outputs)` draws those of
     a map."""

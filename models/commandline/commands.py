@@ -78,7 +78,7 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
-        say = print if B.process == 0 else _silent
+        say = _say if B.process == 0 else _silent
         if note:
             say(note)
         if reason:
@@ -89,9 +89,9 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             """What the configuration decides is rejected before a picture is decoded."""
             settled, directory = resolve(config, dataset, backend), RunDirectory(path)
             check_layout(B, settled)
-            if resume and B.process == 0 and directory.begun():
-                classes = () if config.data.classes else dataset.classes
-                directory.compared(settled, classes, resume=True, override=override)
+            # How long epochs are is known when it is known which pictures are broken.
+            if resume and config.training.epochs is None and B.process == 0 and directory.begun():
+                directory.compared(settled, (), resume=True, override=override)
 
         dataset = load_data(config, first)
         given, config = config, resolve(config, dataset, backend)
@@ -102,11 +102,15 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
         check_layout(B, config)
         check_same(B, config, dataset, version())
         sets = load_sets(config, dataset)
-        for note in (*(f"data: {on_one_line(note)}" for note in dataset.notes), *notes(given, config)):
+        for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
         _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
+
+
+def _say(text: str) -> None:
+    print(on_one_line(text))  # names of folders and files
 
 
 def _silent(text: str) -> None: ...

@@ -6,7 +6,6 @@ The names: `digits` (in the package), `npz` (`moespec.models.data.npz`), `idx` (
 the library `datasets`) and `pairs` (images with captions, `moespec.models.data.pairs`).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from moespec.models.data.changes import check_changes
 from moespec.models.data.cifar import KINDS, load_cifar
-from moespec.models.data.dataset import Dataset, Split, read_names
+from moespec.models.data.dataset import Dataset, read_names
 from moespec.models.data.folder import find_folder
 from moespec.models.data.found import HELD, directories
 from moespec.models.data.hub import find_hub
@@ -23,15 +22,14 @@ from moespec.models.data.idx import load_idx
 from moespec.models.data.npz import load_npz
 from moespec.models.data.options import DataConfig, numbers
 from moespec.models.data.pairs import find_pairs
-from moespec.models.data.pictures import Pictures
-from moespec.models.data.picturesets import load_pictures
+from moespec.models.data.picturesets import First, load_pictures
 from moespec.models.data.resized import resized
 from moespec.models.data.shards import find_shards
 from moespec.models.errors import DataError
 from moespec.models.memory import cores
 from moespec.spec.errors import ConfigError
 
-__all__ = ["DATASETS", "PICTURES", "load", "load_configured", "load_others"]
+__all__ = ["DATASETS", "PICTURES", "First", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
@@ -51,7 +49,6 @@ SIZES = {
 """What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
 PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
 """Data sets of pictures of any size, and what finds their classes and files."""
-First = Callable[[Dataset], None]
 DIGITS = Path(__file__).parent / "digits.npz"
 
 
@@ -91,7 +88,7 @@ def load_configured(
 ) -> Dataset:
     """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
 
-    first: called before a picture is read, with a data set of pictures none of which is held or left out yet.
+    first: see `load_pictures`.
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
 
     Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
@@ -117,13 +114,8 @@ def load_configured(
             raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
         only = directories(path) if whole and name == "folder" and path.is_dir() else []
         classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
-        if first is not None:
-            none = np.arange(0)
-            whole_part, other = (
-                Split(Pictures(each.files, none, image_size).read, each.labels) for each in (part, held or part)
-            )
-            first(Dataset(path.name, whole_part, other, classes, (image_size, image_size, 3), 255))
-        dataset = load_pictures(path, classes, part, held or (part if whole else None), size=image_size, config=config)
+        held = held or (part if whole else None)
+        dataset = load_pictures(path, classes, part, held, size=image_size, config=config, first=first)
     elif name == "idx":
         dataset = resized(load_idx(path), image_size)
     elif name in KINDS:

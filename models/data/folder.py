@@ -111,8 +111,12 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
     line, label_of, line_of = 1, dict[str, str](), dict[str, int]()
     try:
         with open(table, encoding="utf-8-sig", newline="", opener=regular) as file:
-            for row in (rows := csv.DictReader(file, strict=True)):
-                line, header = rows.line_num, {name.strip().lower(): name for name in row if name}
+            rows = csv.DictReader(file, strict=True)
+            header = {name.strip().lower(): name for name in rows.fieldnames or ()}
+            if len(header) < len(rows.fieldnames or ()):
+                raise DataError(f"{table}, line 1: two columns of one name among {', '.join(rows.fieldnames or ())}")
+            for row in rows:
+                line = rows.line_num
                 image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
                 if not image or not label:
                     wanted = ", ".join(LABEL if image else IMAGE)

@@ -22,6 +22,7 @@ from moespec.models.data.found import LeftOut, below, validation_name
 from moespec.models.data.pictures import ENDINGS
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
+from moespec.models.files import RECORD, read_file
 from moespec.spec.errors import ConfigError
 
 __all__ = ["CAPTION", "find_hub"]
@@ -120,12 +121,12 @@ def _saved(datasets: Any, folder: Path) -> Any:
     """What `save_to_disk` wrote, or None. Raises DataError if it names a file that is not below the folder."""
     parts, whole = [folder], folder / "dataset_dict.json"
     if whole.is_file():
-        parts = [folder / name for name in json.loads(whole.read_bytes())["splits"]]
+        parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
     elif not (folder / "state.json").is_file():
         return None
     for part in parts:
         state = below(folder, part / "state.json", str(part), links=True)
-        for file in json.loads(state.read_bytes())["_data_files"]:
+        for file in json.loads(read_file(state, RECORD))["_data_files"]:
             below(folder, part / file["filename"], str(state), links=True)
     return datasets.load_from_disk(str(folder))
 

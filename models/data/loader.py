@@ -18,14 +18,7 @@ from moespec.models.data.dataset import Dataset, Split
 from moespec.models.data.options import DataConfig
 from moespec.models.streams import ORDER, generator
 
-__all__ = [
-    "batch_indices",
-    "data_position",
-    "evaluation_batch",
-    "pairs_of_step",
-    "training_batch",
-    "views_of_step",
-]
+__all__ = ["batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "training_batch", "views_of_step"]
 
 VIEW = 2**48
 """What tells the numbers that are drawn for one view of an image from those for the next; more than the steps, or images, of a run."""

@@ -46,11 +46,9 @@ MOST = 2**28
 """Bytes of a file that are looked through for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """Tags of TIFF."""
-for category in (
-    UserWarning,
-    Image.DecompressionBombWarning,
-):  # without the name of the file; twice as many pixels are an error
-    warnings.filterwarnings("ignore", category=category, module=r"PIL\.")
+# They do not name the file. A picture of twice as many pixels as the second one allows is an error.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
 
 class Files(Protocol):
@@ -131,13 +129,13 @@ class Pictures:
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The middle squares of pictures. Raises DataError naming a file that is damaged."""
-        images, shown = (
-            np.empty((len(indices), self.size, self.size, self.channels), np.uint8),
-            (self.channels, self.background),
-        )
+
+        def square(file: Image.Image) -> NDArray[np.uint8]:
+            return middle(_shown(file, self.channels, self.background), self.size, self.resize)
+
+        images = np.empty((len(indices), self.size, self.size, self.channels), np.uint8)
         for image, index in zip(images, indices, strict=True):
-            square = self._look(int(index), lambda file: middle(_shown(file, *shown), self.size, self.resize))
-            image[...] = square.reshape(image.shape)
+            image[...] = self._look(int(index), square).reshape(image.shape)
         return images
 
     def head(self, index: int, length: int) -> bytes:
@@ -200,15 +198,11 @@ def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen
                 if (bare := _bare(opened.read(MOST))) is None:
                     raise
                 return _opened(io.BytesIO(bare), look)
+    except DataError as error:
+        raise DataError(f"{name}: {error}{advice}") from error
     except Exception as error:  # the decoders raise all kinds of exceptions for damaged files
-        # The text has the address of what was opened, which is another one each time.
-        text = (
-            f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits"
-            if isinstance(error, UnidentifiedImageError)
-            else error
-        )
-        if isinstance(error, DataError):
-            raise DataError(f"{name}: {error}{advice}") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # its text has an address, another one each time
+        text = f"none of {', '.join(FORMATS)} that Pillow reads; of grey TIFF 8, 12, 16 bits" if unknown else error
         raise DataError(f"{name}: not a readable image ({text}){advice}") from error
 
 

@@ -7,6 +7,7 @@ like (`moespec.models.data.pictures`).
 
 import functools
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from moespec.models.data.pictures import Files, Pictures
 from moespec.models.data.prefetch import Prefetcher
 from moespec.models.errors import DataError
 
-__all__ = ["SKIP", "Part", "broken", "load_pictures"]
+__all__ = ["SKIP", "First", "Part", "broken", "load_pictures"]
 
 SHOWN = 5
 """Files that a note names."""
@@ -31,6 +32,7 @@ SKIP = "--data.broken skip leaves such pictures out"
 """What may be done about those that cannot be decoded."""
 CHUNK = 64
 """Pictures that a worker decodes at a time."""
+First = Callable[[Dataset], None]
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,18 @@ class Part:
 
 
 def load_pictures(
-    source: Path, classes: tuple[str, ...], part: Part, held: Part | None, *, size: int, config: DataConfig
+    source: Path,
+    classes: tuple[str, ...],
+    part: Part,
+    held: Part | None,
+    *,
+    size: int,
+    config: DataConfig,
+    first: First | None = None,
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels; without a held-out part `held_out` says what is held out.
+
+    first: called with the data set before a picture is read, when nothing is cached or left out.
 
     Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
     `config.broken` is "skip", when a file is read that is broken further down.
@@ -64,19 +75,24 @@ def load_pictures(
         if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
             raise DataError(f"{source}: a class has no image left when {share} of them are held out")
         held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
-    chosen, notes = [], [*part.notes, *(() if held is part else held.notes)]
+    notes = [*part.notes, *(() if held is part else held.notes)]
     lost: list[str] = []
     clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
+    chosen = []
     for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
-        if config.broken == "skip":
-            failures = [index for index, _ in broken(pictures, workers=config.workers)]
-            lost += map(pictures.name, failures)
-            rows = np.delete(rows, failures)
-            pictures = pictures.of(rows)
-        clear += check_headers(pictures)
         chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
+    if first is not None:
+        splits = [_split(*each, replace(config, cache=""), whole=False) for each in chosen]
+        first(Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255))
+    for number, (pictures, labels, captions) in enumerate(chosen):
+        if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
+            lost += map(pictures.name, failures)
+            kept = np.delete(np.arange(len(labels)), failures)
+            pictures, captions = pictures.of(pictures.chosen[kept]), captions and captions.chosen(kept)
+            chosen[number] = (pictures, labels[kept], captions)
+        clear += check_headers(pictures)
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"

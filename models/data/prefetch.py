@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, parent_process
-from types import TracebackType
 from typing import Any, Self
 
 from moespec.models.errors import RunError
@@ -55,9 +54,7 @@ class Prefetcher:
         self._iterator = iter(self._pipeline())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._iterator.close()
         del self._iterator  # it holds what was made in advance
         for thread in set(threading.enumerate()) - self._threads:

@@ -53,10 +53,7 @@ def _title(entries: Sequence[LedgerEntry]) -> str:
 
 
 def _section(
-    title: str,
-    entries: Sequence[LedgerEntry],
-    known: dict[str, dict[str, list[Seen]]],
-    packages: Sequence[Measured],
+    title: str, entries: Sequence[LedgerEntry], known: dict[str, dict[str, list[Seen]]], packages: Sequence[Measured]
 ) -> str:
     rows = [
         [link_papers(name), *(_cell(readings.get(entry.id, [])) for entry in entries)]

@@ -42,7 +42,7 @@ FORMATS = (1, 2, 3)
 """Those that are read. Format 2 has one file of arrays, format 3 one of each process."""
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 ENTRIES: dict[str, type | tuple[type, ...]] = {
-    **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)},
+    **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
 }
 """What state.json must have, besides its format, its own checksum and those of arrays."""
 MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}

@@ -27,12 +27,7 @@ from moespec.models.training.config import Config
 from moespec.models.training.resolve import load_backend, model_config
 from moespec.spec.clustering import k_means
 from moespec.spec.errors import ConfigError
-from moespec.spec.hash_tables import (
-    hash_table_balanced,
-    hash_table_clustered,
-    hash_table_dispersed,
-    hash_table_random,
-)
+from moespec.spec.hash_tables import hash_table_balanced, hash_table_clustered, hash_table_dispersed, hash_table_random
 from moespec.spec.routers.hash import Options
 from moespec.spec.token_ids import normalized_patches
 

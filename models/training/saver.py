@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from moespec.backends.contract import Backend
@@ -40,10 +39,8 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
             self.wait()
         elif self._thread is not None:
             self._thread.join()

@@ -4,7 +4,7 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,31 +101,24 @@ def train(
             settle(B, directory, start, owed)
             stop.end(after)
 
-        def rescued(error: SpecError) -> None:
-            """Saves the last step, where one process can do that alone, and says where the run goes on."""
-            if after.measured and not after.saves and B.processes == 1:
-                after.unread = True
-                finite(after)
-                save(after)
-                saver.wait()
-            newest = latest(directory.checkpoints)
-            error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
-
-        for step, batch in _until(steps, rescued):
+        made = iter(steps)
+        for _ in range(start, settings.total):
+            try:
+                step, batch = next(made)
+            except SpecError as error:
+                if after.measured and not after.saves and B.processes == 1:  # which can save the last step alone
+                    after.unread = True
+                    finite(after)
+                    save(after)
+                    saver.wait()
+                newest = latest(directory.checkpoints)
+                error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
+                raise
             state, metrics = update(state, batch, rate(step))
             after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
             for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
-
-
-def _until(steps: Iterable[tuple[int, Any]], rescued: Callable[[SpecError], None]) -> Iterator[tuple[int, Any]]:
-    """The steps; an error of reading one, and none of who takes them, is told to `rescued` first."""
-    try:
-        yield from steps
-    except SpecError as error:
-        rescued(error)
-        raise
 
 
 class Batches:

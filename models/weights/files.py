@@ -19,14 +19,7 @@ from moespec.models.files import read_file, write_atomically
 from moespec.models.memory import check_unpacked
 from moespec.models.tensors import sealed, unsealed
 
-__all__ = [
-    "content_of",
-    "read_json",
-    "read_npz",
-    "read_safetensors",
-    "write_npz",
-    "write_safetensors",
-]
+__all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz", "write_safetensors"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -85,11 +78,16 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError for any other content."""
-    content = content_of(path)
+    value: dict[str, Any] = parsed(content_of(path), str(path))
+    return value
+
+
+def parsed(content: str | bytes, name: str, kind: type = dict) -> Any:
+    """An object or a list of JSON. Raises CheckpointError, which begins with the name, for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+        raise CheckpointError(f"{name}: not JSON ({error})") from error
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{name}: not a JSON {'object' if kind is dict else 'list'}")
     return value

@@ -19,7 +19,7 @@ from moespec.models.training.rundirectory import RunDirectory
 from moespec.models.training.runlog import read_log
 from moespec.models.training.savestate import trained_params
 from moespec.models.trees import flatten, nested
-from moespec.models.weights.files import read_safetensors, write_safetensors
+from moespec.models.weights.files import parsed, read_safetensors, write_safetensors
 from moespec.models.weights.record import Weights, described, images_of, named_classes, of_description
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
@@ -61,10 +61,11 @@ def read_file(path: Path, given: Any) -> Weights:
     arrays, metadata = read_safetensors(path)
     if MODEL not in metadata:
         raise CheckpointError(f"{path}: no {MODEL} in the metadata: not a file of moespec")
-    config = of_description(_json(path, metadata[MODEL]), f"{path}: {MODEL}")
-    about = {str(title): str(text) for title, text in _json(path, metadata.get(ABOUT, "{}")).items()}
-    names = _json(path, metadata.get(CLASSES, "[]"), list)
-    images = images_of(_json(path, metadata.get(IMAGES, "{}")), f"{path}: {IMAGES}")
+    where = f"{path}: metadata"
+    config = of_description(parsed(metadata[MODEL], where), f"{path}: {MODEL}")
+    about = {str(title): str(text) for title, text in parsed(metadata.get(ABOUT, "{}"), where).items()}
+    names = parsed(metadata.get(CLASSES, "[]"), where, list)
+    images = images_of(parsed(metadata.get(IMAGES, "{}"), where), f"{path}: {IMAGES}")
     classes = named_classes(names, config, f"{path}: {CLASSES}")
     return Weights(config, params_of(arrays, config), about, classes, images)
 
@@ -85,16 +86,6 @@ def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
     """The parameters as a tree, after a look at every name, shape and dtype."""
     shapes = flatten(family(config).parameter_shapes(config))
     return nested(to_ours("file", arrays, [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]))
-
-
-def _json(path: Path, text: str, kind: type = dict) -> Any:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: metadata that is not JSON ({error})") from error
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{path}: metadata that is not a JSON {'object' if kind is dict else 'list'}")
-    return value
 
 
 def _nothing_given(given: Any, what: str) -> None:

@@ -138,8 +138,7 @@ def test_toml_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)],
+    ("name", "kind"), [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)]
 )
 def test_a_resolved_configuration_is_read_as_it_was_written(tmp_path: Path, name: str, kind: type) -> None:
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
@@ -188,7 +187,13 @@ def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any
     assert "model.codes" in help_of(capsys, "train", "--router", "hash") - shown
 
 
-@pytest.mark.parametrize("router", ROUTERS)
+OFTEN = ("soft_moe", "softmax_token_choice", "dselect_k", "hash")
+"""Help takes seconds."""
+
+
+@pytest.mark.parametrize(
+    "router", [router if router in OFTEN else pytest.param(router, marks=pytest.mark.full) for router in ROUTERS]
+)
 def test_help_shows_the_options_of_the_chosen_router(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "--help", "--router", router])
@@ -233,10 +238,11 @@ def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("from moespec.models import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
         ("from moespec.models import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec.models import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", "scipy"),
         ("import moespec.models.commandline.commands", "jax torch matplotlib"),
     ],
-    ids=["help", "list", "the specification", "training and its report"],
+    ids=["help", "list", "ledger", "the specification", "training and its report"],
 )  # fmt: skip
 def test_what_is_not_used_is_not_imported(program: str, absent: str) -> None:
     program += f"\nimport sys; sys.exit(not set({absent.split()}).isdisjoint(sys.modules))"

@@ -57,6 +57,9 @@ def test_training_counts_its_own_capacity_and_what_is_computed_again() -> None:
 ALONE = {"base": 1, "hash": 1, "s_base": 1, "noisy_top_k": 2, "hierarchical_top_k": 4, "dselect_k": 2,
          "sigmoid_token_choice": 2, "relu": 1, "image_choice": 1}  # fmt: skip
 """Routers that give an expert room for every token, and the choices of a token: the experts run in a loop."""
+GATED: dict = {"moe": "every_2", "experts": 32, "router": "softmax_token_choice"}
+GATED |= {"expert_hidden": 512, "expert_activation": "swiglu"}
+OTHER = {"expert_activation": "geglu", "expert_bias": False, "experts": 8}
 MODELS = [
     *(("vit_s16", {"pool": pool}) for pool in ("gap", "token", "map")),
     ("vit_s16", {"qk_norm": True, "qk_norm_bias": True}),
@@ -70,19 +73,7 @@ MODELS = [
     *(("vit_b16", {"moe": "every_2", "experts": 32, "router": name}) for name in ROUTERS if name not in ALONE),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "soft_moe", "group_images": 2}),
     ("vit_s16", {"moe": "every_2", "experts": 32, "router": "softmax_token_choice", "group_tokens": 98}),
-    (
-        "vit_s16",
-        {
-            **{
-                "moe": "every_2",
-                "experts": 32,
-                "router": "softmax_token_choice",
-                "expert_hidden": 512,
-                "expert_activation": "swiglu",
-            },
-            **{"shared_experts": 2, "block": {"3": {"expert_activation": "geglu", "expert_bias": False, "experts": 8}}},
-        },
-    ),
+    ("vit_s16", {**GATED, "shared_experts": 2, "block": {"3": OTHER}}),
     ("text_s", {"qk_norm": True, "projection": 512}),
     ("text_s", {"pool": "map", "moe": "every_2", "experts": 8, "router": "softmax_token_choice", "group_texts": 2}),
 ]

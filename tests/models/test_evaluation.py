@@ -223,22 +223,16 @@ def test_what_is_evaluated_may_change_between_sittings(trained: Path, tmp_path: 
 
 WRONG = [
     ("every = 0", r"evaluation\.one\.every=0: expected integers >= 1"),
-    ("shots = []", r"evaluation\.one\.shots=\[\]: expected integers >= 1"),
     ("shots = 10", r"evaluation\.one\.shots=10: expected integers"),
-    ("l2 = [0.0]", r"evaluation\.one\.l2=\[0\.0\]: expected numbers > 0"),
-    ("temperature = -1.0", r"evaluation\.one\.temperature=-1\.0: expected a number > 0"),
     ('kind = "tenshot"', r"evaluation\.one\.kind='tenshot': expected one of"),
     ("evry = 5", r"unknown key 'evaluation\.one\.evry'; near it: evaluation\.one\.every"),
     ('kind = "few_shot"\nlabels = "x"', r"evaluation\.one\.labels='x' concerns kind='head'"),
     ('path = "x.npz"', r"evaluation\.one\.path='x\.npz': `data` is required with `path`"),
-    ('data = "npz"\npath = "none.npz"', r"none\.npz: there is no such file"),
     ('data = "npz"', r"data\.path is not set"),
     ('kind = "retrieval"', "the run has no tower of texts"),
-    ('labels = "none.json"', r"none\.json: cannot be read"),
     ('labels = "short.json"', r"short\.json: a list of 1, expected a list of labels for each of 355 images"),
     ('labels = "large.json"', r"large\.json: image 0 has \[10\], expected a list of labels from 0 to 9"),
     ('labels = "none_at_all.json"', r"no image has a label"),
-    ('labels = "broken.json"', r"broken\.json: not JSON"),
     ('kind = "neighbours"\nneighbours = [5000]', r"evaluation\.one\.neighbours=\[5000\]: there are 1442"),
     ("capacity_factor = 2.0", r"evaluation\.one\.capacity_factor=2\.0: .*soft_moe does not have this option"),
     ('data = "npz"\npath = "colour.npz"', r"evaluation\.one: images of \(8, 8, 3\).*the model's are \(8, 8, 1\)"),
@@ -255,7 +249,6 @@ def test_a_wrong_evaluation_is_named(
     Path("short.json").write_text("[[1]]")
     Path("large.json").write_text(json.dumps([[10]] * 355))
     Path("none_at_all.json").write_text(json.dumps([[]] * 355))
-    Path("broken.json").write_text("[[1]")
     labels = np.arange(30) % 3
     for name, shape in (("colour", (9, 9, 3)), ("three", (8, 8))):
         np.savez(f"{name}.npz", images=np.zeros((30, *shape), np.uint8), labels=labels)

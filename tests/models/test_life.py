@@ -729,21 +729,17 @@ def test_a_kill_at_any_write_loses_no_step(runs, tmp_path: Path, monkeypatch: py
     assert number > 10
 
 
-TRAIN = "train --backend numpy --training.steps 1 --training.batch 4 --model.width 8 --model.depth 1"
-
-
 @POSIX
 @pytest.mark.parametrize(
     ("command", "streams", "status"),
     [
-        *(("list", streams, 0) for streams in (">&-", ">&- 2>&-", ">&- 2>&- <&-", "2>/dev/full")),
+        *(("list", streams, 0) for streams in (">&-", ">&- 2>&- <&-", "2>/dev/full")),
         ("list", ">/dev/full", 2),
         ("list x", ">&- 2>/dev/full", 2),
-        *((f"{TRAIN} --model.heads 1 --model.hidden 4 --model.patch-size 4", streams, 0) for streams in (">&- 2>&-", ">/dev/full")),
     ],
-)  # fmt: skip
-def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, streams: str, status: int) -> None:
-    words = f"{sys.executable} -m moespec {command}{f' --run {tmp_path}' if 'train' in command else ''} {streams}"
-    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False)
+)
+def test_streams_that_are_closed_or_full(command: str, streams: str, status: int) -> None:
+    """tests/environments trains with such."""
+    words = ["sh", "-c", f"{sys.executable} -m moespec {command} {streams}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("Traceback")) == (status, 0), done.stderr
-    assert "train" not in command or (tmp_path / "report.html").exists()

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -104,9 +103,7 @@ def option(draw: random.Random) -> Nonsense:
 
 
 RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("--model.image-size 0", ("model.image_size=0",)),
     ("--model.image-size 1000000000", ("model.image_size=1000000000",)),
-    ("--model.stem 1 --model.stem-depth 1000000000", ("model.stem_depth=1000000000",)),
     ("--model.classes 11", ("model.classes=11", "digits")),
     ("--model.channels 3", ("model.channels=3", "digits")),
     ("--model.depth 1000000000", ("model.depth=1000000000",)),
@@ -115,7 +112,6 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model.hidden 2000000000", ("model.name='vit_tiny'", "GiB")),
     ("--experts 2000000000", ("capacity_factor", "2000000000 experts")),
     ("--experts 2000000000 --router switch", ("model.experts=2000000000", "GiB")),
-    ("--experts 0", ("model.experts=0",)),
     ("--model.moe last_9", ("model.moe='last_9'", "depth=4")),
     ("--model.moe last_" + "9" * 5000, ("model.moe", "last_9999")),
     ("--model vit_s" + "9" * 5000, ("name", "vit_s9999")),
@@ -130,61 +126,32 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--router gshard --model.router-options.multiple-of 2147483647", ("capacity of 2147483647", "GiB")),
     ("--router dselect_k --model.router-options.choices 2000000000", ("model.name='vit_tiny'", "TiB")),
     ("--router dselect_k --model.router-options.selector-gamma 1e30", ("selector_gamma=1e+30",)),
-    ("--router switch --model.router-options.z-weight 1e39", ("z_weight=1e+39",)),
     ("--training.seed 340282366920938463463374607431768211456", ("training.seed=340282366920938463463374607431768211456",)),
     ("--training.batch 6 --training.accumulate 4", ("training.accumulate=4", "training.batch=6")),
     ("--training.batch 1000000000000", ("training.batch=1000000000000", "GiB")),
-    ("--training.evaluation-batch 1000000000000", ("training.evaluation_batch=1000000000000", "GiB")),
-    ("--schedule.warmup -1", ("schedule.warmup=-1", "1500")),
     ("--schedule.cooldown 3", ("schedule.cooldown=3", "cosine")),
     ("--schedule.peak 1e39", ("schedule.peak=1e+39",)),
-    ("--schedule.name linear --schedule.end 1e39", ("schedule.end=1e+39",)),
-    ("--schedule.name rsqrt --schedule.cooldown -1", ("schedule.cooldown=-1",)),
-    ("--optimizer.b1 0.9999999999", ("b1=0.9999999999",)),
-    ("--optimizer.epsilon 1e-300", ("epsilon=1e-300",)),
-    ("--optimizer.clip 0", ("clip=0",)),
-    ("--optimizer.weight-decay 1e39", ("weight_decay=1e+39",)),
     ("--optimizer.name sgd --optimizer.b1 0.5", ("b1=0.5", "'sgd'", "momentum, nesterov")),
     ("--optimizer.momentum 0.5", ("momentum=0.5", "'adamw'")),
-    ("--optimizer.name adafactor --optimizer.factored-from 0", ("factored_from=0",)),
     ("--optimizer.rates haed=0", ("optimizer.rates=", "haed")),
     ("--optimizer.rates .*=0", ("optimizer.rates=", "frozen")),
-    ("--optimizer.ema 1", ("ema=1",)),
-    ("--training.epochs 0", ("training.epochs=0",)),
-    ("--training.examples 0", ("training.examples=0",)),
     ("--optimizer.decay haed/kernel=3", ("optimizer.decay=", "haed/kernel")),
     ("--data.crop-padding 8", ("data.crop_padding=8", "8 pixels")),
-    ("--data.mixup 1e300", ("data.mixup=1e+300",)),
-    ("--data.validation-share 1", ("data.validation_share=1.0",)),
     ("--data.path nowhere", ("data.path='nowhere'", "digits")),
     ("--data.workers 2000", ("data.workers=2000",)),
-    ("--data.erase 1.5", ("data.erase=1.5",)),
-    ("--data.crop-area 0", ("data.crop_area=0.0",)),
-    ("--data.crop tensorflow", ("data.crop", "tensorflow")),
-    ("--data.magnitude 1e9", ("data.magnitude=1000000000.0",)),
     ("--data.mean 1,2", ("data.mean='1,2'", "1 channels")),
     ("--data.std 0", ("data.std='0'", "above 0")),
-    ("--data.mean x", ("data.mean='x'",)),
     ("--data.jitter 1", ("data.jitter=1.0", "white at 16")),
     ("--data.randaugment 2", ("data.randaugment=2", "white at 16")),
     ("--data.background nonsense", ("data.background='nonsense'",)),
-    ("--data.background red", ("data.background='red'", "digits")),
-    ("--data.cache somewhere", ("data.cache='somewhere'", "digits")),
     ("--data.broken skip", ("data.broken='skip'", "digits")),
-    ("--data.resize 9", ("data.resize=9", "digits")),
     ("--data.classes nowhere", ("data.classes='nowhere'",)),
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
     ("--data.transform os:system", ("data.transform='os:system', image 0: raised TypeError",)),
     ("--data.transform nowhere:f", ("data.transform='nowhere:f'", "cannot be imported")),
-    ("--data webdataset --data.path nowhere --model.image-size 8", ("nowhere",)),
-    ("--data huggingface --data.path nowhere --model.image-size 8", ("nowhere",)),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder", ("data.path is not set", "folder")),
-    ("--data mnist", ("data.name", "mnist")),
-    ("--data cifar10 --data.path nowhere", ("nowhere: there is no such folder",)),
-    ("--data idx --data.path nowhere", ("nowhere: there is no such folder",)),
     ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),
-    ("--data idx", ("data.path is not set", "idx")),
     ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --codes 30000", ("model.codes=30000", "different patches")),
@@ -195,29 +162,22 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--model.moe none --router switch", ("model.router='switch' concerns nothing",)),
     ("--model.moe none --experts 7", ("model.experts=7 concerns nothing",)),
     ("--model.dtype bfloat16 --model.round-experts True", ("model.round_experts=True concerns nothing",)),
-    ("--codes 5", ("model.codes=5 concerns nothing",)),
-    ("--model.token-ids position", ("model.token_ids='position' concerns nothing",)),
     ("--hash.kind random", ("hash.kind='random' concerns nothing",)),
     ("--model.head-bias -3", ("model.head_bias=-3.0 concerns nothing",)),
-    ("--data.brightness 0.4", ("data.brightness=0.4 concerns nothing",)),
-    ("--data.hue=0.3", ("data.hue=0.3 concerns nothing",)),
     ("--data.magnitude 5", ("data.magnitude=5.0 concerns nothing",)),
     ("--data.crop-area 0.5", ("data.crop_area=0.5 concerns nothing",)),
     ("--data.workers 2", ("data.workers=2 concerns nothing",)),
     ("--init-skip head", ("init_skip='head' concerns nothing",)),
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
-    ("--objective moco --moco.temperature 0", ("moco.temperature=0.0: expected",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 concerns nothing here: the objective has no targets",)),
     ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
     ("--objective moco --lit.scale 3", ("lit.scale=3.0 concerns nothing here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
     ("--moco.cosine", ("moco.cosine=True concerns nothing",)),
-    ("--backend cuda", ("backend", "cuda")),
     ("--config nowhere.toml", ("config='nowhere.toml'",)),
     ("--run", ("run",)),
-    ("--no-such-option 1", ("no_such_option",)),
 )  # fmt: skip
 
 
@@ -231,7 +191,6 @@ def contents(key: str) -> dict[str, tuple[str | bytes, tuple[str, ...]]]:
         "many digits": (f"[training]\n{key} = {'9' * 5000}", ("4300",)),
         "large": (f"[training]\n{key} = {2**128}", (f"training.{key}", "130 bits")),
         "nan": (f"[training]\n{key} = nan", (f"training.{key}=nan",)),
-        "no UTF-8": (b"\xff\xfe[training]", ("not a TOML file",)),
         "no TOML": ("[training\n", ("not a TOML file", "line 1")),
         "section": ("[trainig]\nsteps = 1", ("trainig", "training")),
         "key": (f"[training]\n{key}x = 1", (f"training.{key}x", f"training.{key}")),
@@ -264,26 +223,12 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("inspect {}/run --image {}/photo.png --out {}/no/x.png", ("out=", "no")),
     ("train --run {}/run --model.depth 3", ("depth",)),
     # Commands and things to list that there are not.
-    ("trian", ("'trian'",)),
     ("", ("''",)),
     ("--version?", ("version?",)),
     ("hash-table --out x.safetensors --router soft_moe", ("router='soft_moe'",)),
     # Files of data, of which test_datasets and test_sources have what else may be wrong with them.
     ("train --run run --data npz --data.path {}/cut.npz", ("cut.npz", "not a readable .npz")),
-    ("train --run run --data npz --data.path {}/run", ("run", "there is no such file")),
     ("train --run run --data npz --data.path {}/wide.npz", ("data.path", "8 x 9 pixels")),
-    ("train --run run --data idx --data.path {}/idx", ("idx: there is no file train-labels",)),
-    *(
-        (f"train --run run --data folder --data.path {{}}/{name} --model.image-size 8 --model.channels 3", named)
-        for name, named in (
-            ("header", ("3.png", "not a readable image")),
-            ("bomb", ("3.png", "not a readable image")),
-            ("folder", ("3.png", "not a readable image")),
-            ("no_class", ("no folders of classes",)),
-            ("no_image", ("cat", "no images")),
-            ("no_val", ("val",)),
-        )
-    ),
     *((f"train --run run --router hash --hash.path {{}}/{name}.hash", (f"{name}.hash",)) for name in ("text", "other", "large")),
     ("train --run run --router hash --hash.path {}/run", ("run",)),
 )  # fmt: skip
@@ -324,20 +269,8 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "cut.npz", images=np.zeros((10, 8, 8), np.uint8))
     (folder / "cut.npz").write_bytes((folder / "cut.npz").read_bytes()[:-30])
     np.savez(folder / "wide.npz", images=np.zeros((10, 8, 9), np.uint8), labels=np.arange(10) % 2)
-    (folder / "idx").mkdir()
-    (folder / "idx" / "train-images-idx3-ubyte").write_text("label,image")
-    header = b"IHDR" + struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    for name, third in (("header", b"\x89PNG and no more"), ("bomb", bomb), ("folder", None), ("no_image", b"")):
-        for photo in (folder / name / kind / f"{number}.png" for kind in ("cat", "9²") for number in range(5)):
-            photo.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (9, 7)).save(photo)
-        photo.with_stem("3").unlink()
-        photo.with_stem("3").write_bytes(third) if third is not None else photo.with_stem("3").mkdir()
-    shutil.rmtree(folder / "no_image" / "cat")
-    (folder / "no_image" / "cat").mkdir()
-    (folder / "no_class").mkdir()
-    (folder / "no_val" / "train" / "cat").mkdir(parents=True)
+    for name in ("no_val/train", "folder/9²"):
+        (folder / name).mkdir(parents=True)
     other = safetensors.numpy.save({"tables": np.zeros((1, 64), np.int32)}, metadata={"format": "1"})
     for name, content_ in (("text", b"tables"), ("other", other), ("large", struct.pack("<Q", 2**62) + b"{}")):
         (folder / f"{name}.hash").write_bytes(content_)
@@ -431,7 +364,6 @@ ROOT = Path(__file__).parents[2]
 
 WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
-    "study --routers switch --out x --data.hue 1,5": "data.hue='1,5': expected a number",
     "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
     "plan --chip h100 --devices 8 --init=x": "--init=x concerns nothing here: a plan reads and trains nothing",
     "convert x y.safetensors --to vmoe":
@@ -441,31 +373,25 @@ WRONG = {
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
-    "launch -n two train": "processes='two': expected an integer",
     "list router": "what='router': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
-    "list a b": "what='a': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
     "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
     "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
     "inspect x --step": "step: its value is missing",
     "convert x": "convert: target is missing (the file or folder to write, which comes last)",
     "finetune x.npz --training.seed": "x.npz: cannot be read (No such file or directory)",
     "export x --format y": "format='y': expected one of 'onnx', 'stablehlo', 'pt2', 'safetensors'",
-    "hash-table --out x --optimizer.b1 2": "optimizer.b1=2.0: expected a number in [0, 1), below 1 as float32 too",
     "train --training.stepz 5": "--training.stepz: there is no such option; near it: --training.steps, --training.seed, --training.keep",
     "study --out x --routers 'a: --heads 5'":
         "routers='a: --heads 5': --heads: there is no such option; near it: --text.heads, --model.heads",
     "train --data.transform operator:is_": "data.transform='operator:is_', image 0: returned bool, expected uint8 (8, 8, 1)",
-    "train --data.label-smoothing 1": "data.label_smoothing=1.0: expected a finite number of at least 0 and below 1",
     "study --routers 'dense: --router switch' --out x":
         "routers='dense: --router switch': model.moe=None: expected 'none', or another name than 'dense'",
     "study --routers 'a: --training.seed 3' --out x":
         "routers='a: --training.seed 3': training.seed=3: a study has seeds of its own, --seeds N",
-    "study --routers switch --out x --training.seed 3": "training.seed=3: a study has seeds of its own, --seeds N",
-    "study --routers switch --out ''": "out='': expected the name of a folder",
+    "study --routers switch --out ''": "--out: '' is no path; an empty variable of the shell?",
     f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': the folder of a run; a study needs one of its own",
     f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy":
         "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
-    "inspect /nowhere --image x.png": "run='/nowhere': there is no run, no config.toml in it",
     "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
     f"finetune {OLD_RUN} --init x": f"init='x': the weights are those of the source, '{OLD_RUN}'",
     f"finetune {OLD_RUN} --model vit_s16":
@@ -489,6 +415,7 @@ def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> No
     resource = pytest.importorskip("resource")
     limits = {resource.RLIMIT_NOFILE: 24, resource.RLIMIT_AS: 2**30}
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], -1))
+    monkeypatch.setattr(memory, "cores", lambda: 4)
     assert "moespec: workers=4: needs 56 open files, the limit" in said(["scan", ".", "--workers", "4"], 2)
     assert "moespec: backend='numpy': needs 1.3 GiB of address" in said(["train", "--backend", "numpy"], 2)
 

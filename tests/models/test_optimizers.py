@@ -86,12 +86,7 @@ def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, capsys: An
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ["--optimizer.name", "sgd"],
-        ["--optimizer.rates", "positions=0"],
-        ["--optimizer.ema", "0.5"],
-    ],
+    "flags", [["--optimizer.name", "sgd"], ["--optimizer.rates", "positions=0"], ["--optimizer.ema", "0.5"]]
 )
 def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
     runs: Any, flags: list[str], tmp_path: Path, capsys: Any

@@ -296,6 +296,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     ("table", "message"),
     [
         ("id,label\n0,7\n1.png,10\ndeep/2,7\n3,10\n", None),
+        ("id,label,Label\n0,7,8\n", "line 1: two columns of one name among id, label, Label"),
         ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
         ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
@@ -419,11 +420,6 @@ def test_colours_are_as_they_look(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(found, np.broadcast_to(colour, found.shape), atol=3 if name.endswith("jpg") else 1)
 
 
-def test_a_transparent_colour(tmp_path: Path) -> None:
-    Image.new("RGB", (4, 4), BLUE).save(tmp_path / "x.png", transparency=BLUE)
-    assert (read_image(tmp_path / "x.png", 4) == 255).all()
-
-
 QUARTERS = np.kron(np.array([[0, 80], [160, 240]], np.uint8), np.ones((4, 4), np.uint8))
 """Four squares of different greys."""
 STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
@@ -456,16 +452,6 @@ def test_the_middle_square_of_a_picture_that_is_not_square(tmp_path: Path, wide:
     picture, expected = (picture, QUARTERS) if wide else (picture.T, QUARTERS.T)
     Image.fromarray(picture).save(tmp_path / "x.png")
     np.testing.assert_array_equal(read_image(tmp_path / "x.png", 8, channels=1)[..., 0], expected)
-
-
-def test_a_turned_picture_that_is_not_square(tmp_path: Path) -> None:
-    """The square is the middle of what is seen."""
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn clockwise
-    stored = np.full((8, 20), 33, np.uint8)
-    stored[:, 6:14] = np.rot90(QUARTERS)
-    Image.fromarray(stored).save(tmp_path / "x.png", exif=exif)
-    np.testing.assert_array_equal(read_image(tmp_path / "x.png", 8, channels=1)[..., 0], QUARTERS)
 
 
 def ifd(*entries: tuple[int, int, int, int]) -> bytes:

@@ -226,9 +226,8 @@ def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Pat
     trained = {"training_operations": json.loads(content)["training_operations"]}
     assert outcome.read(path) == older | trained, "as version 0.1 wrote it"
     changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
-    edited = content.replace(b'"step": 12', b'"step": 13')
-    for wrong in (b"", b"\xff", b"[]", content[:-9], edited, *(json.dumps(each).encode() for each in changed)):
-        path.write_bytes(wrong)
+    for wrong in changed:
+        path.write_text(json.dumps(wrong))
         assert cli.main([*flags, "--out", str(tmp_path / "out")]) == 2
         assert re.search(r"top-seed0\.json: .*\. Remove it: the same command makes it anew", capsys.readouterr().err)
 

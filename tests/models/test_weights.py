@@ -311,8 +311,8 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ("{", "metadata that is not JSON"),
-        ("[]", "metadata that is not a JSON object"),
+        ("{", "metadata: not JSON"),
+        ("[]", "metadata: not a JSON object"),
         ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
         ('{"family": "vit", "width": "8"}', "width='8': expected int"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),

@@ -35,15 +35,7 @@ from moespec.models.families import family
 from moespec.models.layers import returned
 from moespec.models.parameters import Parameter, glorot_uniform, norm
 from moespec.models.training.config import Config
-from moespec.models.training.objectives.record import (
-    Loss,
-    Objective,
-    Passes,
-    as_it_is,
-    contrasted,
-    is_plain,
-    trained,
-)
+from moespec.models.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, is_plain, trained
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Params
 
