@@ -119,7 +119,19 @@ def conformance(session: nox.Session, backend: str) -> None:
     runs = [run for run in RUNS[backend] if run[0] in modes]
     if not runs:
         session.skip(f"{backend} compiles nothing")
-    _run_suite(session, backend, _in(chosen, runs) if chosen else runs, *session.posargs)
+    if chosen:
+        runs = _in(chosen, runs)
+    elif session.posargs:
+        runs = [(mode, dtypes, environment, ()) for mode, dtypes, environment, _ in runs]
+    # Options that are given again add up, so those that each run has of its own are not passed on.
+    _run_suite(session, backend, runs, *_without(session.posargs, "mode", "dtype"))
+
+
+def _without(arguments: Sequence[str], *names: str) -> list[str]:
+    """The arguments without these options, given as `--name VALUE` or `--name=VALUE`."""
+    options = {f"--{name}" for name in names}
+    pairs = zip(("", *arguments), arguments, strict=False)
+    return [word for before, word in pairs if before not in options and word.partition("=")[0] not in options]
 
 
 def _in(dtypes: str, runs: Sequence[Run]) -> list[Run]:

@@ -19,7 +19,7 @@ def keep_apart(arguments: Sequence[str]) -> None:
     model in this process. To be called before anything else is imported.
     """
     folder = os.getcwd()
-    if sys.path[:1] in ([""], [folder]):  # by `python -m`
+    if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # by `python -m`
         del sys.path[0]
     if arguments[:1] == ["record"]:
         sys.path.insert(0, folder)

@@ -44,11 +44,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Words(argparse.Action):
-    """Adds the words of an option each time that it is given."""
+    """Adds the words of an option each time that it is given, each word once."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [*(before if before is not self.default else ()), *values])
+        setattr(namespace, self.dest, list(dict.fromkeys([*(before if before is not self.default else ()), *values])))
 
 
 def spread(words: Sequence[str]) -> Iterator[str]:

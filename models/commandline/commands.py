@@ -83,11 +83,11 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             say(note)
         if reason:
             say(f"backend: {backend} ({reason})")
-        path = Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
 
         def first(dataset: Dataset) -> None:
             """What the configuration decides is rejected before a picture is decoded."""
-            settled, directory = resolve(config, dataset, backend), RunDirectory(path)
+            settled = resolve(config, dataset, backend)
+            directory = RunDirectory(_folder(run, settled, backend))
             check_layout(B, settled)
             # How long epochs are is known when it is known which pictures are broken.
             if resume and config.training.epochs is None and B.process == 0 and directory.begun():
@@ -106,11 +106,17 @@ def train_command(config: Config, *, run: str | None, resume: bool, override: bo
             say(note)
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
+        path = _folder(run, config, backend)
         _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
 def _say(text: str) -> None:
     print(on_one_line(text))  # names of folders and files
+
+
+def _folder(run: str | None, config: Config, backend: str) -> Path:
+    """The folder of a run. By default it has the names of the data, the router and the backend."""
+    return Path(run or f"runs/{config.data.name}-{_label(config)}-{backend}")
 
 
 def _silent(text: str) -> None: ...

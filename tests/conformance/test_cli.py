@@ -115,6 +115,7 @@ def test_wrong_usage_is_one_line(run, words):
         ("run --target x --algorithm z_loss switch -k z", ["z_loss", "switch"]),
         ("run --target x --algorithm z_loss,base --algorithm=switch", ["z_loss", "base", "switch"]),
         ("run --target x --dtype f64 --dtype=f32 bf16", ["float64", "float32", "bfloat16"]),
+        ("run --target x --dtype f32 --dtype f32", ["float32"]),
         ("check --class values ties out", ["values", "ties"]),
         ("show --mode eager strided z_loss/equal", ["eager", "strided"]),
         ("run --target x --case a/1 b/*", ["a/1", "b/*"]),

@@ -41,6 +41,20 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     return seen[0]
 
 
+def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moespec.models.commandline import commands
+
+    seen: list[Path] = []
+    monkeypatch.setattr(commands, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
+    for arguments in ((), ("--router", "switch"), ("--model", "mixer_tiny")):
+        assert cli.main(["train", "--backend", "numpy", *arguments]) == 0
+    assert list(map(str, seen)) == [
+        "runs/digits-soft_moe-numpy",
+        "runs/digits-switch-numpy",
+        "runs/digits-mixer_tiny-numpy",
+    ]
+
+
 FAMILIES = [("vit_s16", VitConfig), ("mixer_b16", MixerConfig), ("sparse_mlp_b", SparseMlpConfig)]
 
 
