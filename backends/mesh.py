@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from moespec.backends.optimizer import is_fixed
 from moespec.backends.optimizer_options import factored_axes
-from moespec.spec.checks import present
 from moespec.spec.errors import ConfigError
+from moespec.spec.values import present
 
 __all__ = [
     *("AXES", "MeshSizes", "Pieces", "Split", "axes_of_slot", "check_experts", "check_whole_experts", "leaves"),

@@ -7,24 +7,15 @@ values are in `values`. Every message names the argument and its value.
 import math
 import operator
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from moespec.spec.errors import ConfigError, ContractError, DtypeError, ShapeError
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.names import near_it
 
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
-
-Value = TypeVar("Value")
-
-
-def present(name: str, value: Value | None) -> Value:
-    """The value, if it is not None; else `ContractError`."""
-    if value is None:
-        raise ContractError(f"{name}: expected a value, got None")
-    return value
 
 
 def dtype_name(array: Any) -> str:
@@ -207,5 +198,4 @@ def check_non_negative(name: str, value: Any) -> float:
 def check_option(name: str, value: Any, options: Collection[str]) -> None:
     """`ConfigError` unless `value` is one of `options`."""
     if not isinstance(value, str) or value not in options:
-        one = ", ".join(map(repr, options))
-        raise ConfigError(f"{name}: expected one of {one}, got {value!r}{near_it(value, options)}")
+        raise ConfigError(f"{name}: expected one of {str([*options])[1:-1]}, got {value!r}{near_it(value, options)}")

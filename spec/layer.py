@@ -104,8 +104,7 @@ def expert_mlp(
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
         result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      where there is `w3`
 
-    with f(z) = gelu(z), silu(z) = z sigmoid(z) or quick_gelu(z) = z sigmoid(1.702 z), which is CLIP's. A gated one is
-    called GEGLU or SwiGLU. A bias that is missing is 0.
+    with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A missing bias is 0.
 
     Args:
         inputs: (experts, capacity, width).

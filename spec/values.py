@@ -1,6 +1,6 @@
 """Arguments as NumPy arrays, after what a public function demands of them, their values included."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,14 @@ from moespec.spec.checks import COMPLEX, check_floating, check_integers, check_o
 from moespec.spec.errors import ContractError, ShapeError
 
 DOUBLE = {np.dtype(np.float64), np.dtype(np.complex128)}
+Value = TypeVar("Value")
+
+
+def present(name: str, value: Value | None) -> Value:
+    """The value, if it is not None; else `ContractError`."""
+    if value is None:
+        raise ContractError(f"{name}: expected a value, got None")
+    return value
 
 
 def check_finite(name: str, array: NDArray[Any]) -> None:

@@ -26,7 +26,8 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
-from moespec.spec.checks import check_scores, check_size, present
+from moespec.spec.checks import check_scores, check_size
+from moespec.spec.values import present
 
 __all__ = ["moe_mlp"]
 

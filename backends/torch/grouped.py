@@ -25,9 +25,10 @@ from moespec.backends.torch.network import activate, expert_mlp
 from moespec.backends.torch.operators import differentiable, operator
 from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
-from moespec.spec.checks import check_scores, present
+from moespec.spec.checks import check_scores
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
+from moespec.spec.values import present
 
 __all__ = ["moe_mlp"]
 

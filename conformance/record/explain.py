@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from moespec.conformance.record.file import Gate
 from moespec.conformance.record.rules import Rule, choice_rules, grouped, weight_rules
 from moespec.spec import LEDGER
-from moespec.spec.checks import plural, present
+from moespec.spec.checks import plural
 from moespec.spec.numerics import stable_order
+from moespec.spec.values import present
 
 __all__ = ["Choice", "Explanation", "Weights", "choice_fit", "explain", "explained", "weights_fit"]
 

@@ -24,7 +24,7 @@ from moespec.conformance.check.files import FileError
 from moespec.models.errors import CheckpointError
 from moespec.models.files import signed, unsigned
 from moespec.models.weights.files import read_safetensors, write_safetensors
-from moespec.spec.checks import present
+from moespec.spec.values import present
 
 __all__ = ["PARTS", "Gate", "read", "write"]
 

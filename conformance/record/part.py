@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from moespec.conformance.record.explain import Explanation, choice_fit, choices_of, explained, in_bfloat16, weights_fit
 from moespec.conformance.record.file import Gate
-from moespec.spec.checks import plural, present
+from moespec.spec.checks import plural
 from moespec.spec.errors import ShapeError
+from moespec.spec.values import present
 
 __all__ = ["part"]
 

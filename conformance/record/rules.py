@@ -21,8 +21,8 @@ from moespec.spec import (
     softmax_affinity,
     sqrt_softplus_affinity,
 )
-from moespec.spec.checks import present
 from moespec.spec.errors import SpecError
+from moespec.spec.values import present
 
 __all__ = ["AFFINITIES", "Rule", "choice_rules", "grouped", "weight_rules"]
 

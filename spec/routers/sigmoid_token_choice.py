@@ -146,11 +146,9 @@ def route(
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
-        by = None if options.group_bias else scores
+        by, outside = None if options.group_bias else scores, options.outside
         groups, limit, best = options.expert_groups, options.chosen_groups, options.best_of_group
-        selection = B.group_limited_scores(
-            selection, by, groups=groups, limit=limit, best=best, outside=options.outside
-        )
+        selection = B.group_limited_scores(selection, by, groups=groups, limit=limit, best=best, outside=outside)
     routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
     if options.bias_update == "sign":
         sums = {"load": B.expert_load(selection, choices=options.choices)}
@@ -163,15 +161,13 @@ def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
     """The losses, of scores that have the sum 1."""
 
     def shares() -> Array:
-        if options.affinity == "softmax":
-            return scores
-        return B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
+        plain = options.affinity == "softmax"
+        return scores if plain else B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
 
+    counted = options.choices if options.balance_counts == "all" else 1
     return {
         "importance": lambda: B.importance_loss(shares()),
-        "balance": lambda: balance(
-            B, options, shares(), choices=options.choices if options.balance_counts == "all" else 1
-        ),
+        "balance": lambda: balance(B, options, shares(), choices=counted),
         "z": lambda: B.z_loss(clean),
     }
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from moespec.spec import RouterOutput
-from moespec.spec.checks import present
+from moespec.spec.values import present
 
 __all__ = [
     *("Recorded", "Routed", "SlotRouting", "SuiteExpert", "SuiteExperts", "dense", "dropless", "float32_at_most"),

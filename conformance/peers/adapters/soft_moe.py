@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExpert, shared, soft_moe_router
-from moespec.spec.checks import present
+from moespec.spec.values import present
 
 __all__ = ["ROUTERS", "moe_layer", "soft_routing"]
 
