@@ -19,10 +19,7 @@ COMPLEX = ("complex128", "complex64")
 
 
 def dtype_name(array: Any) -> str:
-    """The name of an array's dtype without its framework: `float32` for NumPy, JAX and torch alike.
-
-    The name of its type, if it is not an array.
-    """
+    """The name of an array's dtype without its framework, as `float32`; that of its type, if it is not an array."""
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 

@@ -50,6 +50,7 @@ EARLIER = {
         set(),
         "a case writes no integer that long",
     ),
+    "raise ContractError(f'{name}: expected a value, got None": (set(), "of what is always there, for types"),
     "raise KeyError(f'{name!r} is not here": (set(), "a table of names is no function"),
     "check_parameter_names(params, plain=plain)": ({"ConfigError"}, "a case names every parameter"),
     "as_array('bias', ": ({"ContractError"}, "a router may find it in the codes that it makes of them"),
