@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moespec.models.data.found import LeftOut, beside, directories, find_files, validation_name
+from moespec.models.data.found import LeftOut, beside, directories, find_files, identity, validation_name
 from moespec.models.data.pictures import ENDINGS, Folder
 from moespec.models.data.picturesets import Part
 from moespec.models.errors import DataError
@@ -83,8 +83,11 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
         )
     else:
         beside(folder, classes, left, "beside the folders of classes")
+        seen = {
+            identity(folder / name) for name in ("", *classes)
+        }  # no link makes pictures of a class those of another
         for label in classes:
-            found = find_files(folder, ENDINGS, left, start=f"{label}/")
+            found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
                 raise DataError(f"{folder / label}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
             label_of |= dict.fromkeys(found, label)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moespec.models.errors import DataError
 
-__all__ = ["HELD", "LeftOut", "below", "beside", "directories", "find_files", "hidden", "validation_name"]
+__all__ = ["HELD", "LeftOut", "below", "beside", "directories", "find_files", "hidden", "identity", "validation_name"]
 
 HELD = ("val", "validation", "valid")
 """Names of a validation part, of which a data set has one."""
@@ -56,15 +56,28 @@ def beside(folder: Path, known: Container[str | None], left: LeftOut, kind: str)
             left.add("hidden" if hidden(name) else kind, f"{name}{'/' * is_folder}")
 
 
+def identity(folder: Path) -> tuple[int, int]:
+    """What two names of one folder have in common."""
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
 def find_files(
-    folder: Path, endings: Container[str], left: LeftOut, *, start: str = "", known: Container[str] = ()
+    folder: Path,
+    endings: Container[str],
+    left: LeftOut,
+    *,
+    start: str = "",
+    known: Container[str] = (),
+    seen: set[tuple[int, int]] | None = None,
 ) -> list[str]:
     """The files below `folder / start` with one of the endings, at any depth: names relative to `folder`, in order.
 
-    Links are followed, to each folder once. All others are counted in `left`, but for the names in `known`.
+    Links are followed, to each folder once, and to none that is `seen`, to which those that are read are added. All other files
+    are counted in `left`, but for the names in `known`.
     """
     names: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    seen = set() if seen is None else seen
     stack = [(start, True)]
     while stack:
         name, is_folder = stack.pop()
@@ -73,8 +86,8 @@ def find_files(
             left.add("hidden", f"{name}{'/' * is_folder}")
         elif is_folder:
             inside = f"{name}/" if name != start else start
-            status = os.stat(folder / name)
-            if (place := (status.st_dev, status.st_ino)) in seen:
+            place = identity(folder / name)
+            if name != start and place in seen:
                 left.add("links to a folder that is read already", inside)
                 continue
             seen.add(place)

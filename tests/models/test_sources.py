@@ -250,9 +250,9 @@ def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
 
 LEFT_OUT = {
     "classes": (
-        "x.png __MACOSX/x.png ant/a.heic ant/b.HEIC ant/c ant/._0.png ant/.ipynb/x.png ant/deep/er/1.png ant/deep/up bee/0.png",
+        "x.png __MACOSX/x.png ant/a.heic ant/b.HEIC ant/c ant/._0.png ant/.ipynb/x.png ant/deep/er/1.png ant/deep/up ant/up bee/0.png",
         "hidden 3 (__MACOSX/), beside the folders of classes 1 (x.png), .heic 2 (ant/a.heic), without an ending 1 (ant/c), "
-        "links to a folder that is read already 1 (ant/deep/up/)",
+        "links to a folder that is read already 2 (ant/deep/up/)",
     ),
     "split": (
         "train/a/0.png validation/a/0.png test/a/0.png x.csv .DS_Store",
