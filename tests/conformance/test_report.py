@@ -200,7 +200,8 @@ def test_nonsense(run, tmp_path, text):
 
 
 def test_what_is_not_a_file(run, tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe"):
         status, _, said = run("report", path)
         assert status == 2
         assert said.startswith(f"{path}: ")
