@@ -354,7 +354,7 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         elif name in commands:
             status = commands[name][1](rest)
         else:
-            near = near_it(name, commands) or f". {_usage(commands)}"
+            near = near_it(name, commands) or "; moespec --help lists them"
             raise SpecError(f"{name!r} is not a command{near}")
         print(end="", flush=True)
     except BrokenPipeError:
