@@ -354,7 +354,8 @@ def main(arguments: Sequence[str] | None = None, *, more: Mapping[str, Command] 
         elif name in commands:
             status = commands[name][1](rest)
         else:
-            raise SpecError(f"{name!r} is not a command{near_it(name, commands) or '; moespec --help lists them'}")
+            near = near_it(name, commands) or "; moespec --help lists them"
+            raise SpecError(f"{name!r} is not a command{near}")
         print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
@@ -456,7 +457,7 @@ def _evaluate(arguments: list[str]) -> None:
 
     for name in ("l2", "seeds"):
         if not parsed.fewshot and getattr(parsed, name) != getattr(EvaluateArguments, name):
-            raise ConfigError(f"{name}={getattr(parsed, name)!r} concerns nothing here: there is no fewshot")
+            raise ConfigError(f"{name}={getattr(parsed, name)!r} has no effect here: there is no fewshot")
     sets: dict[str, EvaluationConfig] = {}
     if parsed.fewshot:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=sum(parsed.fewshot, ()), l2=parsed.l2, seeds=parsed.seeds)
@@ -495,7 +496,7 @@ def _plan(arguments: list[str]) -> None:
     parsed = _configured("plan", PlanArguments, arguments, digits())
     check_concerns(arguments, parsed.settings)
     if other := next(filter(re.compile(NOT_PLANNED).match, arguments), None):
-        raise ConfigError(f"{other} concerns nothing here: a plan reads and trains nothing")
+        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
     from moespec.models.planning.command import plan_command
 
     how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}

@@ -71,7 +71,7 @@ def _check_utilisation(named: str, value: float, config: Config, *, sharding: bo
     if not 0 < value <= 1:
         raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
     if sharding:
-        raise ConfigError(f"{named} concerns nothing here: --sharding says how parameters are split")
+        raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
     if (epochs := config.training.epochs) is not None:
         advice = "is of data that are not read; --training.examples says how many images are seen"
         raise ConfigError(f"{named}: training.epochs={epochs!r} {advice}")

@@ -76,7 +76,7 @@ def check(written: Iterable[str], *configs: Config) -> None:
             continue
         for of, options, when, why in TABLE:
             if section == of and option in (options or (option,)) and not any(map(when, configs)):
-                raise ConfigError(f"{name}={value!r} concerns nothing here: {why}")
+                raise ConfigError(f"{name}={value!r} has no effect here: {why}")
 
 
 def unconcerned(config: Config) -> set[str]:
@@ -92,4 +92,4 @@ def check_share(config: Config, dataset: Dataset) -> None:
     """ConfigError if the configuration says how many images are held out, and the data have a validation part."""
     share = config.data.validation_share
     if share != DataConfig().validation_share and not dataset.held_out:
-        raise ConfigError(f"data.validation_share={share!r} concerns nothing here: the data have a validation part")
+        raise ConfigError(f"data.validation_share={share!r} has no effect here: the data have a validation part")

@@ -159,23 +159,23 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "8 clusters")),
     ("--router hash --hash.kind clustered --model.token-ids position", ("hash.kind='clustered'", "position")),
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
-    ("--model.moe none --router switch", ("model.router='switch' concerns nothing",)),
-    ("--model.moe none --experts 7", ("model.experts=7 concerns nothing",)),
-    ("--model.dtype bfloat16 --model.round-experts True", ("model.round_experts=True concerns nothing",)),
-    ("--hash.kind random", ("hash.kind='random' concerns nothing",)),
-    ("--model.head-bias -3", ("model.head_bias=-3.0 concerns nothing",)),
-    ("--data.magnitude 5", ("data.magnitude=5.0 concerns nothing",)),
-    ("--data.crop-area 0.5", ("data.crop_area=0.5 concerns nothing",)),
-    ("--data.workers 2", ("data.workers=2 concerns nothing",)),
-    ("--init-skip head", ("init_skip='head' concerns nothing",)),
+    ("--model.moe none --router switch", ("model.router='switch' has no effect",)),
+    ("--model.moe none --experts 7", ("model.experts=7 has no effect",)),
+    ("--model.dtype bfloat16 --model.round-experts True", ("model.round_experts=True has no effect",)),
+    ("--hash.kind random", ("hash.kind='random' has no effect",)),
+    ("--model.head-bias -3", ("model.head_bias=-3.0 has no effect",)),
+    ("--data.magnitude 5", ("data.magnitude=5.0 has no effect",)),
+    ("--data.crop-area 0.5", ("data.crop_area=0.5 has no effect",)),
+    ("--data.workers 2", ("data.workers=2 has no effect",)),
+    ("--init-skip head", ("init_skip='head' has no effect",)),
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
-    ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 concerns nothing here: the objective has no targets",)),
+    ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
     ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
-    ("--objective moco --lit.scale 3", ("lit.scale=3.0 concerns nothing here: the objective is not lit",)),
+    ("--objective moco --lit.scale 3", ("lit.scale=3.0 has no effect here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
-    ("--moco.cosine", ("moco.cosine=True concerns nothing",)),
+    ("--moco.cosine", ("moco.cosine=True has no effect",)),
     ("--config nowhere.toml", ("config='nowhere.toml'",)),
     ("--run", ("run",)),
 )  # fmt: skip
@@ -365,7 +365,7 @@ ROOT = Path(__file__).parents[2]
 WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
     "plan --chip h100 --devices 1.5": "devices='1.5': expected an integer",
-    "plan --chip h100 --devices 8 --init=x": "--init=x concerns nothing here: a plan reads and trains nothing",
+    "plan --chip h100 --devices 8 --init=x": "--init=x has no effect here: a plan reads and trains nothing",
     "convert x y.safetensors --to vmoe":
         "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
     f"convert {OLD_RUN} . --to hub":
@@ -392,7 +392,7 @@ WRONG = {
     f"study --routers switch --out {OLD_RUN}": f"out='{OLD_RUN}': the folder of a run; a study needs one of its own",
     f"evaluate {OLD_RUN} --fewshot 10 100000 --backend numpy":
         "evaluation.few-shot.shots=[10, 100000]: no class has more than 147 training images",
-    "evaluate x --seeds 4": "seeds=4 concerns nothing here: there is no fewshot",
+    "evaluate x --seeds 4": "seeds=4 has no effect here: there is no fewshot",
     f"finetune {OLD_RUN} --init x": f"init='x': the weights are those of the source, '{OLD_RUN}'",
     f"finetune {OLD_RUN} --model vit_s16":
         "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
@@ -434,7 +434,7 @@ def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
     words = ["--config", str(file)]
     base = chosen(words, Config())
     check_concerns([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
-    with pytest.raises(ConfigError, match=r"data\.hue=0\.3 concerns nothing here: data\.jitter is 0"):
+    with pytest.raises(ConfigError, match=r"data\.hue=0\.3 has no effect here: data\.jitter is 0"):
         check_concerns(words, base)
 
 
@@ -443,5 +443,5 @@ def test_the_part_that_is_held_out(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", **arrays)
     config = replace(Config(), data=DataConfig(validation_share=0.5))
     check_share(config, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
-    with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 concerns nothing here"):
+    with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 has no effect here"):
         check_share(config, load("digits"))

@@ -282,7 +282,7 @@ WRONG = [
     ("--devices 7", "training.batch=512 does not divide among 7 devices"),
     ("--utilisation 1.5", "utilisation=1.5: expected a scalar above 0, at most 1"),
     ("--utilisation 0", "utilisation=0.0: expected a scalar above 0, at most 1"),
-    ("--utilisation 0.4 --sharding", "utilisation=0.4 concerns nothing here"),
+    ("--utilisation 0.4 --sharding", "utilisation=0.4 has no effect here"),
     ("--utilisation 0.4 --training.epochs 9", "utilisation=0.4: training.epochs=9.0 is of data that are not read"),
 ]
 
