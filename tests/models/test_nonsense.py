@@ -278,7 +278,6 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
         for name, named in (
             ("header", ("3.png", "not a readable image")),
             ("bomb", ("3.png", "not a readable image")),
-            ("folder", ("3.png", "not a readable image")),
             ("no_class", ("no folders of classes",)),
             ("no_image", ("cat", "no images")),
             ("no_val", ("val",)),
