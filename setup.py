@@ -73,7 +73,7 @@ def public_names(path: Path) -> list[str]:
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path).read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            return list(ast.literal_eval(node.value))
     return []
 
 

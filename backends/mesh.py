@@ -28,8 +28,18 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.values import present
 
 __all__ = [
-    *("AXES", "MeshSizes", "Pieces", "Split", "axes_of_slot", "check_experts", "check_whole_experts", "leaves"),
-    *("mesh_sizes", "split_axes", "splits", "start_of"),
+    "AXES",
+    "MeshSizes",
+    "Pieces",
+    "Split",
+    "axes_of_slot",
+    "check_experts",
+    "check_whole_experts",
+    "leaves",
+    "mesh_sizes",
+    "split_axes",
+    "splits",
+    "start_of",
 ]
 
 AXES = ("data", "fsdp", "expert")

@@ -11,7 +11,15 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 
 __all__ = [
-    *("OPTIMIZERS", "SLOTS", "Adafactor", "Adam", "Lamb", "OptimizerName", "Options", "Sgd", "factored_axes"),
+    "OPTIMIZERS",
+    "SLOTS",
+    "Adafactor",
+    "Adam",
+    "Lamb",
+    "OptimizerName",
+    "Options",
+    "Sgd",
+    "factored_axes",
     "options_of",
 ]
 

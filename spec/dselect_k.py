@@ -51,8 +51,13 @@ ALGORITHMS = (
         "Hazimeh et al. 2021 (arXiv 2106.03760)",
         2,
         (
-            *("dselect_k_codes", "dselect_k_entropy", "dselect_k_reachability", "dselect_k_gate"),
-            *("dselect_k_routing", "dselect_k_selectors", "smooth_step"),
+            "dselect_k_codes",
+            "dselect_k_entropy",
+            "dselect_k_reachability",
+            "dselect_k_gate",
+            "dselect_k_routing",
+            "dselect_k_selectors",
+            "smooth_step",
         ),
     ),
 )

@@ -12,8 +12,24 @@ from jax import lax
 from moespec.backends.jax.explicit import split_alike
 
 __all__ = [
-    *("arange", "broadcast_to", "cast", "concatenate", "cos", "einsum", "from_numpy", "mean", "relu"),
-    *("round_to_bfloat16", "sin", "softmax", "stop_gradient", "sum", "tanh", "to_numpy", "transpose", "with_dtype"),
+    "arange",
+    "broadcast_to",
+    "cast",
+    "concatenate",
+    "cos",
+    "einsum",
+    "from_numpy",
+    "mean",
+    "relu",
+    "round_to_bfloat16",
+    "sin",
+    "softmax",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "transpose",
+    "with_dtype",
 ]
 
 Array = jax.Array

@@ -30,7 +30,13 @@ from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
 __all__ = [
-    *("AuxiliaryLoss", "Constant", "MoE", "RouterState", "RoutingMetric", "RoutingStatistic", "auxiliary_loss"),
+    "AuxiliaryLoss",
+    "Constant",
+    "MoE",
+    "RouterState",
+    "RoutingMetric",
+    "RoutingStatistic",
+    "auxiliary_loss",
     "update_states",
 ]
 

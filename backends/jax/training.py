@@ -15,8 +15,18 @@ from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ShapeError
 
 __all__ = [
-    *("TrainState", "compile", "export_state", "finite_state", "import_state", "init_state", "make_step"),
-    *("quick_compile", "recomputed", "state_average", "state_params", "value_and_grad"),
+    "TrainState",
+    "compile",
+    "export_state",
+    "finite_state",
+    "import_state",
+    "init_state",
+    "make_step",
+    "quick_compile",
+    "recomputed",
+    "state_average",
+    "state_params",
+    "value_and_grad",
 ]
 
 Params = dict[str, Any]

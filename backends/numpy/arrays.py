@@ -9,8 +9,24 @@ from moespec.spec import numerics
 from moespec.spec.errors import ConfigError
 
 __all__ = [
-    *("arange", "broadcast_to", "cast", "checks_values", "concatenate", "cos", "einsum", "from_numpy", "linear"),
-    *("mean", "relu", "round_to_bfloat16", "sin", "softmax", "sum", "tanh", "to_numpy", "transpose"),
+    "arange",
+    "broadcast_to",
+    "cast",
+    "checks_values",
+    "concatenate",
+    "cos",
+    "einsum",
+    "from_numpy",
+    "linear",
+    "mean",
+    "relu",
+    "round_to_bfloat16",
+    "sin",
+    "softmax",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "transpose",
 ]
 
 Array = Any

@@ -13,7 +13,11 @@ from moespec.spec.errors import ShapeError
 from moespec.spec.values import as_array
 
 __all__ = [
-    *("dselect_k_entropy", "dselect_k_reachability", "dselect_k_routing", "moe_layer", "project_simplex"),
+    "dselect_k_entropy",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "moe_layer",
+    "project_simplex",
     "project_sparse_simplex",
 ]
 

@@ -18,8 +18,16 @@ from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
 __all__ = [
-    *("compile", "export_state", "finite_state", "import_state", "init_state", "make_step", "recomputed"),
-    *("state_average", "state_params", "value_and_grad"),
+    "compile",
+    "export_state",
+    "finite_state",
+    "import_state",
+    "init_state",
+    "make_step",
+    "recomputed",
+    "state_average",
+    "state_params",
+    "value_and_grad",
 ]
 
 State = dict[str, Any]

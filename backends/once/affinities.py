@@ -13,8 +13,16 @@ from moespec.spec.checks import (
 )
 
 __all__ = [
-    *("add_gating_noise", "cap_logits", "gshard_sample", "router_jitter", "router_logits", "scaled_gates"),
-    *("sigmoid_affinity", "sinkhorn_affinity", "softmax_affinity", "sqrt_softplus_affinity"),
+    "add_gating_noise",
+    "cap_logits",
+    "gshard_sample",
+    "router_jitter",
+    "router_logits",
+    "scaled_gates",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+    "sqrt_softplus_affinity",
 ]
 
 AXES = "groups tokens experts"

@@ -22,8 +22,13 @@ from moespec.spec.selected_weights import NORMS
 from moespec.spec.token_choice import check_slot_order
 
 __all__ = [
-    *("batch_priority", "expert_choice", "gshard_keep", "importance_score_choice", "importance_score_order"),
-    *("normalize_selected", "token_choice"),
+    "batch_priority",
+    "expert_choice",
+    "gshard_keep",
+    "importance_score_choice",
+    "importance_score_order",
+    "normalize_selected",
+    "token_choice",
 ]
 
 AXES = "groups tokens experts"

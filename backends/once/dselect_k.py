@@ -11,8 +11,13 @@ from moespec.spec.dselect_k_codes import Codes, check_codes, code_bits
 from moespec.spec.dselect_k_losses import EPSILON
 
 __all__ = [
-    *("dselect_k_codes", "dselect_k_entropy", "dselect_k_gate", "dselect_k_reachability", "dselect_k_routing"),
-    *("dselect_k_selectors", "smooth_step"),
+    "dselect_k_codes",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
+    "smooth_step",
 ]
 
 

@@ -12,8 +12,24 @@ from moespec.backends.torch.trees import tree_map
 from moespec.spec.checks import check_option
 
 __all__ = [
-    *("arange", "broadcast_to", "cast", "concatenate", "cos", "default_device", "einsum", "from_numpy", "mean"),
-    *("relu", "round_to_bfloat16", "sin", "softmax", "stop_gradient", "sum", "tanh", "to_numpy", "transpose"),
+    "arange",
+    "broadcast_to",
+    "cast",
+    "concatenate",
+    "cos",
+    "default_device",
+    "einsum",
+    "from_numpy",
+    "mean",
+    "relu",
+    "round_to_bfloat16",
+    "sin",
+    "softmax",
+    "stop_gradient",
+    "sum",
+    "tanh",
+    "to_numpy",
+    "transpose",
 ]
 
 Axis = int | tuple[int, ...]

@@ -13,8 +13,19 @@ from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routing import Noise, Params, RouterOutput
 
 __all__ = [
-    *("Losses", "balance", "clean_losses", "gating_noise", "init_bias", "init_kernel", "jitter_noise", "logits"),
-    *("noisy_logits", "noisy_losses", "output", "token_choice", "tried"),
+    "Losses",
+    "balance",
+    "clean_losses",
+    "gating_noise",
+    "init_bias",
+    "init_kernel",
+    "jitter_noise",
+    "logits",
+    "noisy_logits",
+    "noisy_losses",
+    "output",
+    "token_choice",
+    "tried",
 ]
 
 Losses = Mapping[str, Callable[[], Array]]

@@ -68,7 +68,8 @@ class Reporting(nn.Module):
         raise ConfigError(TORCHSCRIPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
+        kept: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return {**kept, "losses": {}, "metrics": None, "_without_graph": deque(maxlen=PASSES)}
 
 
 class _WithLosses(torch.autograd.Function):
