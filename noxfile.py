@@ -97,9 +97,9 @@ def _with_flags(session: nox.Session, environment: dict[str, str]) -> dict[str, 
     """`environment`, with another flag of XLA where JAX is older than 0.11: later versions abort at it."""
     if "XLA_FLAGS" not in environment:
         return environment
-    look = "from importlib.metadata import version; print(*version('jax').split('.')[:2])"
-    found = session.run("python", "-c", look, silent=True) or "0 0"  # nothing is run where nox only lists
-    older = tuple(map(int, str(found).split())) < (0, 11)
+    look = "import importlib.metadata as m; print(*[d.version for d in m.distributions(name='jax')])"
+    found = str(session.run("python", "-c", look, silent=True) or "").strip()
+    older = bool(found) and tuple(map(int, found.split(".")[:2])) < (0, 11)
     flags = " --xla_cpu_use_fusion_emitters=false" if older else ""
     return {**environment, "XLA_FLAGS": environment["XLA_FLAGS"] + flags}
 
