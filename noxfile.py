@@ -243,14 +243,14 @@ def environments(session: nox.Session) -> None:
 def integrations(session: nox.Session) -> None:
     """The layer for torch in models of timm and transformers: the blocks of docs/torch-layer.md."""
     _install(session, "torch", "dev", "export")
-    session.install(*CONSTRAINTS, "timm", "transformers", "accelerate")
+    session.install(*CONSTRAINTS, "timm", "transformers", "accelerate", "lightning")
     session.run("pytest", "-n", "auto", "tests/integrations", env=QUIET)
 
 
 # Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
-PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate")
+PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
 STRICT = ("--config-settings", "editable_mode=strict")  # mypy follows it as it does a plain installation
 
 
