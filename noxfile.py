@@ -61,7 +61,7 @@ def train(session: nox.Session) -> None:
         session.error(f"--backend {backend!r}: expected one of {', '.join(BACKENDS)}")
     _install(session, _extra(backend))
     chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
-    session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)))
+    session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)), env=QUIET)
     command = os.path.relpath(Path(session.bin, "moespec"))
     session.log(f"the command is {command}; next: {command} predict RUN FOLDER --html new.html, or docs/quickstart.md")
 
