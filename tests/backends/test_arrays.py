@@ -24,13 +24,6 @@ def dtype(B):
     return "float64" if B.name == "numpy" else "float32"
 
 
-def test_zeros_of_both_signs_are_equal_scores(B, dtype):
-    scores = B.from_numpy(np.array([[[-0.0, 0.0, -1.0], [0.0, -0.0, -1.0]]]), dtype)
-    assert B.token_choice(scores, choices=1, capacity=2).token[0].tolist() == [[0, 1], [2, 2], [2, 2]]
-    assert B.expert_choice(scores, capacity=1).token[0].tolist() == [[0], [0], [0]]
-    assert B.batch_priority(scores).tolist() == [[0, 1]]
-
-
 def test_zero_tokens_have_finite_gradients(B, dtype):
     """The norm of a zero vector counts as a constant."""
 

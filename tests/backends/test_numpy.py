@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import moespec.backends.numpy as B
-from moespec import spec
 from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.groups import batched
 from moespec.spec.array_like import ArrayLike
@@ -91,25 +90,6 @@ def test_what_the_groups_give_becomes_one_result(rng):
     assert routing.token[0, 2].tolist() == [1, T]
     assert routing.weight[0, 2].tolist() == [2, 0]
     assert_same(routing.dense().combine, 2 * dispatch)
-
-
-def test_projections_work_along_the_last_axis(rng):
-    values = rng.standard_normal((2, 3, 5))
-    projected, sparse = B.project_simplex(values, mass=2.0), B.project_sparse_simplex(values, nonzeros=2)
-    for i in np.ndindex(2, 3):
-        assert_same(projected[i], spec.project_simplex(values[i], mass=2.0))
-        assert_same(sparse[i], spec.project_sparse_simplex(values[i], nonzeros=2))
-
-
-def test_selectors_of_a_static_gate_are_one_group(rng):
-    tokens, bias = rng.standard_normal((G, T, D)), rng.standard_normal(6)
-    codes = B.dselect_k_codes(tokens, bias, choices=2, experts=4)
-    assert (codes.codes.shape, codes.logits.shape) == ((2, 2), (2,))
-    selectors = B.dselect_k_selectors(codes.codes, experts=4)
-    assert B.dselect_k_entropy(selectors) == spec.dselect_k_entropy(selectors)
-    assert B.dselect_k_reachability(np.stack([[selectors]] * G)) == pytest.approx(
-        spec.dselect_k_reachability(selectors)
-    )
 
 
 # ------------------------------------------------------------------------------------------- gradients and training

@@ -177,19 +177,6 @@ def test_what_a_target_lacks_is_not_implemented(run, target, text, algorithm, ki
     assert f" -{gradients} " in next(line for line in printed.splitlines() if line.startswith(algorithm))
 
 
-def test_a_dtype_that_the_target_does_not_have_is_skipped(run):
-    status, printed, _ = run("run", *NUMPY, "--algorithm", "z_loss")
-    assert status == 0
-    assert printed.splitlines()[-1] == f"{TOTAL} passed, 0 failed, {2 * TOTAL} skipped"
-    assert f"{TOTAL} skipped, bfloat16: not supported: " in printed
-
-
-def test_nothing_collected_fails(run):
-    status, printed, _ = run("run", *NUMPY, "--dtype", "f32", "--algorithm", "z_loss")
-    assert status == 1
-    assert printed.splitlines()[-2:] == ["nothing was collected", f"0 passed, 0 failed, {TOTAL} skipped"]
-
-
 def test_a_folder_without_vectors_fails(run, tmp_path):
     (tmp_path / "vectors").mkdir()
     commit(tmp_path / "vectors")

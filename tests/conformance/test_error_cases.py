@@ -137,16 +137,6 @@ def test_the_specification_raises_every_derived_error(path):
         assert wrong_value(case) in str(error), f"{case.id}: {error}"
 
 
-@pytest.mark.parametrize("path", VALID)
-def test_inputs_are_not_changed(path):
-    stages = VALID[path].stages
-    making, stage = Making(VALID[path].inputs, {stage.name: stage for stage in stages}), stages[-1]
-    for group in making.groups(stage):
-        before = {name: array.copy() for name, array in group.items()}
-        call.result(backend(stage), stage, making.stages, making.tensors)(group)
-        assert all(np.array_equal(array, before[name]) for name, array in group.items())
-
-
 @pytest.fixture(scope="module", params=["numpy", "torch", "jax"])
 def target(request):
     """A backend. JAX shortens the traceback of every exception, which takes longer than to trace a small function."""

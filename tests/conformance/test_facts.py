@@ -23,10 +23,6 @@ def without(*names):
     return SimpleNamespace(**{name: each for name, each in vars(module_of({})).items() if name not in names})
 
 
-def test_the_right_backend_lacks_nothing():
-    assert call.missing(module_of({})) == {}
-
-
 def test_what_is_missing_is_named_by_its_first_part():
     missing = call.missing(without("ROUTERS", "z_loss"))
     assert (missing["z_loss"], missing["ROUTERS"], missing["ROUTERS.switch.route"]) == ("z_loss", "ROUTERS", "ROUTERS")

@@ -25,7 +25,6 @@ from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.report import report
-from moespec.models.tensors import Found
 
 # Adapters.
 
@@ -196,18 +195,6 @@ def test_right_files_of_every_case_pass(tmp_path):
     assert {result.id for result in results if result.state != "pass"} == {c.id for c in CASES if c.expect is not None}
     assert {result.dtype for result in results} == {"float64"}
     assert report.counts(results)[1] == 0
-
-
-def test_any_error_in_any_tensor_fails():
-    """Each float far past its bound, each integer by one, each bool flipped."""
-    for case in CASES:
-        for name, value in files.expected(case).items():
-            moved = {"int": 1, "bool": True, "float": 1e-3 * (1 + np.abs(value.array))}[value.kind]
-            wrong = value.array ^ moved if value.kind == "bool" else value.array + moved
-            written = Found("F64", wrong.astype(value.array.dtype))
-            (result,) = files.check({case.id: {name: written}}, [case], DTYPES["float64"])
-            if value.array.size:
-                assert (result.state, result.first.stage) == ("fail", name)
 
 
 def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):

@@ -254,12 +254,6 @@ def test_a_file_that_is_not_a_manifest(vectors, commit, rejected, text):
     rejected(TIED)
 
 
-def test_a_case_under_another_name(vectors, commit, rejected):
-    (vectors / TIED).rename(vectors / "token_choice/untied.json")
-    commit()
-    rejected("token_choice/untied.json")
-
-
 def test_a_file_that_is_gone_is_missed_whatever_is_chosen(vectors):
     (vectors / SOFT).unlink()
     with pytest.raises(VectorError, match=r"soft_routing/values"):

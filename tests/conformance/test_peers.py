@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from absent import run_without
 from committed import BY_ID, CASES, of
@@ -190,13 +189,6 @@ def test_a_committed_record_is_of_the_pinned_version_and_of_known_cases(name):
     assert ids <= BY_ID.keys()
 
 
-def test_an_unknown_peer_is_rejected(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--peer", "nobody"])
-    assert stopped.value.code == 2
-    assert "invalid choice: 'nobody'" in capsys.readouterr().err
-
-
 def into(folder, **changes):
     """The arguments for which everything is read from, and written to, a folder."""
     names = {"records": ".", "table": "peers.md", "measured": "measured.json", "implementations": "implementations.md"}
@@ -299,17 +291,3 @@ def test_of_a_router_that_lacks_an_option_the_layer_is_not_offered_either(monkey
     (result,) = run_cases(target, [routing_only(BY_ID["softmax_token_choice/several_choices"])], "eager")
     states = {outcome.stage.split("/")[0]: outcome.state for outcome in result.outcomes}
     assert (states["route"], states["moe_layer"]) == ("not implemented", "not implemented")
-
-
-def test_a_wrong_peer_fails(monkeypatch):
-    pytest.importorskip("torch")
-    target = PeerTarget(PEERS["torch"].target, DTYPES["float64"])
-
-    def softmax_affinity(logits):
-        return logits.softmax(dim=1)
-
-    softmax_affinity.__module__ = target.module.__name__
-    monkeypatch.setattr(target.module, "softmax_affinity", softmax_affinity)
-    (result,) = run_cases(target, [BY_ID["softmax_affinity/values"]], "eager")
-    assert result.state == "fail"
-    assert np.isfinite(result.fraction)

@@ -4,13 +4,11 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from committed import BY_ID, CASES, results_of
 
-from moespec import spec
 from moespec.conformance.author.variant import Variant, module_of, variant
 from moespec.conformance.cases import variants
 from moespec.conformance.check import survey
@@ -182,27 +180,6 @@ def test_what_only_lacks_results_has_no_name():
     results = values_of(module_of({"ROUTERS": without_losses}), {"switch"})
     assert {result.first.stage for result in results if result.state in FAILED} == {"route/losses/balance"}
     assert not names(results)
-
-
-def test_a_torch_target_in_float32():
-    torch = pytest.importorskip("torch")
-    from moespec.backends import torch as right
-
-    def token_choice(scores, **options):
-        routing = right.token_choice(scores, **options)
-        index = routing.token.long().flatten(1)
-        total = torch.zeros(len(scores), routing.tokens + 1).scatter_add(1, index, routing.weight.flatten(1))
-        kept = torch.where(total > 0, total, 1.0).gather(1, index).reshape(routing.token.shape)
-        return routing._replace(weight=routing.weight / kept)
-
-    module = SimpleNamespace(**{**vars(right), "token_choice": token_choice})
-    module.ROUTERS = {name: router.bind(module) for name, router in spec.ROUTERS.items()}
-    algorithms = {"token_choice", "softmax_token_choice"}
-    matches = recognise(values_of(module, algorithms, "float32", most=7), KNOWN)
-    assert {(match.algorithm, match.variant, match.dtype) for match in matches} == {
-        (algorithm, "kept_weights_renormalised", "float32") for algorithm in algorithms
-    }
-    assert all(match.agree == match.of for match in matches)
 
 
 # The command.
