@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from moespec.backends.contract import filled_alone
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
@@ -25,6 +24,7 @@ from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.once.allocations import mostly_empty
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.values import present
@@ -114,14 +114,6 @@ def rows_of_slots(routing: SlotRouting) -> Rows:
     row = (routing.slot // capacity * groups + group) * capacity + routing.slot % capacity
     row = jnp.where(routing.slot < experts * capacity, row, token.size)
     return Rows(token, weight, row.reshape(1, groups * routing.tokens, -1))
-
-
-def mostly_empty(routing: SlotRouting) -> bool:
-    """Whether the filled slots are computed alone."""
-    if routing.slot is None:
-        return False
-    _, experts, capacity = routing.token.shape
-    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:

@@ -4,6 +4,7 @@ Choice (2).
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
 """
 
+from moespec.backends.contract import filled_alone
 from moespec.backends.once.namespace import Array, Namespace, SlotRouting
 from moespec.spec.checks import (
     check_capacity,
@@ -257,3 +258,11 @@ def _checked(xp: Namespace, scores: Array, combine_scores: Array | None) -> Arra
     check_scores("combine_scores", combine_scores, AXES)
     check_same_shape("combine_scores", combine_scores, "scores", scores)
     return xp.wide(combine_scores)
+
+
+def mostly_empty(routing: SlotRouting) -> bool:
+    """Whether the filled slots are computed alone."""
+    if routing.slot is None:
+        return False
+    _, experts, capacity = routing.token.shape
+    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.contract import filled_alone
+from moespec.backends.once.allocations import mostly_empty
 from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.network import activate, expert_mlp
@@ -83,14 +83,6 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
         return outputs.reshape(experts, groups, capacity, -1).transpose(0, 1)
 
     return moe_layer(tokens, routing, experts)
-
-
-def mostly_empty(routing: SlotRouting) -> bool:
-    """Whether the filled slots are computed alone."""
-    if routing.slot is None:
-        return False
-    _, experts, capacity = routing.token.shape
-    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:

@@ -36,20 +36,14 @@ def test_zero_tokens_have_finite_gradients(B, dtype):
     assert all(np.isfinite(slope).all() for slope in B.to_numpy(gradient).values())
 
 
-def test_array_operations(B, dtype):
+def test_sums_and_means_over_several_axes(B, dtype):
     values = np.random.default_rng(0).normal(size=(3, 4, 5))
     x = B.from_numpy(values, dtype)
-    assert B.concatenate([x, x], 1).shape == (3, 8, 5)
-    assert B.broadcast_to(x[:1], x.shape).shape == x.shape
-    assert B.transpose(x, (0, 2, 1)).shape == (3, 5, 4)
-    softmax = np.exp(values) / np.exp(values).sum(1, keepdims=True)
     for got, want in (
-        (B.mean(x, 1), values.mean(1)),
         (B.mean(x, (0, 1)), values.mean((0, 1))),
         (B.sum(x), values.sum()),
         (B.sum(x, (0, 2)), values.sum((0, 2))),
-        (B.tanh(x), np.tanh(values)),
-        (B.softmax(x, 1), softmax),
+        (B.softmax(x, 1), np.exp(values) / np.exp(values).sum(1, keepdims=True)),
     ):
         np.testing.assert_allclose(B.to_numpy(got), want, rtol=1e-5, atol=1e-5)
 
