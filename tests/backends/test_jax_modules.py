@@ -244,6 +244,16 @@ def test_what_training_code_does_to_modules(router, x, tmp_path):
             moe(x, state=rounded, key=key)
 
 
+@pytest.mark.parametrize("place", ["tokens", "kernel"])
+def test_the_search_for_nan_works_in_compiled_code(place, x):
+    moe = equinox_moe()
+    tokens = x.at[0, 0, 0].set(jnp.nan) if place == "tokens" else x
+    if place == "kernel":
+        moe = eqx.tree_at(lambda m: m.router["kernel"], moe, jnp.full_like(moe.router["kernel"], jnp.nan))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        eqx.filter_jit(lambda m, x: m(x, inference=True).y)(moe, tokens)
+
+
 def test_logical_axes():
     specs = nnx.to_pure_dict(nnx.get_partition_spec(nnx.state(nnx_moe(), nnx.Param)))
     assert specs["experts"] == {
