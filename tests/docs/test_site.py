@@ -81,12 +81,6 @@ def test_the_numbers_of_the_example_are_those_of_the_docstring():
         assert sum(shown(step, "weights")) == pytest.approx(total, rel=1e-5)
 
 
-def test_the_input_of_the_example_is_printed():
-    first = examples.steps_of_examples(PAGES["expert_choice"])[0]
-    assert first.call == "softmax_affinity"
-    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
-
-
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_steps_of_a_router_end_with_its_routing(name):
     example = examples.routed(PAGES[name])
@@ -153,14 +147,6 @@ def test_variants_that_the_ledger_has_by_the_same_code_are_not_told_twice():
     assert not names & {"rerouted_always", "exact_gelu_by_default", "most_probable_kept"}  # of two code bases the last
     address = "https://github.com/a/b/issues/7"
     assert practice.with_issues("a/b (x; issue 7)") == f"a/b (x; [issue 7]({address}))"
-
-
-def test_expert_choice_is_two_clicks_from_the_first_page():
-    """Links of the templates, and of the list of blocks that the second page makes."""
-    first = (ROOT / "docs" / "templates" / "index.md.jinja").read_text()
-    second = write.TEMPLATES.get_template("blocks.md.jinja").render(blocks=PAGES.values())
-    assert "](blocks.md)" in first
-    assert "](expert_choice.md)" in second
 
 
 def test_a_docstring_becomes_markdown():

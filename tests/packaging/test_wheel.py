@@ -103,12 +103,6 @@ def test_templates_ship_in_the_wheel(python, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"my_router.py", "test_my_router.py"}
 
 
-def test_the_command_line_starts(python):
-    result = subprocess.run([python.parent / "moespec", "list"], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "soft_moe" in result.stdout
-
-
 def test_the_ledger_with_what_was_measured_ships_in_the_wheel(python):
     command = [python.parent / "moespec", "ledger", "--by", "pot"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
