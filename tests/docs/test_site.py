@@ -81,6 +81,12 @@ def test_the_numbers_of_the_example_are_those_of_the_docstring():
         assert sum(shown(step, "weights")) == pytest.approx(total, rel=1e-5)
 
 
+def test_the_input_of_the_example_is_printed():
+    first = examples.steps_of_examples(PAGES["expert_choice"])[0]
+    assert first.call == "softmax_affinity"
+    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
+
+
 @pytest.mark.parametrize("name", ROUTERS)
 def test_the_steps_of_a_router_end_with_its_routing(name):
     example = examples.routed(PAGES[name])
