@@ -29,6 +29,7 @@ from moespec.backends.contract import Backend
 from moespec.models import sparse_mlp, vit
 from moespec.models.compilation import compile_if, pays
 from moespec.models.families import Config, family
+from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 
@@ -235,8 +236,7 @@ def draw(
             bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks], minor=False)
             bar.minorticks_off()
         bar.ax.tick_params(labelsize=6)
-    title = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in title)
-    figure.suptitle(title, fontsize=9, parse_math=False)  # names of files and classes may have a $
+    figure.suptitle(on_one_line(title), fontsize=9, parse_math=False)  # names of files and classes may have a $
     width = int(figure.get_figwidth() * LETTERS)
     figure.supxlabel(textwrap.fill(explanation(routings, on_image=True), width), fontsize=7)
     return figure

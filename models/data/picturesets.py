@@ -92,7 +92,7 @@ def load_pictures(
             kept = np.delete(np.arange(len(labels)), failures)
             pictures, captions = pictures.of(pictures.chosen[kept]), captions and captions.chosen(kept)
             chosen[number] = (pictures, labels[kept], captions)
-        clear += check_headers(pictures)
+        clear += sum(pictures.transparent(n) for n in Bar(range(len(pictures)), unit="image", desc="headers"))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
@@ -132,11 +132,6 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
         except DataError as error:
             failures.append((index, str(error)))
     return failures
-
-
-def check_headers(pictures: Pictures) -> int:
-    """How many of the pictures may be transparent. Raises DataError naming the first that is not an image by its header."""
-    return sum(pictures.transparent(index) for index in Bar(range(len(pictures)), unit="image", desc="headers"))
 
 
 def _held_out(part: Part, share: float) -> NDArray[np.bool_]:

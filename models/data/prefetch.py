@@ -76,12 +76,15 @@ class Prefetcher:
 
         logging.getLogger("absl").setLevel(logging.WARNING)
         steps = grain.MapDataset.range(self._start, self._stop)
+        items = steps.map(functools.partial(_made, self._make))
         receive = functools.partial(_receive, self._receive)
         if not self._workers:
-            items = steps.map(functools.partial(_made, self._make)).map(receive)
-            return items.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._ahead))
-        _accept_flags()
-        items = steps.map(functools.partial(_made, self._make))
+            threads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=self._ahead)
+            return items.map(receive).to_iter_dataset(threads)
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():  # grain reads its settings from these; a program without any must say so
+            flags.FLAGS.mark_as_parsed()
         one = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         options = grain.MultiprocessingOptions(num_workers=self._workers, per_worker_buffer_size=self._ahead)
         shared = grain.experimental.DatasetOptions(min_shm_size=SHARED)
@@ -105,14 +108,6 @@ def _made(make: Callable[[int], Any], step: int) -> tuple[int, Any]:
 def _receive(receive: Callable[[int, Any], Any] | None, made: tuple[int, Any]) -> tuple[int, Any]:
     step, item = made
     return step, item if receive is None else receive(step, item)
-
-
-def _accept_flags() -> None:
-    """grain reads its settings from absl's flags, which a program that has none must say it has parsed."""
-    from absl import flags
-
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()
 
 
 def _start_worker(index: int, count: int) -> None:

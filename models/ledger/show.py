@@ -146,14 +146,10 @@ def _questions(count: int) -> str:
     return f"{count} question{'s' if count != 1 else ''}"
 
 
-def _width() -> int:
-    return max(60, min(shutil.get_terminal_size((110, 24)).columns, 110))
-
-
 def _wrapped(text: str, indent: int) -> list[str]:
     return textwrap.wrap(
         text,
-        _width(),
+        max(60, min(shutil.get_terminal_size((110, 24)).columns, 110)),
         initial_indent=" " * indent,
         subsequent_indent=" " * (indent + 4),
         break_long_words=False,

@@ -18,7 +18,7 @@ from moespec.models.commandline.commands import LoadedRun
 from moespec.models.commandline.cost import milliseconds
 from moespec.models.compilation import compile_if, pays
 from moespec.models.errors import RunError
-from moespec.models.evaluation.evaluate import evaluation_size, over
+from moespec.models.evaluation.evaluate import evaluation_size, features
 from moespec.models.evaluation.metrics import make_forward
 from moespec.models.evaluation.retrieval import RECALLS
 from moespec.models.families import family
@@ -137,8 +137,5 @@ def _machine() -> dict[str, Any]:
 
 def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:
     forward = compile_if(B, pays(B, len(dataset.validation) // batch), make_forward(B, model))
-    predicted = [
-        np.asarray(logits).argmax(axis=1)[: part["count"]]
-        for (logits, _), part in over(B, forward, params, dataset, dataset.validation, batch=batch)
-    ]
-    return np.asarray(np.concatenate(predicted) == dataset.validation.labels)
+    logits = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, dataset.validation, batch=batch)
+    return np.asarray(logits.argmax(axis=1) == dataset.validation.labels)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.contract import Backend
 from moespec.models import families, vit
 from moespec.models.bars import Bar
 from moespec.models.data.dataset import Dataset
@@ -102,14 +101,13 @@ def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
 def _codebook(
     model: vit.VitConfig, dataset: Dataset, images: NDArray[np.int64], random: np.random.Generator
 ) -> NDArray[np.float32]:
+    B = load_backend("numpy")
     in_image = (model.image_size // model.patch_size) ** 2
     enough = -(-PATCHES_PER_CODE * model.codes // in_image)
     chosen = np.sort(random.permutation(images)[:enough])
     patches = np.concatenate(
         [
-            normalized_patches(
-                token_ids.patches_of(_numpy(), chunk, model.patch_size).reshape(-1, token_ids.pixels(model))
-            )
+            normalized_patches(token_ids.patches_of(B, chunk, model.patch_size).reshape(-1, token_ids.pixels(model)))
             for chunk in _read(dataset, chosen, "codebook")
         ]
     )
@@ -142,7 +140,7 @@ def _tables(
     if kind == "balanced":
         frequencies = np.zeros(options.ids)
         for chunk in _read(dataset, images, "frequencies"):
-            ids = token_ids.made_of(_numpy(), model, chunk, codebook)
+            ids = token_ids.made_of(load_backend("numpy"), model, chunk, codebook)
             frequencies += np.bincount(ids.ravel(), minlength=options.ids)
         return hash_table_balanced(frequencies, experts=options.experts)[None]
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
@@ -172,10 +170,6 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 def table_options(model: vit.VitConfig) -> Options:
     """The options of the routers that take token ids, which have the same tables in all blocks."""
     return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`
-
-
-def _numpy() -> Backend:
-    return load_backend("numpy")
 
 
 def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:

@@ -121,7 +121,7 @@ class Watchdog:
                     if self._is_missing(new, missing):
                         missing.remove(new.index)
                         self._contacts.append(new)
-        far = [each for each in self._contacts if not _is_near(each.connection.getpeername())]
+        far = [c for c in self._contacts if not ipaddress.ip_address(_ip(c.connection.getpeername())).is_loopback]
         own = _ip((far or self._contacts)[0].connection.getsockname())
         for each in self._contacts:
             each.send(address=_ip(each.connection.getpeername()) if each in far else own, host=socket.gethostname())
@@ -221,13 +221,10 @@ class Watchdog:
             text = f"process {contact.index} of {self._count} on {contact.host} ended with an error: {message['left']}"
             self._failed = self._failed or (time.monotonic() + GRACE, text)
 
-    def _close(self, contact: _Contact) -> None:
+    def _lose(self, contact: _Contact, why: str) -> None:
         if contact in self._contacts:
             self._contacts.remove(contact)
             contact.connection.close()
-
-    def _lose(self, contact: _Contact, why: str) -> None:
-        self._close(contact)
         if not self._left and not self._failed:
             known = self.step if contact.step is None else contact.step  # told now and then; none is far ahead
             step = "before its first step" if known is None else f"its last known step was {known}"
@@ -293,7 +290,3 @@ LOST = 2
 
 def _ip(address: Any) -> str:
     return str(address[0]).removeprefix("::ffff:")
-
-
-def _is_near(address: Any) -> bool:
-    return ipaddress.ip_address(_ip(address)).is_loopback

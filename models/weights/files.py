@@ -55,17 +55,14 @@ def read_npz(path: Path) -> Arrays:
             for member in archive.namelist():
                 name = member.removesuffix(".npy")
                 with io.BytesIO(archive.read(member)) as file:
-                    arrays[name] = _widened(np.lib.format.read_array(file, allow_pickle=False))
+                    array = np.lib.format.read_array(file, allow_pickle=False)
+                if array.dtype == np.dtype("V2"):
+                    array = (array.view("<u2").astype("<u4") << 16).view("<f4")
+                arrays[name] = array
     except (ValueError, EOFError, OSError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         where = f"{path}: {name!r}" if name else str(path)
         raise CheckpointError(f"{where}: not an array of an npz file ({error})") from error
     return arrays
-
-
-def _widened(array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype != np.dtype("V2"):
-        return array
-    return (array.view("<u2").astype("<u4") << 16).view("<f4")
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -59,7 +59,7 @@ def read(path: Path, given: Given, name: str | None = None) -> Weights:
     try:
         return chosen.read(path, given)
     except SpecError as error:
-        raise type(error)(_named(path, str(error))) from error
+        raise type(error)(f"{error}" if str(path) in str(error) else f"{path}: {error}") from error
 
 
 def write(path: Path, weights: Weights, name: str) -> None:
@@ -68,10 +68,6 @@ def write(path: Path, weights: Weights, name: str) -> None:
     if chosen.write is None:
         raise ConfigError(f"to={name!r}: is only read")
     chosen.write(path, weights)
-
-
-def _named(path: Path, message: str) -> str:
-    return message if str(path) in message else f"{path}: {message}"
 
 
 def format_of(path: Path) -> str:

@@ -9,7 +9,7 @@ checkpoints without a version, which are alike but for nodes that are not dictio
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,6 @@ ARRAY, SLICES, INDEX = 1, 6, 8
 CHUNKS = "__msgpack_array_chunk_a87ca2__"
 LARGEST_PART = 2**30
 """Largest chunk in bytes, `MAX_CHUNK_SIZE` in flax."""
-
-Slices = tuple[tuple[int, int], ...]
 
 
 class _Leaf(NamedTuple):
@@ -182,17 +180,13 @@ def _decoded(code: int, data: bytes) -> Any:
         shape, dtype, content = msgpack.unpackb(data, raw=True)
         return np.frombuffer(content, _stored(dtype.decode())).reshape(shape)
     if code == SLICES:
-        return _slices(data)
+        slices = (msgpack.unpackb(one, raw=True) for one in msgpack.unpackb(data, raw=True))
+        return tuple((start, stop) for start, stop, _ in slices)
     if code == INDEX:
         shaped, _, shards = msgpack.unpackb(data, raw=True)
         shape, dtype, *_ = msgpack.unpackb(shaped, raw=True)
         return _Leaf(tuple(shape), dtype.decode(), tuple(shards))
     return None
-
-
-def _slices(data: bytes) -> Slices:
-    each: Sequence[Sequence[int]] = [msgpack.unpackb(one, raw=True) for one in msgpack.unpackb(data, raw=True)]
-    return tuple((start, stop) for start, stop, _ in each)
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

@@ -155,14 +155,6 @@ def test_variants_that_the_ledger_has_by_the_same_code_are_not_told_twice():
     assert practice.with_issues("a/b (x; issue 7)") == f"a/b (x; [issue 7]({address}))"
 
 
-def test_expert_choice_is_two_clicks_from_the_first_page():
-    """Links of the templates, and of the list of blocks that the second page makes."""
-    first = (ROOT / "docs" / "templates" / "index.md.jinja").read_text()
-    second = write.TEMPLATES.get_template("blocks.md.jinja").render(blocks=PAGES.values())
-    assert "](blocks.md)" in first
-    assert "](expert_choice.md)" in second
-
-
 def test_a_docstring_becomes_markdown():
     text = docstrings.markdown(
         "What it is.\n\n    y = x\n\nArgs:\n    x: (tokens,), a\n        number.\n\nRaises:\n    ShapeError: no.\n\n>>> 1\n1\n"

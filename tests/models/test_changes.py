@@ -353,10 +353,7 @@ def failing(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def test_a_function_of_the_user() -> None:
-    import sys
-
     name = f"{__name__}:"
-    sys.modules.setdefault(__name__, sys.modules[__name__])
     found = changed(transform=f"{name}darker")
     np.testing.assert_allclose(found.astype(int), IMAGES // 2, atol=1)
     np.testing.assert_array_equal(found, changed(transform=f"{name}darker"))

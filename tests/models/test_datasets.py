@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from moespec.models.data import cifar
-from moespec.models.data.dataset import held_out
 from moespec.models.data.datasets import load
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
@@ -90,12 +89,6 @@ def test_images_of_an_array_that_are_not_square(tmp_path: Path) -> None:
         load("npz", many, image_size=8)
     with pytest.raises(ConfigError, match=r"model\.image_size=0"):
         load("digits", image_size=0)
-
-
-def test_held_out_is_every_fifth_of_each_class() -> None:
-    labels = np.array([0, 1] * 10)
-    held = held_out(labels, 0.2)
-    assert np.flatnonzero(held).tolist() == [8, 9, 18, 19]
 
 
 def test_idx(idx_folder: Path) -> None:

@@ -24,7 +24,6 @@ from moespec.models.evaluation.neighbours import nearest_neighbours
 from moespec.models.evaluation.options import EvaluationConfig
 from moespec.models.training import configfile, resolve
 from moespec.models.training.evaluations import load_sets
-from moespec.models.training.progress import told
 from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError, SpecError
 
@@ -269,12 +268,6 @@ def test_tables_must_be_tables(tmp_path: Path) -> None:
         (tmp_path / "own.toml").write_text(text)
         with pytest.raises(SpecError, match=message + r": expected tables, \[evaluation\.NAME\]"):
             configfile.read(tmp_path / "own.toml")
-
-
-def test_results_in_a_line() -> None:
-    shots = {"accuracy": 1.0, "l2": 1024.0, "by_seed": [1.0]}
-    results = {"accuracy": 0.5, "images": 1281167, "shots_5": shots, "moe": {}}
-    assert told(results) == "accuracy 0.5000, images 1281167; shots_5: accuracy 1, l2 1024"
 
 
 def test_the_tables_of_the_documentation(tmp_path: Path) -> None:

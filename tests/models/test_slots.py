@@ -12,7 +12,7 @@ import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import vit
 from moespec.models.commandline.analysis import COLUMNS, draw_analysis
-from moespec.models.evaluation.metrics import line, make_forward
+from moespec.models.evaluation.metrics import make_forward
 from moespec.models.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
 from moespec.models.families import family
 from moespec.models.training import resolve
@@ -211,8 +211,3 @@ def test_several_hashes_have_none_and_one_hash_has_them() -> None:
     several, one = reported("hash", hashes=2)[0], reported("hash")[0]
     assert not (SOFT | SPARSE) & several.keys()
     assert one["experts_min"] == one["experts_max"] == 1
-
-
-def test_the_line_of_a_layer_has_every_scalar_and_the_loads() -> None:
-    metrics = {"coverage": 1.0, "load": [0.25, 0.75], "dispatch_max": 0.5, "z_loss": 3.0}
-    assert line(metrics) == "coverage 1.000, dispatch_max 0.500, load 0.250 0.750"

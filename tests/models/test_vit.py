@@ -214,13 +214,6 @@ def test_images_and_noise_that_do_not_fit():
         vit.forward(B, config, params, images_for(config, 4), noise=[np.zeros((1, 4, 2))] * 2)
 
 
-def test_no_head():
-    config = tiny(classes=0)
-    output = vit.forward(B, config, B.from_numpy(drawn(vit.init(config))), images_for(config, 2))
-    assert output.logits is None
-    assert output.features.shape == (2, 8)
-
-
 @pytest.mark.parametrize(("positions", "same"), [("none", True), ("learned", False), ("sincos2d", False)])
 def test_without_positions_patches_have_no_place(positions, same):
     config = tiny(positions=positions, classes=0)

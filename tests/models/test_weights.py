@@ -533,20 +533,6 @@ def test_a_config_json_that_does_not_fit_is_refused(tmp_path, change, message):
         read(tmp_path / "x", Given())
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch", "numpy"])
-def test_load_gives_a_run_to_each_framework(runs, backend):
-    if backend != "numpy" and importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    run = runs.whole("torch" if importlib.util.find_spec("torch") else "jax")
-    model, params = models.load(run, backend=backend)
-    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 1)).astype(np.float32)
-    B = importlib.import_module("moespec.backends.numpy")
-    trained = read(run, Given())
-    expected = vit.forward(B, trained.config, B.from_numpy(trained.params), B.from_numpy(images)).logits
-    got = model.backend.to_numpy(model.forward(params, model.backend.from_numpy(images)).logits)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-
-
 def test_load_gives_a_module_of_torch(runs):
     torch = pytest.importorskip("torch")
     loaded = models.load(runs.whole("torch"), backend="torch")
