@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def keep_apart(arguments: Sequence[str]) -> None:
-    """Puts the working folder first in the path of the targets' processes, and takes it out of that of this process.
+    """Removes the working folder from this process's `sys.path`, and puts it first in that of the target's process.
 
     Its files are the target's, and a `pytest.py` or `json.py` there is nothing that the suite imports. `record` runs a
     model in this process. To be called before anything else is imported.

@@ -21,7 +21,7 @@ untyped: Any = jax
 def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> Arrays:
     """`function(fixed, *arrays)`, a tuple that is linear in `arrays`, with the transpose `transpose(fixed, *cotangents)`.
 
-    fixed: a pytree; derivatives with respect to it are those of the two functions. An array may be a `SymbolicZero`.
+    fixed: a pytree. JAX differentiates `function` and `transpose` with respect to it. An array may be a `SymbolicZero`.
     """
     leaves, tree = jax.tree.flatten(fixed)
     count, live = len(leaves), [n for n, array in enumerate(arrays) if not isinstance(array, SymbolicZero)]

@@ -1,4 +1,4 @@
-"""What is used of JAX that has no public name, tried with JAX 0.10.0, 0.10.1 and 0.12.0. No other module uses such names."""
+"""What is used of JAX that has no public name, tried with JAX 0.10.1 and 0.12.0.1. No other module uses such names."""
 
 from importlib import import_module
 from typing import Any
@@ -12,11 +12,8 @@ def reach_at(address: str) -> None:
     """Has gloo tell the other processes this IP address of a CPU's process. To be called before JAX is used."""
     try:
         bridge: Any = import_module("jax._src.xla_bridge")
-        register, make, gloo = (
-            bridge.register_backend_factory,
-            bridge.make_cpu_client,
-            bridge._jax.make_gloo_tcp_collectives,
-        )
+        register, make = bridge.register_backend_factory, bridge.make_cpu_client
+        gloo = bridge._jax.make_gloo_tcp_collectives
         state: Any = import_module("jax._src.distributed").global_state
     except (ImportError, AttributeError) as error:
         wanted = "install another: pip install 'jax>=0.10,<0.13,!=0.10.2'"

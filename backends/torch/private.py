@@ -1,4 +1,4 @@
-"""What is used of torch that has no public name, tried with torch 2.11, 2.13 and 2.14. No other module uses such names.
+"""What is used of torch that has no public name, tried with torch 2.13. No other module uses such names.
 
 What another version lacks raises ConfigError: a name when this module is imported, one of Dynamo when it is asked for.
 """

@@ -19,6 +19,8 @@ from torch.func import functional_call, grad, jvp, vmap  # noqa: E402
 from torch.optim.swa_utils import AveragedModel  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from moespec.backends.torch.nn.state import RouterState  # noqa: E402
+
 ROUTERS = pytest.mark.parametrize("router", list(B.ROUTERS))
 FEW = [pytest.param(r, marks=() if r in ("relu", "gshard") else pytest.mark.full) for r in B.ROUTERS]
 WITH_STATE = ("sigmoid_token_choice", "relu", "batch_expert_choice")
@@ -51,8 +53,10 @@ def step(module, run=None, parts=1):
         loss = (y.square().mean() + modules.auxiliary_loss(module)) / parts
         loss.backward()
         outputs, total = [*outputs, y.detach()], total + loss.item()
+    # Counted once, whatever is computed again: the sign of a load would not tell.
+    sums = [dict(each._sums) for each in module.modules() if isinstance(each, RouterState)]
     modules.update_states(module)
-    return torch.cat(outputs), total, [each.grad for each in module.parameters()], list(module.buffers())
+    return torch.cat(outputs), total, [each.grad for each in module.parameters()], list(module.buffers()), sums
 
 
 def saved(value, *, weights_only):

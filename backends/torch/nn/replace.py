@@ -37,7 +37,7 @@ def replace_mlps(
     tokens: of an image in these blocks, with the class token if there is one.
     blocks: their numbers in the order of the model, -1 for the last; by default the second half of them, as in the papers.
     router: by default one that keeps the function of the MLPs; it has a bias, which `update_states` moves after each step.
-    options: of `MoE.from_mlp`: `noise`, `group_images`, those of the router, ...
+    options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
     The configuration of a model of transformers gets an entry `moespec`, so that `from_pretrained` of this package restores it.
 

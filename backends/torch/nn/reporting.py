@@ -73,7 +73,7 @@ class Reporting(nn.Module):
 
 
 class _WithLosses(torch.autograd.Function):
-    """The output; its gradient brings those of the losses along."""
+    """Returns the output unchanged. Its backward pass also adds the gradients of the losses."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, slopes: list[Tensor], *losses: Tensor) -> Tensor:
