@@ -40,7 +40,7 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Arrays:
-    """`function(fixed, left, right)`, a tuple that is linear in each of two arrays.
+    """`function(fixed, left, right)`, a tuple: the first is linear in each of two arrays, any others in `right` alone.
 
     `transpose(fixed, left, right, *cotangents)` gives the cotangents of the two.
     """
@@ -51,7 +51,7 @@ def _derivative(function: Function, transpose: Function, primals: Any, tangents:
     def moved(primals: Any, *tangents: Any) -> Arrays:
         (fixed, left, right), (to_left, to_right) = primals, tangents
         pairs = zip(of(fixed, to_left, right), of(fixed, left, to_right), strict=True)
-        return [first + second for first, second in pairs]
+        return [first + second if n == 0 else second for n, (first, second) in enumerate(pairs)]
 
     def transposed(primals: Any, *cotangents: Any) -> Arrays:
         return transpose(*primals, *cotangents)

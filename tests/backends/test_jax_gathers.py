@@ -160,7 +160,7 @@ DERIVATIVES = {
     **{"jvp": jvp, "jvp of grad": HESSIAN, "grad of grad": then(slope, slope), "grad of jvp": then(slope, jvp)},
     **{"vmap of jvp of grad": mapped(HESSIAN), "jvp of grad of scan": lambda f, *at: HESSIAN(scanned(f), *at)},
 }
-QUICK = {("softmax_expert_choice", "jvp of grad"), ("sigmoid_token_choice", "jvp")}
+QUICK = {("softmax_expert_choice", "jvp of grad"), ("sigmoid_token_choice", "jvp of grad")}
 CASES = [
     pytest.param(name, each, marks=() if (name, each) in QUICK else pytest.mark.full)
     for name in spec.ROUTERS
