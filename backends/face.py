@@ -9,8 +9,8 @@ from types import ModuleType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from moespec import spec
-from moespec.backends import once, one_device
-from moespec.backends.once.namespace import Namespace
+from moespec.backends import common, single_device
+from moespec.backends.common.namespace import Namespace
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.names import Names
@@ -31,7 +31,7 @@ def install(
     """Gives `package` the public names of a backend, and returns them all, sorted.
 
     These are every name in `__all__` of its modules (of those in `apart`, which are imported where they are wanted, none) and
-    of `one_device`, the formulas of `once`, with the array namespace `xp`, what the specification has that knows no groups,
+    of `single_device`, the formulas of `common`, with the array namespace `xp`, what the specification has that knows no groups,
     `OptimizerConfig`, the `name` that the package has, `put`, which on one device is `from_numpy`, and `ROUTERS`, those of a
     module or of the specification, computed by the package. With `derive`, every other function of the specification that no module has is
     derived from it. With `program`, it makes what is public of those that modules have, of the function and what
@@ -40,9 +40,9 @@ def install(
     Raises ImportError for a name that two modules have.
     """
     names: dict[str, Any] = {"OptimizerConfig": OptimizerConfig}
-    names |= {name: getattr(one_device, name) for name in one_device.__all__}
+    names |= {name: getattr(single_device, name) for name in single_device.__all__}
     if xp is not None:
-        names |= {name: _of_namespace(value, xp) for _, name, value in _public(once)}
+        names |= {name: _of_namespace(value, xp) for _, name, value in _public(common)}
     for module, name, value in _public(package, apart):
         if name in names:
             raise ImportError(
@@ -79,7 +79,7 @@ def _public(package: ModuleType, apart: Collection[str] = ()) -> Iterator[tuple[
 
 
 def _of_namespace(function: Callable[..., Any], xp: Namespace) -> Callable[..., Any]:
-    """A formula of `once` on the arrays of a namespace, which is its first argument."""
+    """A formula of `common` on the arrays of a namespace, which is its first argument."""
 
     @functools.wraps(function)
     def formula(*arguments: Any, **options: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from moespec.backends.optimizer import STATE
+from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.gated_experts import AXES
 from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName

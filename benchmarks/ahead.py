@@ -35,8 +35,8 @@ from moespec.backends.optimizer import OptimizerConfig  # noqa: E402
 from moespec.models import memory  # noqa: E402
 from moespec.models.families import Config  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
-from moespec.models.training.config import Config as Run  # noqa: E402
-from moespec.models.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
+from moespec.training.configuration.config import Config as Run  # noqa: E402
+from moespec.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
 
 
 def devices(name: str) -> Any:

@@ -23,12 +23,12 @@ import psutil
 import record
 from PIL import Image
 
-from moespec.models.data.crops import inception_box
-from moespec.models.data.datasets import load
-from moespec.models.data.loader import batch_indices, training_batch
-from moespec.models.data.options import DataConfig
-from moespec.models.data.prefetch import Prefetcher
-from moespec.models.streams import PICTURE, generator
+from moespec.training.data.crops import inception_box
+from moespec.training.data.datasets import load
+from moespec.training.data.loader import batch_indices, training_batch
+from moespec.training.data.options import DataConfig
+from moespec.training.data.prefetch import Prefetcher
+from moespec.training.rng import PICTURE, generator
 
 SEED = 0
 WARM = 2

@@ -21,7 +21,7 @@ import vits
 from tqdm import tqdm
 
 from moespec.models import counts, vit
-from moespec.models.training.objectives.classification import make_loss
+from moespec.training.objectives.classification import make_loss
 
 ROUTERS = list(vits.ROUTERS)[:-1]
 

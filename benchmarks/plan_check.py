@@ -24,10 +24,10 @@ import tpu_mesh
 from moespec.backends.jax.mesh import OnMesh
 from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.planning.chips import chip_of
-from moespec.models.planning.plan import plan
-from moespec.models.training.config import Config, ModelConfig, TrainingConfig
-from moespec.models.training.resolve import model_config
+from moespec.training.configuration.config import Config, ModelConfig, TrainingConfig
+from moespec.training.loop.resolve import model_config
+from moespec.training.planning.chips import chip_of
+from moespec.training.planning.plan import plan
 
 LEAST, MOST = 0.98, 1.35
 OF_IMAGENET = {"image_size": 224, "classes": 1000, "dtype": "bfloat16"}

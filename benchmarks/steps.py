@@ -20,7 +20,7 @@ import record
 import vits
 
 from moespec.models import vit
-from moespec.models.training.objectives.classification import make_loss
+from moespec.training.objectives.classification import make_loss
 
 CASES = ("dense", "softmax_token_choice", "softmax_token_choice, k = 2", "softmax_expert_choice", "soft_moe")
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moespec.models.study.results import rows
+from moespec.training.study.results import rows
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 RESULTS = Path(__file__).parent / "study" / "results.json"

@@ -17,10 +17,10 @@ import jax
 import record
 
 from moespec.models import families, parameters
-from moespec.models.training import configfile
-from moespec.models.training.config import Config, TrainingConfig
-from moespec.models.training.objectives.table import objective_of, training_flops
-from moespec.models.training.resolve import model_config, without_data
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, TrainingConfig
+from moespec.training.loop.resolve import model_config, without_data
+from moespec.training.objectives.table import objective_of, training_flops
 
 LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
 

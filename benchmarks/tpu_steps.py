@@ -14,7 +14,7 @@ import vits
 from tpu_recipes import compile_step
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.training.config import Config, TrainingConfig
+from moespec.training.configuration.config import Config, TrainingConfig
 
 CASES = (
     "dense",

@@ -24,8 +24,8 @@ from moespec.conformance.check.process import claims
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.report import Report
-from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["VectorCase", "parametrize"]

@@ -12,7 +12,7 @@ from moespec.conformance.cases import functions
 from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
 from moespec.conformance.manifest import read
-from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
 from moespec.version import version

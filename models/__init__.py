@@ -1,12 +1,11 @@
 """Models, written once against a backend: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
-`create` binds a model to the backend chosen at import (`from moespec import backends`), and `load("runs/x")` gives one
-with its trained weights. A model's own module
+`create` binds a model to the backend chosen at import (`from moespec import backends`), and `moespec.training.load("runs/x")` gives
+one with its trained weights. A model's own module
 (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moespec.models import families
 from moespec.models.model import Model, chosen_backend
@@ -14,10 +13,7 @@ from moespec.models.vit import OF_EXPERTS, OF_IDS
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.names import RouterName
 
-if TYPE_CHECKING:
-    from moespec.models.weights.loading import Loaded
-
-__all__ = ["Model", "create", "list_models", "load"]
+__all__ = ["Model", "create", "list_models"]
 
 
 def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> Model:
@@ -40,10 +36,3 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
 def list_models() -> list[str]:
     """The names that `create` knows, the usual patch sizes only."""
     return families.names()
-
-
-def load(path: str | Path, **options: Any) -> "Loaded":
-    """The model at `path`, such as a run, with its weights; see `moespec.models.weights.loading.load`."""
-    from moespec.models.weights import loading  # it needs all that training needs, which models alone do not
-
-    return loading.load(path, **options)

@@ -62,7 +62,7 @@ def training_flops(
 
         passes * forward pass of an image, as it is in training * images
 
-    3 passes, or 4, where blocks are computed again; `moespec.models.training.objectives.table` has those of an objective.
+    3 passes, or 4, where blocks are computed again; `moespec.training.objectives.table` has those of an objective.
 
     A backward pass has two products of matrices for each of the forward pass. Optimiser and augmentation do not count. The exaFLOP
     of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight rows: 3 times the

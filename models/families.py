@@ -8,7 +8,7 @@ from string import digits
 from types import ModuleType
 
 from moespec.models import mixer, sparse_mlp, text, vit
-from moespec.models.draws import takes_draws
+from moespec.models.random_keys import takes_draws
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 

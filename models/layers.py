@@ -11,15 +11,15 @@ from functools import partial
 from string import digits as DIGITS
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
 
+from moespec.backends.common.network import with_shared
 from moespec.backends.contract import Backend
 from moespec.backends.layer import regrouped
-from moespec.backends.once.network import with_shared
 from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
-from moespec.models.draws import draws_of
 from moespec.models.hashing import multi_hash
-from moespec.spec.dropout import check_rate
+from moespec.models.random_keys import draws_of
+from moespec.spec.algorithms.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import LARGEST, Count, Range, option_types, plain

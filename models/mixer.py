@@ -16,9 +16,9 @@ from typing import Any
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
-from moespec.models.draws import Draws
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
+from moespec.models.random_keys import Draws
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ranges import Count
 from moespec.spec.routing import Params, RouterOutput

@@ -11,7 +11,7 @@ What the token-mixing MoE routes are channels: N C' of them, each S' wide; what 
 N S' tokens, each C' wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch,
 S' and C' what a sparse block makes of them.
 
-Source: Lou et al. 2021 (arXiv 2109.02008). The ambiguity ledger of `moespec.spec.sparse_mlp` has the readings that are
+Source: Lou et al. 2021 (arXiv 2109.02008). The ambiguity ledger of `moespec.spec.algorithms.sparse_mlp` has the readings that are
 taken where the paper is silent. Initial values are those of the MLP-Mixer.
 """
 

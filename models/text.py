@@ -59,7 +59,7 @@ class TextConfig(transformer.TransformerConfig):
     inputs = "ids"
     classes: ClassVar[int] = 0
     vocabulary: Count = 257
-    """different ids of tokens; 257 are the bytes and the end (moespec.models.data.tokens)"""
+    """different ids of tokens; 257 are the bytes and the end (moespec.training.data.tokens)"""
     length: Count = 64
     """tokens S of a text"""
     causal: bool = False

@@ -8,7 +8,7 @@ import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, Self
 
-from moespec.spec.capacity import capacity_of
+from moespec.spec.algorithms.capacity import capacity_of
 from moespec.spec.checks import check_choices, plural
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Count, Factor, Scalar, Weight, check, option_types, plain

@@ -25,14 +25,14 @@ def _modules(package: str) -> Iterator[ModuleType]:
 
 
 def _algorithms() -> Iterator[Algorithm]:
-    for module in _modules("moespec.spec"):
+    for module in _modules("moespec.spec.algorithms"):
         yield from getattr(module, "ALGORITHMS", ())
     for router in ROUTERS.values():
         yield router.algorithm
 
 
 def _ledger() -> Iterator[LedgerEntry]:
-    for package in ("moespec.spec", "moespec.spec.routers"):
+    for package in ("moespec.spec.algorithms", "moespec.spec.routers"):
         for module in _modules(package):
             yield from entries(module.__doc__ or "", module.__name__)
 

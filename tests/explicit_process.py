@@ -18,7 +18,7 @@ from moespec.backends.jax import equinox as for_equinox
 from moespec.backends.jax import nnx as for_nnx
 from moespec.backends.optimizer import STATE
 from moespec.models import mixer, vit
-from moespec.models.draws import of_step
+from moespec.models.random_keys import of_step
 
 STUDY = [router for router in cases.CASES if router != "noisy_top_k"]
 IMAGES, TOKENS, WIDTH = 8, 8, 8

@@ -15,13 +15,13 @@ from moespec.backends import mesh
 from moespec.backends.mesh import MeshSizes, Pieces, leaves
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import layers, vit
-from moespec.models.draws import of_step
-from moespec.models.evaluation.metrics import make_forward
-from moespec.models.training.config import Config, LitConfig, MocoConfig, ModelConfig
-from moespec.models.training.objectives.classification import make_loss
-from moespec.models.training.objectives.table import besides, objective_of
-from moespec.models.trees import flatten, nested
+from moespec.models.pytrees import flatten, nested
+from moespec.models.random_keys import of_step
 from moespec.spec import SpecError
+from moespec.training.configuration.config import Config, LitConfig, MocoConfig, ModelConfig
+from moespec.training.evaluation.metrics import make_forward
+from moespec.training.objectives.classification import make_loss
+from moespec.training.objectives.table import besides, objective_of
 
 BATCH, STEPS, RATE = 16, 3, 0.01
 SMALL = 300

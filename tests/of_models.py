@@ -9,11 +9,11 @@ import numpy as np
 from PIL import Image
 
 from moespec.models.families import family
-from moespec.models.training import checkpoint
-from moespec.models.training.resolve import model_config
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.savestate import trained_params
-from moespec.models.trees import flatten, nested
+from moespec.models.pytrees import flatten, nested
+from moespec.training.loop import checkpoint
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.resume import trained_params
+from moespec.training.loop.rundirectory import RunDirectory
 
 __all__ = ["drawn", "encoded", "images_for", "params_of", "saved", "write_shard"]
 

@@ -12,26 +12,27 @@ from absent import run_without
 
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = {"jax", "optax", "torch", "flax", "timm"}
-FRONT, ROOMS = "front", ("spec", "backends", "models", "conformance")
-FOLDERS = (FRONT, *ROOMS)  # the front is the package `moespec` itself
+FRONT, ROOMS = "src", ("spec", "backends", "models", "training", "conformance")
+FOLDERS = (FRONT, *ROOMS)  # src/moespec is the package itself, with links to the rooms
 
 # Folder -> what its modules must not import, in a statement or through importlib.
 FORBIDDEN = {
-    "spec": {"moespec.backends", "moespec.models", "moespec.conformance", *FRAMEWORKS},
+    "spec": {"moespec.backends", "moespec.models", "moespec.training", "moespec.conformance", *FRAMEWORKS},
     "backends/numpy": {
         *("moespec.backends.jax", "moespec.backends.torch", "moespec.models", "moespec.conformance"),
         *FRAMEWORKS,
     },
-    "backends/once": {
+    "backends/common": {
         *("moespec.backends.jax", "moespec.backends.torch", "moespec.backends.numpy"),
         *("moespec.models", "moespec.conformance", *FRAMEWORKS),
     },
     "backends/jax": {"moespec.backends.torch", "moespec.models", "moespec.conformance", "torch"},
     "backends/torch": {"moespec.backends.jax", "moespec.models", "moespec.conformance", "jax", "optax"},
-    "backends": {"moespec.models", "moespec.conformance"},
-    "models": {"moespec.conformance", *FRAMEWORKS},
-    "front": FRAMEWORKS,  # it stands above all rooms
-    "conformance": {"moespec.backends.jax", "moespec.backends.torch", *FRAMEWORKS},
+    "backends": {"moespec.models", "moespec.training", "moespec.conformance"},
+    "models": {"moespec.training", "moespec.conformance", *FRAMEWORKS},
+    "training": {"moespec.conformance", *FRAMEWORKS},
+    "src": FRAMEWORKS,  # it stands above all rooms
+    "conformance": {"moespec.backends.jax", "moespec.backends.torch", "moespec.training", *FRAMEWORKS},
     "conformance/peers/adapters": {"moespec.models"},  # an adapter is of a package of a framework
 }
 
@@ -40,7 +41,7 @@ def modules() -> dict[str, Path]:
     """The name of each of our modules, and its file."""
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     names = {path: path.relative_to(ROOT).with_suffix("").parts for path in files}
-    parts = {path: name[1:] if name[0] == FRONT else name for path, name in names.items()}
+    parts = {path: name[2:] if name[0] == FRONT else name for path, name in names.items()}
     return {".".join(("moespec", *part)).removesuffix(".__init__"): path for path, part in parts.items()}
 
 
@@ -173,19 +174,35 @@ def test_nothing_imports_the_front():
     assert importing == set()
 
 
-ROOMS_OF_MODELS = (
-    *("errors", "shown", "checks", "memory", "files", "streams", "tensors", "trees", "compilation", "interruption"),
-    *("ledger", "router_options", "parameters", "draws", "hashing", "layers", "bars"),
-    *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model"),
-    *("counts", "data", "evaluation", "training", "interop", "weights", "transfer"),
-    *("templates", "commandline", "planning", "study", "export", "pretrained", "cli"),
-)
-"""Lowest first; `moespec.models` itself stands above all."""
+FLOORS = {
+    "moespec.models": (
+        *("errors", "shown", "checks", "memory", "files", "tensors", "pytrees"),
+        *("router_options", "parameters", "random_keys", "hashing", "layers"),
+        *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model", "counts"),
+    ),
+    "moespec.training": (
+        *(
+            "rng",
+            "progress_bar",
+            "compilation",
+            "interruption",
+            "data",
+            "evaluation",
+            "configuration",
+            "objectives",
+            "loop",
+        ),
+        *("interop", "weights", "transfer", "inspection", "reports", "prediction", "commandline", "ledger", "planning"),
+        *("pretrained", "export", "commands", "analysis", "launch", "study", "cli"),
+    ),
+}
+"""The rooms of a package, lowest first; the package itself stands above them."""
 
 
-def arrows_up(files: Mapping[str, Path], order: Sequence[str]) -> set[tuple[str, str]]:
-    """The imports, also of functions, from a room of models to one that comes later in the order, or to the package itself."""
-    height = {f"moespec.models.{room}": index for index, room in enumerate(order)} | {"moespec.models": len(order)}
+def arrows_up(package: str, order: Sequence[str]) -> set[tuple[str, str]]:
+    """The imports, also of functions, from a room of a package to one that comes later in the order, or to the package itself."""
+    files = {name: path for name, path in MODULES.items() if f"{name}.".startswith(f"{package}.")}
+    height = {f"{package}.{room}": index for index, room in enumerate(order)} | {package: len(order)}
     room = {module: ".".join(module.split(".")[:3]) for module in files}
     return {
         (module, other)
@@ -196,10 +213,10 @@ def arrows_up(files: Mapping[str, Path], order: Sequence[str]) -> set[tuple[str,
     }
 
 
-def test_the_rooms_of_models_import_lower_ones():
-    files = {name: path for name, path in MODULES.items() if f"{name}.".startswith("moespec.models.")}
-    assert arrows_up(files, ROOMS_OF_MODELS) == set()
-    assert arrows_up(files, ROOMS_OF_MODELS[::-1]), "the check can fail"
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_lower_ones(package):
+    assert arrows_up(package, FLOORS[package]) == set()
+    assert arrows_up(package, FLOORS[package][::-1]), "the check can fail"
 
 
 def circle(files: Mapping[str, Path]) -> list[str]:

@@ -9,9 +9,9 @@ import pytest
 
 from moespec.__main__ import main
 from moespec.conformance import suite
-from moespec.models.ledger.implementations import measured
-from moespec.models.training.configfile import recipes
 from moespec.spec import LEDGER, ROUTERS
+from moespec.spec.implementations.positions import measured
+from moespec.training.configuration.configfile import recipes
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

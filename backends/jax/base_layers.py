@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.jax.arrays import Array, wide
-from moespec.spec.balanced_assignment import Assignment, even_slots
+from moespec.spec.algorithms.balanced_assignment import Assignment, even_slots
 from moespec.spec.checks import check_scores, check_size
 
 __all__ = ["base_assignment"]

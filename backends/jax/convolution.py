@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
+from moespec.spec.algorithms.convolution import check_kernel
 from moespec.spec.checks import check_at_least, check_scores
-from moespec.spec.convolution import check_kernel
 
 __all__ = ["convolution"]
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from moespec.backends.jax.explicit import by_groups
+from moespec.spec.algorithms.dropout import check_draws, threshold
 from moespec.spec.checks import check_floating, check_rank
-from moespec.spec.dropout import check_draws, threshold
 
 __all__ = ["dropout"]
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.common.allocations import mostly_empty
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
@@ -24,8 +26,6 @@ from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
-from moespec.backends.once.allocations import mostly_empty
-from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.values import present
 

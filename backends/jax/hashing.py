@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from moespec.backends.common.allocations import slots_of_requests
+from moespec.backends.common.network import expert_weights
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import by_groups, is_split
 from moespec.backends.jax.grouped import affine_layer
 from moespec.backends.jax.network import gelu
 from moespec.backends.jax.slots import SlotRouting
-from moespec.backends.once.allocations import slots_of_requests
-from moespec.backends.once.network import expert_weights
 from moespec.spec.checks import (
     check_at_least,
     check_capacity,

@@ -17,6 +17,7 @@ from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from moespec.backends import jax as single
+from moespec.backends.expert_parallel import SplitExperts
 from moespec.backends.jax import private
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.exchange import back, there
@@ -41,7 +42,6 @@ from moespec.backends.jax.training import (
 from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, leaves, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
-from moespec.backends.split_experts import SplitExperts
 from moespec.spec.errors import ConfigError, ShapeError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]

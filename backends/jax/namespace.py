@@ -1,4 +1,4 @@
-"""The array namespace of JAX, see `moespec.backends.once.namespace`."""
+"""The array namespace of JAX, see `moespec.backends.common.namespace`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,14 +8,14 @@ from jax import lax, nn
 from jax.extend.random import threefry2x32_p
 from jax.scipy import special
 
-from moespec.backends.jax import arrays, gathers, products, requests, slots
+from moespec.backends.common.namespace import Function
+from moespec.backends.jax import arrays, gathers, positions_in_expert, products, slots
 from moespec.backends.jax.arrays import Array
-from moespec.backends.once.namespace import Function
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
 stop_gradient, top_indices, top_values, wide = arrays.stop_gradient, arrays.top_indices, arrays.top_values, arrays.wide
-positions, take_rows = requests.positions, gathers.take_rows
+positions, take_rows = positions_in_expert.positions, gathers.take_rows
 
 abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
 sign, sin, sqrt, square, tanh = jnp.sign, jnp.sin, jnp.sqrt, jnp.square, jnp.tanh
@@ -139,7 +139,7 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
 def invert_index(index: Array, count: int) -> Array:
     """Where each of 0, ..., count - 1 occurs, n for one that does not: (G, n) -> (G, count)."""
     number = lax.broadcasted_iota(jnp.int32, index.shape, 1)
-    return requests.invert(index, number, count, fill=index.shape[1])
+    return positions_in_expert.invert(index, number, count, fill=index.shape[1])
 
 
 def slot_weights(scores: Array, token: Array, slot: Array | None) -> Array:

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from moespec.backends.common.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
-from moespec.backends.once.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
+from moespec.spec.algorithms.sparse_mlp import check_rescale
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
-from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
 

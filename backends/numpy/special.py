@@ -7,8 +7,8 @@ import numpy as np
 
 from moespec import spec
 from moespec.backends.numpy.groups import SlotRouting, SoftRouting, batched, groups
+from moespec.spec.algorithms.dselect_k import check_selectors
 from moespec.spec.checks import check_rank
-from moespec.spec.dselect_k import check_selectors
 from moespec.spec.errors import ShapeError
 from moespec.spec.values import as_array
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from moespec.backends.torch.arrays import widen
 from moespec.backends.torch.operators import operator
-from moespec.spec.balanced_assignment import Assignment, even_slots
+from moespec.spec.algorithms.balanced_assignment import Assignment, even_slots
 from moespec.spec.checks import check_scores, check_size
 
 __all__ = ["base_assignment"]

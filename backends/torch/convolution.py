@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moespec.spec.algorithms.convolution import check_kernel
 from moespec.spec.checks import check_at_least, check_scores
-from moespec.spec.convolution import check_kernel
 
 __all__ = ["convolution"]
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.once.allocations import mostly_empty
-from moespec.backends.once.network import Linear, check_activation, expert_weights, perceptron, with_shared
+from moespec.backends.common.allocations import mostly_empty
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.network import activate, expert_mlp
 from moespec.backends.torch.operators import differentiable, operator

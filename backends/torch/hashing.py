@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from moespec.backends.once.allocations import slots_of_requests
-from moespec.backends.once.network import expert_weights
+from moespec.backends.common.allocations import slots_of_requests
+from moespec.backends.common.network import expert_weights
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.grouped import affine_layer

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moespec.backends.torch.arrays import wide
-from moespec.spec.threefry import INJECTIONS, PARITY, ROTATIONS
+from moespec.spec.algorithms.threefry import INJECTIONS, PARITY, ROTATIONS
 
 TOTAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 OPTIONS = {"enable_fp_fusion": True}
@@ -256,7 +256,7 @@ def invert_kernel(index, out, count, size, values, WIDE: tl.constexpr):
 
 
 def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    """The plan of logits (G, T, E): see `moespec.backends.once.affinities.sinkhorn_plan`."""
+    """The plan of logits (G, T, E): see `moespec.backends.common.affinities.sinkhorn_plan`."""
     out = logits.new_empty(logits.shape)
     groups, tokens, experts = logits.shape
     if out.numel():

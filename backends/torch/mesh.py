@@ -2,7 +2,7 @@
 that `OnMesh` adds.
 
 What is reduced in the update (gradients, the norm of the whole gradient, norms and means that an optimiser takes of a whole
-parameter) is outside of the program, see `moespec.backends.torch.spread`.
+parameter) is outside of the program, see `moespec.backends.torch.sharded_state`.
 """
 
 import os
@@ -25,10 +25,10 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import ALONE, Devices, gather
-from moespec.backends.torch.split_experts import SplitOverGroup
-from moespec.backends.torch.spread import Part, SpreadState, pieces_of, read_state
+from moespec.backends.torch.expert_parallel import SplitOverGroup
+from moespec.backends.torch.pytrees import flatten
+from moespec.backends.torch.sharded_state import Part, SpreadState, pieces_of, read_state
 from moespec.backends.torch.training import LossFunction, Params, Renewal, set_gradients, update
-from moespec.backends.torch.trees import flatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 

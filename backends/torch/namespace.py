@@ -1,4 +1,4 @@
-"""The array namespace of torch, see `moespec.backends.once.namespace`."""
+"""The array namespace of torch, see `moespec.backends.common.namespace`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.once.namespace import Axis
-from moespec.backends.torch import arrays, operators, products, requests, rows, selection, slots
+from moespec.backends.common.namespace import Axis
+from moespec.backends.torch import arrays, operators, positions_in_expert, products, rows, selection, slots
 from moespec.backends.torch import threefry as generator
 from moespec.backends.torch.operators import NAMESPACE
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
 stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
-invert_index, positions, top_indices = rows.invert_index, requests.positions, selection.top_indices
+invert_index, positions, top_indices = rows.invert_index, positions_in_expert.positions, selection.top_indices
 shift_right_logical, threefry = generator.shift_right_logical, generator.threefry
 
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from moespec.backends.once.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
+from moespec.backends.common.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import on_gpu
+from moespec.spec.algorithms.sparse_mlp import check_rescale
 from moespec.spec.checks import check_option, check_positive, check_scores, check_size
-from moespec.spec.sparse_mlp import check_rescale
 
 __all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
 

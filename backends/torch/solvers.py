@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.once import affinities, capped_affinity, transport
+from moespec.backends.common import affinities, capped_affinity, transport
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.operators import operator, uses_kernel
 
 
 @operator
 def dykstra(start: Tensor, capacity: int, cap: int, iterations: int) -> Tensor:
-    """`moespec.backends.once.capped_affinity.dykstra`."""
+    """`moespec.backends.common.capped_affinity.dykstra`."""
     affinity: Tensor = capped_affinity.dykstra(xp, start, capacity, cap, iterations)
     return affinity
 
@@ -29,7 +29,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Tensor:
-    """`moespec.backends.once.transport.adam_plan`."""
+    """`moespec.backends.common.transport.adam_plan`."""
     problem = (row_mass, column_mass, nonzeros, gamma, objective)
     plan: Tensor = transport.adam_plan(xp, columns, *problem, steps, learning_rate, tolerance)
     return plan
@@ -37,7 +37,7 @@ def adam_plan(
 
 @operator
 def sinkhorn_plan(logits: Tensor, iterations: int) -> Tensor:
-    """`moespec.backends.once.affinities.sinkhorn_plan`, of logits for which there is a kernel on a GPU."""
+    """`moespec.backends.common.affinities.sinkhorn_plan`, of logits for which there is a kernel on a GPU."""
     if uses_kernel(logits):
         from moespec.backends.torch import kernels
 

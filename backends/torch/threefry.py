@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.operators import operator, uses_kernel
+from moespec.spec.algorithms.dropout import check_draws, threshold
+from moespec.spec.algorithms.threefry import INJECTIONS, PARITY, ROTATIONS
 from moespec.spec.checks import check_floating, check_rank
-from moespec.spec.dropout import check_draws, threshold
-from moespec.spec.threefry import INJECTIONS, PARITY, ROTATIONS
 
 __all__ = ["dropout"]
 

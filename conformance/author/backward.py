@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from moespec.backends.directions import STEP, derivatives, units
 from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.format import Stage
-from moespec.spec.gelu import activation
+from moespec.spec.algorithms.gelu import activation
 
 __all__ = ["layer_slopes", "slope"]
 

@@ -9,9 +9,9 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.draws import drawn, layer_of, recorded, route_of, updates_of
 from moespec.conformance.author.outputs import outputs
 from moespec.conformance.author.reference import Making
-from moespec.conformance.author.slopes import gradients
+from moespec.conformance.author.reference_gradients import gradients
 from moespec.conformance.format import Case, Edit, Expectation, Stage
-from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS
 
 __all__ = ["build"]
 

@@ -7,7 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.spec import ROUTERS
 
 __all__ = ["TRAINING", "Replacement", "Variant", "changed", "every", "module_of", "noting", "of_router", "variant"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, Draws, Noise
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import router_case
 from moespec.conformance.author.variant import Variant, every, variant

@@ -14,8 +14,8 @@ from moespec.conformance.author.definition import Definition, call, composed, si
 from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid, permutation
 from moespec.conformance.author.inputs import both, groups_tokens
-from moespec.conformance.author.margins import assignment_margin, token_choice_margin
 from moespec.conformance.author.reroute import weighted_by
+from moespec.conformance.author.tie_margins import assignment_margin, token_choice_margin
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.examples import LOGITS

@@ -11,9 +11,9 @@ from moespec.conformance.author.definition import Definition, call, composed, si
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import logits, scores, tokens
-from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import configured, rerouted
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
+from moespec.conformance.author.tie_margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 

@@ -8,9 +8,9 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import CROWD, TIED, both, rows, scores
-from moespec.conformance.author.margins import order_margin
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import heap_order
+from moespec.conformance.author.tie_margins import order_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 

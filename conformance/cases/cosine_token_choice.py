@@ -13,7 +13,7 @@ from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
-from moespec.spec.cosine_logits import LARGEST_LOG_SCALE
+from moespec.spec.algorithms.cosine_logits import LARGEST_LOG_SCALE
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 

@@ -13,13 +13,13 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, Draws, call, composed, single, tensor
 from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid
-from moespec.conformance.author.near import near_codes
+from moespec.conformance.author.near_ties import near_codes
 from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import router_case
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Stage, Tensor
-from moespec.spec.dselect_k_codes import code_bits
-from moespec.spec.dselect_k_losses import EPSILON
+from moespec.spec.algorithms.dselect_k_codes import code_bits
+from moespec.spec.algorithms.dselect_k_losses import EPSILON
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 

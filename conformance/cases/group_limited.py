@@ -8,10 +8,10 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
-from moespec.spec.group_limited import group_scores
+from moespec.spec.algorithms.group_limited import group_scores
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 

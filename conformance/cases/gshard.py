@@ -11,8 +11,7 @@ from moespec.conformance.author.definition import Definition, Noise, call, singl
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid, to_bfloat16
 from moespec.conformance.author.inputs import groups_tokens, logits
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_router, near_ties
+from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.reroute import configured, rerouted, reweighted
 from moespec.conformance.author.routers import (
     LAYER,
@@ -23,6 +22,7 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import of_router, variant
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]

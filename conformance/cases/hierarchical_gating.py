@@ -9,12 +9,12 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
-from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.scale import choice_errors, variation
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import Variant
 from moespec.conformance.format import Tensor
-from moespec.spec.choice_probability import choice_probability, is_chosen
-from moespec.spec.noisy_top_k import noisy_top_k_affinity
+from moespec.spec.algorithms.choice_probability import choice_probability, is_chosen
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity
 from moespec.spec.numerics import variance
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "gates_within"]

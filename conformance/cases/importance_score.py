@@ -12,8 +12,7 @@ from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import CROWD, both, distinct, groups_tokens, scores
-from moespec.conformance.author.margins import order_margin, token_choice_margin
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import heap_order, rerouted
 from moespec.conformance.author.routers import (
     CHANGED,
@@ -25,10 +24,11 @@ from moespec.conformance.author.routers import (
     output_gradient,
     router_case,
 )
+from moespec.conformance.author.tie_margins import order_margin, token_choice_margin
 from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
-from moespec.spec.importance_score import surviving_tokens
+from moespec.spec.algorithms.importance_score import surviving_tokens
 from moespec.spec.routers.composition import noisy_logits
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases"]

@@ -10,9 +10,9 @@ from moespec.conformance.author.definition import Definition, call, single, tens
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import TIED, both, groups_tokens, logits, scores
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import chosen_mask
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 

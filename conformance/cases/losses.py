@@ -15,10 +15,10 @@ from scipy.special import ndtr
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import chosen_mask
 from moespec.conformance.author.scale import normal_density, variation
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import Replacement, Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance

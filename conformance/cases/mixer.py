@@ -5,7 +5,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition, composed, tensor
 from moespec.conformance.author.models import forward_function, inputs_of, stage_of
-from moespec.models.draws import of_step
+from moespec.models.random_keys import of_step
 
 __all__ = ["FUNCTIONS", "cases"]
 

@@ -10,11 +10,11 @@ from moespec.conformance.author.definition import Definition, Noise, call, compo
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import both, groups_tokens, kernel, logits
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_router, near_ties
+from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.reroute import chosen_mask, configured, rerouted
 from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
 from moespec.conformance.author.scale import choice_errors, variation
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import Variant, of_router, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError

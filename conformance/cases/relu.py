@@ -9,9 +9,9 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import groups_tokens, logits
-from moespec.conformance.author.margins import token_choice_margin
 from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import LAYER, router_case
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 

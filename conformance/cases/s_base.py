@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import (
     CHANGED,

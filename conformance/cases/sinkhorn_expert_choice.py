@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import common, output_gradient, router_case
 
 __all__ = ["cases"]

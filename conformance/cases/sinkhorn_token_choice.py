@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
 
 __all__ = ["cases"]

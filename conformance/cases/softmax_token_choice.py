@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
 from moespec.conformance.author.variant import variant

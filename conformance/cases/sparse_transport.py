@@ -11,7 +11,7 @@ from moespec.conformance.author.definition import Definition, call, single, tens
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import groups_tokens, utilities
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError

@@ -9,9 +9,9 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
-from moespec.conformance.author.margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
+from moespec.conformance.author.tie_margins import expert_choice_margin, token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 

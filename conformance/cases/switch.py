@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise
-from moespec.conformance.author.near import near_router
+from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
 from moespec.conformance.author.variant import variant

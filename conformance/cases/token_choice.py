@@ -21,9 +21,9 @@ from moespec.conformance.author.inputs import (
     scores,
     utilities,
 )
-from moespec.conformance.author.margins import token_choice_margin
-from moespec.conformance.author.near import near_ties
+from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised, weighted_by
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order

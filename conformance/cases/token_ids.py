@@ -10,10 +10,10 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid, integers
 from moespec.conformance.author.inputs import tokens
-from moespec.conformance.author.margins import token_choice_margin
+from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-from moespec.spec.token_ids import normalized_patches
+from moespec.spec.algorithms.token_ids import normalized_patches
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "nearness"]
 

@@ -18,8 +18,8 @@ from moespec.conformance.author.draw import grid, signs
 from moespec.conformance.author.models import forward_function, inputs_of, prepare, stage_of
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import routing_arrays
-from moespec.models.draws import of_step
 from moespec.models.layers import renewal, returned
+from moespec.models.random_keys import of_step
 
 __all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
 

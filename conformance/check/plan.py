@@ -11,8 +11,8 @@ from moespec.conformance import suite
 from moespec.conformance.author import fresh
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import kind
+from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.process import LIMIT
-from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.run import Part, run_part
 from moespec.conformance.check.target import STRIDED, Target

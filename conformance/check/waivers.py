@@ -21,7 +21,7 @@ from typing import Any
 
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.compare import ALL_DTYPES, SHORT, Outcome
-from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
 
 __all__ = ["Waiver", "WaiverError", "read", "waived"]

@@ -13,9 +13,9 @@ from moespec.conformance.check.classes import CLASSES
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.target import DEFAULT, MODES
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix
-from moespec.conformance.rows import ALGORITHMS
-from moespec.conformance.start import KINDS
+from moespec.conformance.scaffold import KINDS
 from moespec.conformance.suite import VECTORS
 from moespec.models.checks import check_output
 from moespec.models.errors import RunError

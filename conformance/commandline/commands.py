@@ -15,9 +15,9 @@ from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.classes import class_of
+from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import claims
-from moespec.conformance.check.recognise import Known
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
@@ -25,11 +25,11 @@ from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case, VectorError
 from moespec.conformance.manifest import encode, to_text
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix, reading
 from moespec.conformance.report.diagnosis import diagnosed
 from moespec.conformance.report.report import Report, ReportError, distinct, write, write_text
-from moespec.conformance.rows import ALGORITHMS
-from moespec.conformance.start import commands, start
+from moespec.conformance.scaffold import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
 from moespec.models.files import read_file

@@ -17,8 +17,8 @@ from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
 from moespec.conformance.report.report import write_text
 from moespec.conformance.suite import VECTORS, digest, load
-from moespec.models.ledger.implementations import Measured
-from moespec.models.ledger.table import page
+from moespec.spec.implementations.positions import Measured
+from moespec.spec.implementations.table import page
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--measured",
         type=Path,
-        default=Path("models/ledger/measured.json"),
+        default=Path("spec/implementations/measured.json"),
         help="where the readings that peers were measured to take are written",
     )
     parser.add_argument(

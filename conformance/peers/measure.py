@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.check.recognise import Known, recognise
+from moespec.conformance.check.match_variant import Known, recognise
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.check.run import Part, run_part
 from moespec.conformance.compare import Outcome

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moespec.conformance.cases import variants
-from moespec.conformance.check.recognise import Known
+from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.format import Case

@@ -6,7 +6,7 @@ from typing import Any
 
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import MEASURED
-from moespec.models.ledger.places import of_package, places
+from moespec.spec.implementations.places import of_package, places
 
 __all__ = ["table"]
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from moespec.conformance.check.files import FileError
 from moespec.models.errors import CheckpointError
 from moespec.models.files import signed, unsigned
-from moespec.models.weights.files import read_safetensors, write_safetensors
 from moespec.spec.values import present
+from moespec.training.weights.files import read_safetensors, write_safetensors
 
 __all__ = ["PARTS", "Gate", "read", "write"]
 

@@ -17,8 +17,8 @@ from moespec.conformance.record import outputs
 from moespec.conformance.record.file import PARTS, Gate, write
 from moespec.models.checks import check_output, imported
 from moespec.models.errors import RunError
-from moespec.models.weights.files import read_npz
 from moespec.spec.errors import ConfigError
+from moespec.training.weights.files import read_npz
 
 __all__ = ["Recorder", "record", "recording", "tap"]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from moespec.conformance.check.equal_scores import judged
 from moespec.conformance.check.explain import explained
-from moespec.conformance.check.recognise import Known, recognise
+from moespec.conformance.check.match_variant import Known, recognise
 from moespec.conformance.report.report import Report
 from moespec.conformance.report.tables import shown
 

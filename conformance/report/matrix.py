@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.report import Report
-from moespec.conformance.rows import ALGORITHMS
 from moespec.spec.checks import plural
 
 __all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]

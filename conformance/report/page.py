@@ -17,13 +17,13 @@ from moespec.conformance.cases import function
 from moespec.conformance.check.reproduce import code
 from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
 from moespec.conformance.format import Case, Stage
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
 from moespec.conformance.report.report import Report
-from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.suite import VECTORS
-from moespec.models.templates import render
 from moespec.spec import LEDGER
+from moespec.training.reports.templates import render
 
 __all__ = ["flags", "page"]
 

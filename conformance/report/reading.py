@@ -14,8 +14,8 @@ from moespec.conformance.check.results import CaseResult, Match, Table
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.manifest import parse
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.report import INTERFACES, Report, ReportError, Unsupported
-from moespec.conformance.rows import ALGORITHMS
 from moespec.conformance.schema import check
 from moespec.models.files import read_file
 

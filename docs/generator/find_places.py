@@ -3,7 +3,7 @@
     python -m generator.find_places FOLDER
 
 A copy is a clone, `FOLDER/OWNER/NAME`, or what the archive of a commit unpacks to, `FOLDER/OWNER/NAME-COMMIT`. The commit is
-that of `models/ledger/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one of its own,
+that of `spec/implementations/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one of its own,
 "OWNER/NAME@COMMIT". What is not found is printed; then nothing is written, and the exit status is 1.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from generator.catalogue import ROOT
 from generator.revisions import git
 from moespec.models.files import write_atomically
-from moespec.models.ledger.places import code, places
 from moespec.spec import LEDGER
+from moespec.spec.implementations.places import code, places
 from moespec.spec.ledger import Taker
 
 __all__ = ["cited", "find", "line_of", "named", "sources"]

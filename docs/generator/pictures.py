@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moespec.models import vit
-from moespec.models.commandline.inspection import draw, make_route
-from moespec.models.data.datasets import load
-from moespec.models.training.resolve import load_backend
+from moespec.training.data.datasets import load
+from moespec.training.inspection.inspect_run import draw, make_route
+from moespec.training.loop.resolve import load_backend
 
 __all__ = ["draw_image", "draw_routing"]
 

@@ -5,10 +5,10 @@ import re
 from generator.catalogue import Page
 from moespec.conformance.author.variant import Variant
 from moespec.conformance.cases import variants
-from moespec.models.ledger.concerned import entries_of
-from moespec.models.ledger.implementations import find, implementations, seen
 from moespec.spec import ALGORITHMS, LEDGER
 from moespec.spec.errors import ConfigError
+from moespec.spec.implementations.entries import entries_of
+from moespec.spec.implementations.positions import find, implementations, seen
 
 __all__ = ["beyond", "concerned", "known_of", "variants_of", "with_issues"]
 

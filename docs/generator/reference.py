@@ -40,7 +40,7 @@ ROOMS = {
             "moespec.models.sparse_mlp": ("SparseMlpConfig", *OF_MODEL),
             "moespec.models.text": ("TextConfig", *OF_MODEL),
             "moespec.models.layers": ("Output", "CommonConfig", "BlocksConfig", "MoeLayer"),
-            "moespec.models.weights.loading": (),
+            "moespec.training.weights.loading": (),
         },
     ),
     "api-layers": Room(
@@ -52,26 +52,26 @@ ROOMS = {
         "Data",
         "Data sets, their options, batches and augmentation.",
         {
-            "moespec.models.data.datasets": (),
-            "moespec.models.data.dataset": ("Dataset", "Split"),
-            "moespec.models.data.options": ("DataConfig",),
-            "moespec.models.data.loader": (),
-            "moespec.models.data.augment": (),
+            "moespec.training.data.datasets": (),
+            "moespec.training.data.dataset": ("Dataset", "Split"),
+            "moespec.training.data.options": ("DataConfig",),
+            "moespec.training.data.loader": (),
+            "moespec.training.data.augment": (),
         },
     ),
     "api-training": Room(
         "Training",
         "The loop of `moespec train`, its configuration and its hooks.",
         {
-            **_whole("moespec.models.training", "train hooks config"),
+            **_whole("moespec.training", "train hooks config"),
             "moespec.backends.optimizer": ("OptimizerConfig",),
-            **_whole("moespec.models.training", "resolve schedules rundirectory"),
+            **_whole("moespec.training", "resolve schedules rundirectory"),
         },
     ),
     "api-evaluation": Room(
         "Evaluation",
         "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
-        _whole("moespec.models.evaluation", "evaluate options few_shot neighbours zero_shot retrieval slots"),
+        _whole("moespec.training.evaluation", "evaluate options few_shot neighbours zero_shot retrieval slots"),
     ),
 }
 """The pages of the reference."""

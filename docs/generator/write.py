@@ -24,11 +24,11 @@ from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.report.report import Report
 from moespec.conformance.suite import manifests
-from moespec.models.ledger.implementations import implementations
-from moespec.models.ledger.implementations import measured as packages
-from moespec.models.ledger.places import link_papers
-from moespec.models.ledger.table import groups, takers
 from moespec.spec import LEDGER
+from moespec.spec.implementations.places import link_papers
+from moespec.spec.implementations.positions import implementations
+from moespec.spec.implementations.positions import measured as packages
+from moespec.spec.implementations.table import groups, takers
 
 __all__ = ["write"]
 

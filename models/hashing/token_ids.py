@@ -72,7 +72,7 @@ def pixels(config: IdConfig) -> int:
 def layout(config: IdConfig) -> Params:
     """The codebook `ids/codebook` `(V, P)`, if the ids need one: a constant among the parameters.
 
-    Its initial words are random; `moespec.models.training.hash_tables` makes them of a data set.
+    Its initial words are random; `moespec.training.loop.hash_tables` makes them of a data set.
     """
     if not uses_codes(config):
         return {}

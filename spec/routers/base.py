@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moespec.spec.balanced_assignment import even_slots
+from moespec.spec.algorithms.balanced_assignment import even_slots
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError
 from moespec.spec.initial import orthogonal

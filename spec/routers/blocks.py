@@ -6,8 +6,8 @@ protocol of its own below this one.
 
 from typing import Any, Protocol
 
-from moespec.spec.balanced_assignment import Assignment
-from moespec.spec.dselect_k_codes import Codes
+from moespec.spec.algorithms.balanced_assignment import Assignment
+from moespec.spec.algorithms.dselect_k_codes import Codes
 from moespec.spec.routing import Noise
 
 __all__ = ["Array", "Blocks", "Noise"]

@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.dselect_k_codes import code_bits
 from moespec.spec.checks import check_size
-from moespec.spec.dselect_k_codes import code_bits
 from moespec.spec.initial import uniform
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Weight

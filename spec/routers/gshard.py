@@ -6,7 +6,7 @@
 | `noise` (T,), uniform on [0, 1) | rnd |
 | `balance_weight` | k, the weight of the auxiliary loss |
 
-The ledger of `moespec.spec.gshard` (GS-1 to GS-6) is that of this router.
+The ledger of `moespec.spec.algorithms.gshard` (GS-1 to GS-6) is that of this router.
 """
 
 from dataclasses import dataclass

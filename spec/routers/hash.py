@@ -23,9 +23,9 @@ from typing import Annotated
 
 import numpy as np
 
+from moespec.spec.algorithms.hash_tables import hash_table_random
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.hash_tables import hash_table_random
 from moespec.spec.options import CapacityOptions
 from moespec.spec.ranges import Count, Factor, Range
 from moespec.spec.routers.blocks import Array, Blocks

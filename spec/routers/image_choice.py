@@ -25,8 +25,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from moespec.spec.algorithms.image_pooling import check_images
 from moespec.spec.checks import check_size
-from moespec.spec.image_pooling import check_images
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor
 from moespec.spec.routers.blocks import Array, Blocks

@@ -8,8 +8,8 @@
 
 from dataclasses import dataclass
 
+from moespec.spec.algorithms.importance_score import surviving_tokens
 from moespec.spec.choice_options import LogitOptions
-from moespec.spec.importance_score import surviving_tokens
 from moespec.spec.options import CapacityOptions, NoisyLossOptions
 from moespec.spec.ranges import Count, Scalar, Weight
 from moespec.spec.routers.blocks import Array, Blocks

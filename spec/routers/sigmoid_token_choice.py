@@ -37,10 +37,10 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from moespec.spec.algorithms.group_limited import check_groups
 from moespec.spec.checks import check_choices, check_rivals
 from moespec.spec.choice_options import BalanceCountOptions
 from moespec.spec.errors import ConfigError
-from moespec.spec.group_limited import check_groups
 from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar
 from moespec.spec.routers.blocks import Array, Blocks

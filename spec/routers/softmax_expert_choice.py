@@ -17,7 +17,7 @@ EC-5: Is Softmax Expert Choice noisy in training?
 
 from dataclasses import dataclass
 
-from moespec.spec.capped_affinity import check_cap
+from moespec.spec.algorithms.capped_affinity import check_cap
 from moespec.spec.choice_options import LogitOptions
 from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
 from moespec.spec.ranges import Count, Positive

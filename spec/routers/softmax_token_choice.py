@@ -16,6 +16,7 @@ RT-5: What are the capacity and its rounding in the study?
 
 from dataclasses import dataclass
 
+from moespec.spec.algorithms.token_choice import check_slot_order
 from moespec.spec.checks import check_tries
 from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
 from moespec.spec.options import NoisyLossOptions
@@ -32,7 +33,6 @@ from moespec.spec.routers.composition import (
 )
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Params, RouterOutput
-from moespec.spec.token_choice import check_slot_order
 
 __all__ = ["ROUTER", "Options", "route"]
 

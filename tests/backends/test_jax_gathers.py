@@ -11,7 +11,7 @@ from moespec import spec
 
 jax = pytest.importorskip("jax")
 B = importlib.import_module("moespec.backends.jax")
-places = importlib.import_module("moespec.backends.jax.requests")
+places = importlib.import_module("moespec.backends.jax.positions_in_expert")
 
 GROUPS, TOKENS, EXPERTS, WIDTH, HIDDEN = 2, 24, 3, 8, 5
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moespec.models import vit
-from moespec.models.training.objectives.classification import make_loss
+from moespec.training.objectives.classification import make_loss
 
 jax = pytest.importorskip("jax")
 B = importlib.import_module("moespec.backends.jax")

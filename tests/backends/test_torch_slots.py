@@ -8,7 +8,7 @@ import router_inputs
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
-requests = importlib.import_module("moespec.backends.torch.requests")
+requests = importlib.import_module("moespec.backends.torch.positions_in_expert")
 rows = importlib.import_module("moespec.backends.torch.rows")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402

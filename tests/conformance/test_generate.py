@@ -14,7 +14,7 @@ from moespec.conformance.author.derived import all_definitions
 from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.generate import MADE, StaleError, differences, generate
 from moespec.conformance.author.reference import GoldenError, Making
-from moespec.conformance.author.slopes import gradients
+from moespec.conformance.author.reference_gradients import gradients
 from moespec.conformance.cases import functions
 from moespec.conformance.compare import tolerance
 from moespec.conformance.format import Stage, Tensor, Value, VectorError

@@ -87,7 +87,7 @@ def test_a_gradient_that_is_not_that_of_the_specification_is_not_made(monkeypatc
     def halved(*arguments):
         return {name: slope / 2 for name, slope in layer_slopes(*arguments).items()}
 
-    monkeypatch.setattr("moespec.conformance.author.slopes.layer_slopes", halved)
+    monkeypatch.setattr("moespec.conformance.author.reference_gradients.layer_slopes", halved)
     with pytest.raises(GoldenError, match="along a direction"):
         fresh(SEED, lambda id: id == "hash/large_gradient", size="large")
 

@@ -9,7 +9,7 @@ from absent import run_without
 from committed import BY_ID, CASES, of
 
 from moespec.conformance import suite
-from moespec.conformance.check.recognise import Known
+from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
@@ -18,9 +18,9 @@ from moespec.conformance.peers.measure import measure, read_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
 from moespec.conformance.peers.target import ERRORS, PeerTarget, routing_only
-from moespec.models.ledger.implementations import Measured
-from moespec.models.ledger.table import page
 from moespec.spec import LEDGER
+from moespec.spec.implementations.positions import Measured
+from moespec.spec.implementations.table import page
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "conformance" / "reports"

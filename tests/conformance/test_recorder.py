@@ -9,7 +9,7 @@ from moespec import spec
 from moespec.conformance.author.build import build
 from moespec.conformance.author.trace import Recorder, TraceError
 from moespec.conformance.cases import definitions
-from moespec.conformance.rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS
 
 TOKENS, KERNEL = np.ones((6, 4)), np.arange(12.0).reshape(4, 3)
 

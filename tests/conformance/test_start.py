@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from moespec.conformance.start import KINDS
+from moespec.conformance.scaffold import KINDS
 
 WRONG = {
     "torch": ("dim=2", "dim=1"),

@@ -12,9 +12,9 @@ from committed import BY_ID, CASES, results_of
 from moespec.conformance.author.variant import Variant, module_of, variant
 from moespec.conformance.cases import variants
 from moespec.conformance.check import survey
-from moespec.conformance.check.alone import ALONE
-from moespec.conformance.check.recognise import Known, recognise
+from moespec.conformance.check.match_variant import Known, recognise
 from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.single_detection import ALONE
 from moespec.spec import CAPACITY_RULES, LEDGER, ROUTERS
 
 VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("negative", "trajectory")]

@@ -19,8 +19,8 @@ from moespec.conformance.check.files import expected
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.compare import CONSTANTS, DTYPES, certified
 from moespec.conformance.format import KINDS
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.page import flags
-from moespec.conformance.rows import ALGORITHMS
 from moespec.spec import LEDGER, ROUTERS
 
 SCHEMA = json.loads((suite.VECTORS.parent / "schema.json").read_text())

@@ -29,8 +29,8 @@ from generator.catalogue import ROOT, home, pages
 
 from moespec import spec
 from moespec.backends.torch import nn
-from moespec.models.data import dataset
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
+from moespec.training.data import dataset
 
 PAGES = {page.name: page for page in pages()}
 
@@ -297,7 +297,7 @@ def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
     )
     second, first = revisions.past(page, tmp_path)
     assert (second.revision, first.revision) == (2, 1)
-    assert "older = 1" in first.texts["spec/soft_moe.py"]
+    assert "older = 1" in first.texts["spec/algorithms/soft_moe.py"]
     assert {"-older = 1", "+new = 1"} <= set(first.difference.splitlines())
     assert {"-new = 1", "+newest = 1"} <= set(second.difference.splitlines())
 

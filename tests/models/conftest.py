@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from moespec.models import cli
-from moespec.models.commandline.chosen import chosen
-from moespec.models.commandline.parsing import Settings, parse
-from moespec.models.training import resolve
-from moespec.models.training.config import Config
-from moespec.models.training.configfile import digits
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.runlog import read_log
-from moespec.models.training.train import train
+from moespec.training import cli, resolve
+from moespec.training.commandline.chosen import chosen
+from moespec.training.commandline.parsing import Settings, parse
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import read_log
+from moespec.training.loop.train import train
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -31,7 +30,7 @@ def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after:
         for name, value in options.items():
             patch.setenv(name.upper(), str(value))
-        patch.setattr("moespec.models.commandline.report.IMAGES", 2)
+        patch.setattr("moespec.training.reports.report.IMAGES", 2)
         with contextlib.suppress(ImportError):
             config = importlib.import_module("jax").config
             cache = importlib.import_module("jax.experimental.compilation_cache.compilation_cache")

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec.models import cli, vit
-from moespec.models.trees import flatten, nested
-from moespec.models.weights.files import read_safetensors
-from moespec.models.weights.formats import Given, read, write
-from moespec.models.weights.record import Weights
+from moespec.models import vit
+from moespec.models.pytrees import flatten, nested
+from moespec.training import cli
+from moespec.training.weights.files import read_safetensors
+from moespec.training.weights.formats import Given, read, write
+from moespec.training.weights.record import Weights
 
 SIZES: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 2, "width": 8, "heads": 2}
 HASH = {"depth": 1, "hidden": 12, "moe": "last_1", "experts": 2, "router": "hash", "codes": 8}

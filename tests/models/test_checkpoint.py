@@ -27,18 +27,18 @@ from moespec.conformance.format import VectorError
 from moespec.conformance.suite import VECTORS
 from moespec.models.errors import CheckpointError, DataError
 from moespec.models.files import named_errors, signed, sync_directory, unfinished, write_atomically, write_synced
+from moespec.models.pytrees import flatten
 from moespec.models.tensors import decoded
-from moespec.models.training import checkpoint, hash_tables
-from moespec.models.training.checkpoint import Checkpoint
-from moespec.models.training.resolve import load_backend, load_data
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.runlog import RunLog
-from moespec.models.training.saver import Saver
-from moespec.models.training.savestate import begin, trained_params
-from moespec.models.training.unchanged import NUMBER
-from moespec.models.trees import flatten
 from moespec.models.vit import VitConfig, named
 from moespec.spec.errors import SpecError
+from moespec.training.loop import checkpoint, hash_tables
+from moespec.training.loop.checkpoint import Checkpoint
+from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.config_compatibility import NUMBER
+from moespec.training.loop.resolve import load_backend, load_data
+from moespec.training.loop.resume import begin, trained_params
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import RunLog
 
 SHAPES = {"head": {"kernel": (3, 2), "bias": (2,)}, "scale": ()}
 RECORD = {"config": {"a": None}, "random": {"seed": 1, "step": 7}, "data": {}, "backend": "x", "seconds": 0.1}

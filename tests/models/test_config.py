@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from moespec.models import cli, vit
-from moespec.models.data.datasets import load
+from moespec.models import vit
 from moespec.models.mixer import MixerConfig
 from moespec.models.sparse_mlp import SparseMlpConfig
-from moespec.models.training import configfile
-from moespec.models.training.concerns import unconcerned
-from moespec.models.training.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
-from moespec.models.training.configfile import digits, dump, read
-from moespec.models.training.modelconfig import SHORT
-from moespec.models.training.resolve import choose_backend, model_config, resolve, schedule
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.configfile import digits, dump, read
+from moespec.training.configuration.modelconfig import SHORT
+from moespec.training.configuration.option_constraints import unconcerned
+from moespec.training.data.datasets import load
+from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
 
 
 def names(kind: type) -> set[str]:
@@ -34,7 +35,7 @@ def names(kind: type) -> set[str]:
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """The configuration that `moespec train` with these arguments would run."""
     seen: list[Config] = []
-    from moespec.models.commandline import commands
+    from moespec.training import commands
 
     monkeypatch.setattr(commands, "train_command", lambda config, **options: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
@@ -42,7 +43,7 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
 
 
 def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moespec.models.commandline import commands
+    from moespec.training import commands
 
     seen: list[Path] = []
     monkeypatch.setattr(commands, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
@@ -245,7 +246,7 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
         ("from moespec.models import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
-        ("import moespec.models.commandline.commands", "jax torch matplotlib"),
+        ("import moespec.training.commands", "jax torch matplotlib"),
     ],
     ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
 )  # fmt: skip

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models.data import cifar
-from moespec.models.data.datasets import load
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
+from moespec.training.data import cifar
+from moespec.training.data.datasets import load
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

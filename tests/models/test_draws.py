@@ -10,8 +10,8 @@ from of_models import drawn, images_for
 
 import moespec.backends.numpy as B
 from moespec.models import mixer, sparse_mlp, vit
-from moespec.models.draws import gating_noise, of_step
 from moespec.models.families import Config, family
+from moespec.models.random_keys import gating_noise, of_step
 from moespec.spec import ConfigError, DtypeError, ShapeError, random_words, unit_interval
 from moespec.spec.routing import Noise
 

@@ -13,19 +13,20 @@ import scipy.linalg
 import moespec.backends.jax as B
 import moespec.backends.numpy as N
 from moespec.backends.mesh import MeshSizes
-from moespec.models import cli, families, vit
-from moespec.models.commandline.commands import load_run
-from moespec.models.data.datasets import load, load_others
-from moespec.models.data.options import DataConfig
-from moespec.models.evaluation.evaluate import evaluate, evaluation_size, features
-from moespec.models.evaluation.few_shot import best_l2, few_shot, ridge
-from moespec.models.evaluation.metrics import make_features, make_forward
-from moespec.models.evaluation.neighbours import nearest_neighbours
-from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.training import configfile, resolve
-from moespec.models.training.evaluations import load_sets
-from moespec.models.training.runlog import read_log
+from moespec.models import families, vit
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.training import cli, resolve
+from moespec.training.commands import load_run
+from moespec.training.configuration import configfile
+from moespec.training.data.datasets import load, load_others
+from moespec.training.data.options import DataConfig
+from moespec.training.evaluation.evaluate import evaluate, evaluation_size, features
+from moespec.training.evaluation.few_shot import best_l2, few_shot, ridge
+from moespec.training.evaluation.metrics import make_features, make_forward
+from moespec.training.evaluation.neighbours import nearest_neighbours
+from moespec.training.evaluation.options import EvaluationConfig
+from moespec.training.loop.evaluations import load_sets
+from moespec.training.loop.runlog import read_log
 
 TABLES = """
 [evaluation.plain]

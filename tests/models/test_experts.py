@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from moespec.models import vit
-from moespec.models.data.datasets import load_configured
-from moespec.models.data.options import DataConfig
-from moespec.models.evaluation.options import EvaluationConfig
-from moespec.models.training import configfile, evaluations, hash_tables
-from moespec.models.training.config import Config, ModelConfig
-from moespec.models.training.resolve import model_config
-from moespec.models.transfer.rules import transferred
-from moespec.models.transfer.start import model_of
-from moespec.models.trees import flatten, nested
-from moespec.models.weights.record import Weights, described, of_description
+from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.data.datasets import load_configured
+from moespec.training.data.options import DataConfig
+from moespec.training.evaluation.options import EvaluationConfig
+from moespec.training.loop import evaluations, hash_tables
+from moespec.training.loop.resolve import model_config
+from moespec.training.transfer.rules import transferred
+from moespec.training.transfer.start import model_of
+from moespec.training.weights.record import Weights, described, of_description
 
 TINY: dict[str, Any] = {"moe": "1,3", "experts": 4, "router": "softmax_token_choice", "router_options": {"choices": 2}}
 OWN = {"router": "noisy_top_k", "experts": 3, "expert_hidden": 16, "expert_activation": "geglu", "shared_experts": 0}

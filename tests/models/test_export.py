@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from of_models import drawn
 
-from moespec import models
-from moespec.models import cli, sparse_mlp, vit
+from moespec import training
+from moespec.models import sparse_mlp, vit
 from moespec.models.errors import RunError
-from moespec.models.export import command
 from moespec.models.families import fewest_images
-from moespec.models.weights.formats import Given, read
-from moespec.models.weights.own import write_file
-from moespec.models.weights.record import Weights
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.export import command
+from moespec.training.weights.formats import Given, read
+from moespec.training.weights.own import write_file
+from moespec.training.weights.record import Weights
 from moespec.version import version
 
 TOLERANCE = 1e-5
@@ -48,7 +49,7 @@ def images(count: int) -> np.ndarray:
 
 
 def logits(path: Path, count: int, backend: str = "torch") -> np.ndarray:
-    model, params = models.load(path, backend=backend)
+    model, params = training.load(path, backend=backend)
     B = model.backend
     return B.to_numpy(model.forward(params, B.from_numpy(images(count))).logits)
 

@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 from moespec import models
-from moespec.models import cli, families, list_models
-from moespec.models.commandline.inspection import make_route, squarest
-from moespec.models.training.resolve import load_backend
-from moespec.models.training.runlog import read_log
-from moespec.models.trees import flatten
+from moespec.models import families, list_models
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.training import cli
+from moespec.training.inspection.inspect_run import make_route, squarest
+from moespec.training.loop.resolve import load_backend
+from moespec.training.loop.runlog import read_log
 
 SHORT = (
     *("--model.patch-size", "4", "--model.width", "12", "--model.depth", "2", "--model.hidden", "8"),

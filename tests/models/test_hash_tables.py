@@ -16,10 +16,11 @@ from moespec.models.errors import CheckpointError, DataError
 from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
 from moespec.models.router_options import settings
-from moespec.models.training import checkpoint, hash_tables, resolve
-from moespec.models.training.config import Config, HashConfig, ModelConfig
-from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
+from moespec.training import resolve
+from moespec.training.configuration.config import Config, HashConfig, ModelConfig
+from moespec.training.loop import checkpoint, hash_tables
+from moespec.training.loop.resolve import model_config
 
 
 def configured(runs, kind: str = "auto", **model: object) -> Config:  # type: ignore[no-untyped-def]

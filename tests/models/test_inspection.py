@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models import cli, vit
-from moespec.models.commandline import report
-from moespec.models.commandline.commands import load_run
-from moespec.models.commandline.curves import Chart, Line, constant, curves, in_order, loads, plotted
-from moespec.models.commandline.inspection import (
+from moespec.models import vit
+from moespec.spec.errors import ConfigError
+from moespec.training import cli, resolve
+from moespec.training.commands import load_run
+from moespec.training.evaluation import mistakes
+from moespec.training.evaluation.mistakes import Predictions, confused, confusion
+from moespec.training.inspection.inspect_run import (
     UNASSIGNED,
     BlockRouting,
     draw,
@@ -28,11 +30,9 @@ from moespec.models.commandline.inspection import (
     shaded,
     times_uniform,
 )
-from moespec.models.evaluation import mistakes
-from moespec.models.evaluation.mistakes import Predictions, confused, confusion
-from moespec.models.training import resolve
-from moespec.models.training.runlog import read_log
-from moespec.spec.errors import ConfigError
+from moespec.training.loop.runlog import read_log
+from moespec.training.reports import report
+from moespec.training.reports.curves import Chart, Line, constant, curves, in_order, loads, plotted
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from moespec.models import interop, vit
-from moespec.models.trees import flatten, nested
+from moespec.models import vit
+from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.training import interop
 
 FOLDER = Path(__file__).parent / "interop_vectors"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

@@ -5,13 +5,14 @@ import textwrap
 
 import pytest
 
-from moespec.models import cli
-from moespec.models.ledger import command, implementations, places, show, table
-from moespec.models.ledger.concerned import algorithm_of, entries_of
-from moespec.models.ledger.implementations import Measured, find, measured, seen
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
 from moespec.spec.errors import ConfigError
+from moespec.spec.implementations import table
+from moespec.spec.implementations.entries import algorithm_of, entries_of
+from moespec.spec.implementations.positions import Measured, find, measured, seen
 from moespec.spec.ledger import entries
+from moespec.training import cli
+from moespec.training.ledger import command, implementations, places, show
 
 FEW = """
 XX-1: Is it round?
@@ -42,7 +43,7 @@ PACKAGES = (Measured("vmoe-jax", "1.0", "google-research/vmoe", {"XX-1a": "`vmoe
 @pytest.fixture
 def few(monkeypatch):
     """A ledger of three entries, and one package that was measured."""
-    ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.gshard")}
+    ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.algorithms.gshard")}
     for module in (command, implementations, table):
         monkeypatch.setattr(module, "LEDGER", ledger)
     for module in (implementations, show):

@@ -6,8 +6,8 @@ import pytest
 from generator import find_places
 from generator.find_places import cited, line_of, named
 
-from moespec.models.ledger.places import addresses, code, link, link_papers, of_package, places
 from moespec.spec import LEDGER
+from moespec.spec.implementations.places import addresses, code, link, link_papers, of_package, places
 from moespec.spec.ledger import Taker
 
 TAKERS = [(taker, entry) for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
@@ -45,7 +45,7 @@ def test_a_link_has_the_words_of_the_ledger():
     for taker, entry in TAKERS:
         words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(taker, entry.module))
         assert words == ", ".join(filter(None, (taker.who, taker.where)))
-    assert link(Taker("new/code", "moe.py, gate"), "moespec.spec.losses") == "new/code, moe.py, gate"
+    assert link(Taker("new/code", "moe.py, gate"), "moespec.spec.algorithms.losses") == "new/code, moe.py, gate"
 
 
 def test_numbers_of_papers_become_links_but_not_in_code_or_twice_and_builds_of_packages_are_of_their_version():

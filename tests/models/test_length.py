@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import cli
-from moespec.models.data.datasets import load
-from moespec.models.study.entries import entries
-from moespec.models.training import checkpoint, configfile, length, schedules
-from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.length import before_cooldown, in_steps, settled, shrunk
-from moespec.models.training.resolve import resolve
-from moespec.models.training.runlog import read_log
-from moespec.models.training.schedules import SCHEDULES, cosine, linear, rsqrt
 from moespec.spec.errors import ConfigError
+from moespec.training import cli
+from moespec.training.configuration import configfile, length, schedules
+from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.length import before_cooldown, in_steps, settled, shrunk
+from moespec.training.configuration.schedules import SCHEDULES, cosine, linear, rsqrt
+from moespec.training.data.datasets import load
+from moespec.training.loop import checkpoint
+from moespec.training.loop.resolve import resolve
+from moespec.training.loop.runlog import read_log
+from moespec.training.study.entries import entries
 
 
 @pytest.mark.parametrize(

@@ -21,22 +21,23 @@ import pytest
 from of_models import params_of, saved
 from tqdm import tqdm
 
-from moespec.models import cli, files, interruption, vit
-from moespec.models.data.loader import training_batch
+from moespec.models import files, vit
 from moespec.models.errors import CheckpointError, DataError, RunError
-from moespec.models.evaluation import evaluate as evaluation
-from moespec.models.interruption import Interruption
-from moespec.models.training import checkpoint
-from moespec.models.training import train as training
-from moespec.models.training.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
-from moespec.models.training.objectives import classification
-from moespec.models.training.resolve import load_backend, load_data, resolve
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.runlog import RunLog, read_log
-from moespec.models.training.unchanged import FREE
-from moespec.models.trees import flatten
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import SpecError
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli, interruption
+from moespec.training import train as training
+from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.training.data.loader import training_batch
+from moespec.training.evaluation import evaluate as evaluation
+from moespec.training.interruption import Interruption
+from moespec.training.loop import checkpoint
+from moespec.training.loop.config_compatibility import FREE
+from moespec.training.loop.resolve import load_backend, load_data, resolve
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import RunLog, read_log
+from moespec.training.objectives import classification
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and forks of POSIX")
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -284,7 +285,7 @@ def program(code: str, *arguments: str) -> Any:
 
 SECOND = """
 import hashlib, os, signal, sys
-from moespec.models.interruption import Interruption
+from moespec.training.interruption import Interruption
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
 signal.signal(signal.SIGWINCH, lambda *_: None)  # of the program around, no signal to stop
 with Interruption() as interruption:
@@ -362,7 +363,7 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
 LOCK = """
 import sys, time
 from pathlib import Path
-from moespec.models.training.rundirectory import RunDirectory
+from moespec.training.loop.rundirectory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).locked():
     print("ready", flush=True)
     time.sleep(600)

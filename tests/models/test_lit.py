@@ -11,10 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 from moespec import spec
 from moespec.backends import numpy as B
-from moespec.models import cli, text, vit
-from moespec.models.training.config import Config, LitConfig, ModelConfig
-from moespec.models.training.objectives.table import besides, objective_of
-from moespec.models.training.runlog import read_log
+from moespec.models import text, vit
+from moespec.training import cli
+from moespec.training.configuration.config import Config, LitConfig, ModelConfig
+from moespec.training.loop.runlog import read_log
+from moespec.training.objectives.table import besides, objective_of
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200), "yellow": (200, 200, 0)}
 SIZE = ("--model.image-size", "8", "--model.patch-size", "4")

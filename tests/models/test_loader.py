@@ -20,19 +20,19 @@ import pytest
 from PIL import Image
 from worker_functions import broken_at_3, ended_at_3
 
-from moespec.models import bars, cli
-from moespec.models.data.augment import crop_and_flip, mixup_weight
-from moespec.models.data.datasets import load, load_configured
-from moespec.models.data.loader import batch_indices, data_position, evaluation_batch, training_batch
-from moespec.models.data.options import DataConfig
-from moespec.models.data.prefetch import Prefetcher
-from moespec.models.data.prepared import prepared
 from moespec.models.errors import DataError, RunError
 from moespec.models.memory import cores
-from moespec.models.streams import AUGMENTATION, MIXUP, ORDER, TABLES, generator
-from moespec.models.training.config import TrainingConfig
-from moespec.models.training.progress import Progress
 from moespec.spec.errors import SpecError
+from moespec.training import cli, progress_bar
+from moespec.training.configuration.config import TrainingConfig
+from moespec.training.data.augment import crop_and_flip, mixup_weight
+from moespec.training.data.datasets import load, load_configured
+from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, training_batch
+from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.options import DataConfig
+from moespec.training.data.prefetch import Prefetcher
+from moespec.training.loop.progress import Progress
+from moespec.training.rng import AUGMENTATION, MIXUP, ORDER, TABLES, generator
 
 
 def test_each_image_once_per_epoch() -> None:
@@ -245,7 +245,7 @@ def test_a_worker_that_ends_is_named(end: str | int) -> None:
 def test_what_the_configuration_decides_is_rejected_before_a_picture_is_decoded(
     photos: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    monkeypatch.setattr("moespec.models.data.picturesets.broken", lambda *_, **__: pytest.fail("decodes"))
+    monkeypatch.setattr("moespec.training.data.picturesets.broken", lambda *_, **__: pytest.fail("decodes"))
     words = "--backend numpy --data folder --data.broken skip --model.image-size 8 --optimizer.rates haed=0"
     assert cli.main(["train", *words.split(), "--data.path", str(photos)]) == 2
     assert "optimizer.rates='haed=0'" in capsys.readouterr().err
@@ -259,7 +259,7 @@ def test_receive_sees_each_step_and_its_result() -> None:
 
 PARENT = """
 import multiprocessing, os, time
-from moespec.models.data.prefetch import _start_worker
+from moespec.training.data.prefetch import _start_worker
 def work():
     _start_worker(0, 1)
     print(os.getpid(), flush=True)
@@ -319,7 +319,7 @@ def test_fields_that_do_not_suit_the_pictures(photos: Path, name: str, value: An
 def test_progress_in_a_log_is_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Without an estimate while the first step is compiled."""
     log = io.StringIO()
-    monkeypatch.setattr(bars, "PAUSE", 1e-9)
+    monkeypatch.setattr(progress_bar, "PAUSE", 1e-9)
     monkeypatch.setattr(sys, "stderr", None if where == "closed" else log)
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setenv("TQDM_DISABLE", "1" if where == "disabled" else "0")

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 
 import moespec.backends.numpy as B
 from moespec.models import mixer
-from moespec.models.training.resolve import load_backend
-from moespec.models.trees import flatten
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.training.loop.resolve import load_backend
 
 FOLDER = Path(__file__).parent / "mixer_vectors"
 FLAX = json.loads((FOLDER / "flax_mixer.json").read_text())

@@ -10,17 +10,18 @@ import pytest
 
 from moespec import spec
 from moespec.backends import numpy as B
-from moespec.models import cli, vit
-from moespec.models.data.datasets import load
-from moespec.models.data.loader import training_batch, views_of_step
-from moespec.models.data.options import DataConfig
-from moespec.models.evaluation.neighbours import spread
-from moespec.models.training.config import Config, MocoConfig, ModelConfig, TrainingConfig
-from moespec.models.training.objectives.table import besides, objective_of
-from moespec.models.training.resolve import resolve
-from moespec.models.training.runlog import read_log
-from moespec.models.training.train import Batches
-from moespec.models.weights.formats import Given, read
+from moespec.models import vit
+from moespec.training import cli
+from moespec.training.configuration.config import Config, MocoConfig, ModelConfig, TrainingConfig
+from moespec.training.data.datasets import load
+from moespec.training.data.loader import training_batch, views_of_step
+from moespec.training.data.options import DataConfig
+from moespec.training.evaluation.neighbours import spread
+from moespec.training.loop.resolve import resolve
+from moespec.training.loop.runlog import read_log
+from moespec.training.loop.train import Batches
+from moespec.training.objectives.table import besides, objective_of
+from moespec.training.weights.formats import Given, read
 
 FLAGS = (
     *("--objective", "moco", "--moco.hidden", "8", "--moco.output", "4", "--moco.cosine", "--data.crop-padding", "1"),

@@ -22,19 +22,19 @@ import safetensors.numpy
 from PIL import Image
 
 from moespec.conformance import __main__ as conformance
-from moespec.models import cli, memory
-from moespec.models.commandline import commands
-from moespec.models.commandline.chosen import check_concerns, chosen
-from moespec.models.commandline.parsing import parse
-from moespec.models.data.datasets import load
-from moespec.models.data.options import DataConfig
+from moespec.models import memory
 from moespec.models.router_options import options_of
-from moespec.models.study.entries import entries
-from moespec.models.training import configfile
-from moespec.models.training.concerns import check_share
-from moespec.models.training.config import Config
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli, commands
+from moespec.training.commandline.chosen import check_concerns, chosen
+from moespec.training.commandline.parsing import parse
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.option_constraints import check_share
+from moespec.training.data.datasets import load
+from moespec.training.data.options import DataConfig
+from moespec.training.study.entries import entries
 
 NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"

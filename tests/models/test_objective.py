@@ -11,11 +11,11 @@ from of_models import drawn
 
 import moespec.backends.numpy as B
 from moespec.models import families, mixer, sparse_mlp, vit
-from moespec.models.draws import gating_noise, of_step
 from moespec.models.families import Config, draws, family
-from moespec.models.training.objectives.classification import make_loss
+from moespec.models.random_keys import gating_noise, of_step
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.routing import Noise
+from moespec.training.objectives.classification import make_loss
 
 SMALL: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2}
 TIGHT = {"capacity_factor": 0.5, "eval_capacity_factor": 1.5, "z_weight": 0.1}

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec.models import cli
-from moespec.models.training import checkpoint, configfile, unchanged
-from moespec.models.training.runlog import read_log
+from moespec.training import cli
+from moespec.training.configuration import configfile
+from moespec.training.loop import checkpoint, config_compatibility
+from moespec.training.loop.runlog import read_log
 
 RUNS = sorted(path for path in (Path(__file__).parent / "runs_0_1").iterdir() if path.is_dir())
 
@@ -40,7 +41,7 @@ def test_it_goes_on_as_it_did(run: Path, request: Any, said: Any, monkeypatch: A
     Routing metrics of evaluation see the images that fill the last batch, so that is as large as it was in 0.1.
     """
     monkeypatch.setattr(
-        "moespec.models.training.objectives.classification.evaluation_size", lambda sizes, model, batch, images: batch
+        "moespec.training.objectives.classification.evaluation_size", lambda sizes, model, batch, images: batch
     )
     if request.node.callspec.params["run"].name in NOISY:
         for by, more in (("0.1, as it names none", {}), ("7.1", {"version": "7.1"})):
@@ -69,5 +70,5 @@ def test_a_run_that_is_older_than_an_option_evaluates_as_it_did(tmp_path: Path) 
     now = configfile.with_model(configfile.digits(), None, "batch_expert_choice")
     (tmp_path / "config.toml").write_text(configfile.dump(now).replace('eval_take = "largest"\n', ""))
     then, recorded = configfile.read(tmp_path / "config.toml"), tomllib.loads((tmp_path / "config.toml").read_text())
-    assert not unchanged.changes(recorded, then)
-    assert unchanged.changes(recorded, now) == {"model.router_options.eval_take": ("above", "largest")}
+    assert not config_compatibility.changes(recorded, then)
+    assert config_compatibility.changes(recorded, now) == {"model.router_options.eval_take": ("above", "largest")}

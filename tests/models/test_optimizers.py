@@ -13,14 +13,15 @@ from of_models import params_of, saved
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
-from moespec.models import cli, parameters, vit
-from moespec.models.training import checkpoint
-from moespec.models.training.config import Config
-from moespec.models.training.configfile import dump, read
-from moespec.models.training.runlog import read_log
-from moespec.models.training.unchanged import changes
-from moespec.models.trees import flatten
+from moespec.models import parameters, vit
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.training import cli
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import dump, read
+from moespec.training.loop import checkpoint
+from moespec.training.loop.config_compatibility import changes
+from moespec.training.loop.runlog import read_log
 
 FREE = {"adafactor": {"factored_from": 8}}
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from of_models import encoded, write_shard
 
-from moespec.models import cli
-from moespec.models.data import captions
-from moespec.models.data.captions import Captions, caption
-from moespec.models.data.datasets import load
 from moespec.models.errors import DataError
+from moespec.training import cli
+from moespec.training.data import captions
+from moespec.training.data.captions import Captions, caption
+from moespec.training.data.datasets import load
 
 NUMBERS = range(10)
 TRAIN, HELD = [0, 1, 2, 3, 5, 6, 7, 8], [4, 9]

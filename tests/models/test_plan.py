@@ -14,18 +14,18 @@ from moespec.backends.jax.optimizers import by_leaf
 from moespec.backends.mesh import MeshSizes, leaves
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import counts, families
-from moespec.models.data.options import DataConfig
 from moespec.models.parameters import shaped
-from moespec.models.planning.chips import CHIPS
-from moespec.models.planning.command import options
-from moespec.models.planning.footprint import owned, rows
-from moespec.models.planning.plan import best, plan, plans, settled
-from moespec.models.training import configfile
-from moespec.models.training.config import Config, LitConfig, MeshConfig, TrainingConfig
-from moespec.models.training.modelconfig import ModelConfig
-from moespec.models.training.objectives.lit import tower_of
-from moespec.models.training.resolve import model_config
 from moespec.spec.errors import ConfigError
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, LitConfig, MeshConfig, TrainingConfig
+from moespec.training.configuration.modelconfig import ModelConfig
+from moespec.training.data.options import DataConfig
+from moespec.training.loop.resolve import model_config
+from moespec.training.objectives.lit import tower_of
+from moespec.training.planning.chips import CHIPS
+from moespec.training.planning.command import options
+from moespec.training.planning.footprint import owned, rows
+from moespec.training.planning.plan import best, plan, plans, settled
 
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "plan.json"
 SMALL = ModelConfig(

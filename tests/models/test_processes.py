@@ -21,19 +21,18 @@ import pytest
 from of_models import params_of
 
 from moespec.backends.mesh import Pieces, mesh_sizes
-from moespec.models import cli
-from moespec.models.commandline import commands
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.parameters import Drawn
-from moespec.models.training import checkpoint, saver
-from moespec.models.training.config import Config, ModelConfig
-from moespec.models.training.resolve import model_config
-from moespec.models.training.runlog import read_log
-from moespec.models.training.saver import Saver
-from moespec.models.trees import flatten
+from moespec.models.pytrees import flatten
 from moespec.models.vit import init, parameter_shapes
+from moespec.training import cli, commands
+from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.loop import checkpoint, checkpoint_writer
+from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.runlog import read_log
 
-PROGRAM = "import sys; from moespec.models.cli import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = "import sys; from moespec.training.cli import main; sys.exit(main(sys.argv[1:]))"
 TRAIN = (
     "train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1",
     "--model.dropout", "0.1", "--training.steps", "12", "--training.checkpoint-every", "4", "--training.log-every", "1",
@@ -283,14 +282,14 @@ def test_a_damaged_part_is_named_when_it_is_read(tmp_path):
 
 
 def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, monkeypatch):
-    write = saver.write_synced
+    write = checkpoint_writer.write_synced
 
     def full(path, content):
         if "00002-of" in path.name:
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
-    monkeypatch.setattr(saver, "write_synced", full)
+    monkeypatch.setattr(checkpoint_writer, "write_synced", full)
     first, second = saving(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         second.wait()
@@ -300,7 +299,7 @@ def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, 
 
 
 def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(saver, "PATIENCE", 0.2)
+    monkeypatch.setattr(checkpoint_writer, "PATIENCE", 0.2)
     (first,) = saving(tmp_path, processes=(0,))
     with pytest.raises(RunError, match="process 1 has not saved its part"):
         first.wait()

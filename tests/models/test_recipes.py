@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import cli, families
-from moespec.models.commandline.chosen import chosen
-from moespec.models.commandline.parsing import parse
-from moespec.models.data.captions import Captions
-from moespec.models.data.dataset import Dataset, Split
-from moespec.models.data.options import DataConfig
-from moespec.models.study.entries import entries
-from moespec.models.training import configfile
-from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.objectives.table import objective_of, shapes_of
-from moespec.models.training.resolve import model_config, resolve
-from moespec.models.trees import flatten, nested
+from moespec.models import families
+from moespec.models.pytrees import flatten, nested
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.commandline.chosen import chosen
+from moespec.training.commandline.parsing import parse
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+from moespec.training.data.captions import Captions
+from moespec.training.data.dataset import Dataset, Split
+from moespec.training.data.options import DataConfig
+from moespec.training.loop.resolve import model_config, resolve
+from moespec.training.objectives.table import objective_of, shapes_of
+from moespec.training.study.entries import entries
 
 jax = pytest.importorskip("jax")
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from moespec.models.data.datasets import load
-from moespec.models.evaluation.zero_shot import read_prompts
 from moespec.models.files import signed
-from moespec.models.study import outcome
-from moespec.models.training import checkpoint
-from moespec.models.training.evaluations import _labels
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.runlog import RunLog, read_log
-from moespec.models.training.trackers import _known
 from moespec.spec.errors import SpecError
+from moespec.training.data.datasets import load
+from moespec.training.evaluation.zero_shot import read_prompts
+from moespec.training.loop import checkpoint
+from moespec.training.loop.evaluations import _labels
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import RunLog, read_log
+from moespec.training.loop.trackers import _known
+from moespec.training.study import outcome
 
 READERS: dict[str, Any] = {
     "config.toml": lambda file: RunDirectory(file.parent).config(),

@@ -11,14 +11,14 @@ import pytest
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import vit
-from moespec.models.commandline.analysis import COLUMNS, draw_analysis
-from moespec.models.evaluation.metrics import make_forward
-from moespec.models.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
 from moespec.models.families import family
-from moespec.models.training import resolve
-from moespec.models.training.objectives.classification import make_loss
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
+from moespec.training import resolve
+from moespec.training.analysis import COLUMNS, draw_analysis
+from moespec.training.evaluation.metrics import make_forward
+from moespec.training.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
+from moespec.training.objectives.classification import make_loss
 
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (20, 8, 8, 1)).astype(np.float32)
 

@@ -14,13 +14,13 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
-from moespec.models import cli
-from moespec.models.data import shards
-from moespec.models.data.datasets import load
-from moespec.models.data.folder import find_folder, find_pictures
-from moespec.models.data.pairs import find_pairs
-from moespec.models.data.pictures import check_header, read_image
 from moespec.models.errors import DataError
+from moespec.training import cli
+from moespec.training.data import shards
+from moespec.training.data.datasets import load
+from moespec.training.data.folder import find_folder, find_pictures
+from moespec.training.data.pairs import find_pairs
+from moespec.training.data.pictures import check_header, read_image
 
 
 def members(numbers: range) -> list[tuple[str, bytes]]:

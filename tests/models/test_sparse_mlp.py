@@ -12,8 +12,8 @@ from of_models import drawn, images_for
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import mixer, sparse_mlp
-from moespec.models.draws import of_step
-from moespec.models.trees import flatten
+from moespec.models.pytrees import flatten
+from moespec.models.random_keys import of_step
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Noise
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec.models.data.datasets import load
 from moespec.models.errors import RunError
-from moespec.models.training import checkpoint
-from moespec.models.training.resolve import load_data
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.unchanged import described, of_data
+from moespec.training.data.datasets import load
+from moespec.training.loop import checkpoint
+from moespec.training.loop.config_compatibility import described, of_data
+from moespec.training.loop.resolve import load_data
+from moespec.training.loop.rundirectory import RunDirectory
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8)
 LABELS, ALL, MOVED = np.arange(16) % 2, np.arange(16), np.array([1, 0, *range(2, 16)])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from moespec.models import layers, vit
-from moespec.models.training.objectives.classification import make_loss
 from moespec.spec import ROUTERS, ConfigError, ShapeError
+from moespec.training.objectives.classification import make_loss
 
 ROUTER, RATE = "sigmoid_token_choice", 0.25
 OPTIONS = {"choices": 2, "bias_update_rate": RATE}

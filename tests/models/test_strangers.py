@@ -16,19 +16,20 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
-from moespec.models import cli, memory
-from moespec.models.commandline.commands import read_data
-from moespec.models.data.datasets import load
-from moespec.models.data.hub import find_hub
-from moespec.models.data.idx import read_idx
-from moespec.models.data.options import DataConfig
-from moespec.models.data.pairs import find_pairs
-from moespec.models.data.pictures import read_image
-from moespec.models.data.shards import find_shards
-from moespec.models.training.config import Config
-from moespec.models.training.configfile import with_model
-from moespec.models.weights.files import read_npz, read_safetensors
+from moespec.models import memory
 from moespec.spec.errors import SpecError
+from moespec.training import cli
+from moespec.training.commands import read_data
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import with_model
+from moespec.training.data.datasets import load
+from moespec.training.data.hub import find_hub
+from moespec.training.data.idx import read_idx
+from moespec.training.data.options import DataConfig
+from moespec.training.data.pairs import find_pairs
+from moespec.training.data.pictures import read_image
+from moespec.training.data.shards import find_shards
+from moespec.training.weights.files import read_npz, read_safetensors
 
 ROOT = Path(__file__).parents[2]
 PICTURES = [{"bytes": encoded(n), "path": None} for n in range(10)]

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moespec.models import cli
 from moespec.models.errors import RunError
-from moespec.models.study import command, outcome, results, statistics
-from moespec.models.study.entries import entries
-from moespec.models.study.outcome import right_of
-from moespec.models.study.results import FIXED, summarised
-from moespec.models.study.statistics import differences, pareto, sentences
-from moespec.models.training.config import Config
-from moespec.models.training.runlog import read_log
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.training import cli
+from moespec.training.configuration.config import Config
+from moespec.training.loop.runlog import read_log
+from moespec.training.study import command, outcome, results, statistics
+from moespec.training.study.entries import entries
+from moespec.training.study.outcome import right_of
+from moespec.training.study.results import FIXED, summarised
+from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
 
 

@@ -6,7 +6,7 @@ from of_models import drawn
 
 import moespec.backends.numpy as B
 from moespec.models import layers, text, transformer, vit
-from moespec.models.draws import of_step
+from moespec.models.random_keys import of_step
 from moespec.spec.errors import ConfigError, ShapeError
 
 IDS = np.array([[4, 0, 4, 1], [2, 2, 5, 5]], np.int32)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moespec.models.data import tokens
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
+from moespec.training.data import tokens
 
 
 def test_bytes_are_filled_with_ends():

@@ -18,26 +18,25 @@ from of_models import saved
 
 import moespec.backends.numpy as numpy_backend
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models import cli
-from moespec.models.commandline import commands
-from moespec.models.data.loader import training_batch
-from moespec.models.data.options import DataConfig
-from moespec.models.data.prepared import prepared
 from moespec.models.errors import CheckpointError, Interrupted, RunError
-from moespec.models.evaluation.evaluate import evaluate
-from moespec.models.interruption import Interruption
-from moespec.models.training import checkpoint, divergence, resolve
-from moespec.models.training.config import Config, ScheduleConfig, TrainingConfig
-from moespec.models.training.hash_tables import initial_params
-from moespec.models.training.hooks import AfterStep, Hook
-from moespec.models.training.objectives.classification import make_loss
-from moespec.models.training.progress import Progress
-from moespec.models.training.resolve import load_backend, model_config
-from moespec.models.training.rundirectory import RunDirectory
-from moespec.models.training.runlog import RunLog, read_log
-from moespec.models.training.savestate import begin
-from moespec.models.training.train import train
-from moespec.models.training.unchanged import NUMBER
+from moespec.training import cli, commands, resolve
+from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+from moespec.training.data.loader import training_batch
+from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.options import DataConfig
+from moespec.training.evaluation.evaluate import evaluate
+from moespec.training.interruption import Interruption
+from moespec.training.loop import checkpoint, divergence
+from moespec.training.loop.config_compatibility import NUMBER
+from moespec.training.loop.hash_tables import initial_params
+from moespec.training.loop.hooks import AfterStep, Hook
+from moespec.training.loop.progress import Progress
+from moespec.training.loop.resolve import load_backend, model_config
+from moespec.training.loop.resume import begin
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import RunLog, read_log
+from moespec.training.loop.train import train
+from moespec.training.objectives.classification import make_loss
 from moespec.version import version
 
 
@@ -196,7 +195,7 @@ def test_evaluation_counts_every_image_once(batch: int) -> None:
 def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path, monkeypatch: Any) -> None:
     """And not of the time that an evaluation takes."""
     clock = [100.0]
-    monkeypatch.setattr("moespec.models.training.progress.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("moespec.training.loop.progress.time.perf_counter", lambda: clock[0])
     with Progress(tmp_path, TrainingConfig(batch=32), start=4, seconds=7.0) as progress:
         clock[0] = 102.0
         progress.trained(14, 0.1, {"loss": 1.0})

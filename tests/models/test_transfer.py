@@ -11,16 +11,17 @@ from of_models import drawn, images_for
 from PIL import Image
 
 import moespec.backends.numpy as B
-from moespec.models import cli, mixer, vit
-from moespec.models.data.options import DataConfig
-from moespec.models.training.config import Config, ModelConfig
-from moespec.models.training.resolve import model_config
-from moespec.models.transfer.rules import resized_positions, transferred
-from moespec.models.transfer.start import finetuned, model_of, sized
-from moespec.models.trees import flatten
-from moespec.models.weights.formats import Given, read, write
-from moespec.models.weights.record import Weights
+from moespec.models import mixer, vit
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
+from moespec.training import cli
+from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.data.options import DataConfig
+from moespec.training.loop.resolve import model_config
+from moespec.training.transfer.rules import resized_positions, transferred
+from moespec.training.transfer.start import finetuned, model_of, sized
+from moespec.training.weights.formats import Given, read, write
+from moespec.training.weights.record import Weights
 
 GENERATOR = np.random.default_rng
 

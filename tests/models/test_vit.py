@@ -13,9 +13,9 @@ from of_models import drawn, images_for
 import moespec.backends.numpy as B
 from moespec.models import vit
 from moespec.models.layers import layer_norm
-from moespec.models.training.resolve import load_backend
-from moespec.models.trees import flatten
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.training.loop.resolve import load_backend
 
 JFT_4B, JFT_300M, IMAGENET = 29_593, 18_291, 1000
 

@@ -13,14 +13,14 @@ from contextlib import suppress
 
 import pytest
 
-from moespec.models.commandline.launch import _free_port
-from moespec.models.training.config import MeshConfig
 from moespec.spec.errors import ConfigError
+from moespec.training.configuration.config import MeshConfig
+from moespec.training.launch import _free_port
 
 PROGRAM = """
 import os, sys, time
 from moespec.backends.processes import process_of
-from moespec.models.training import watchdog
+from moespec.training import watchdog
 fails, timeout, watchdog.WORD, watchdog.GRACE = int(sys.argv[1]), float(sys.argv[2]), 0.3, 1.0
 try:
     dog = watchdog.Watchdog(process_of(os.environ), timeout)

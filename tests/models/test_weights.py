@@ -25,15 +25,16 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
-from moespec import models
-from moespec.models import cli, vit
+from moespec import models, training
+from moespec.models import vit
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.trees import flatten
-from moespec.models.weights import files, formats, hub, vmoe_files
-from moespec.models.weights.formats import Given, read, write
-from moespec.models.weights.record import Weights, described, of_description
+from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.weights import files, formats, hub, vmoe_files
+from moespec.training.weights.formats import Given, read, write
+from moespec.training.weights.record import Weights, described, of_description
 from moespec.version import version
 
 FILES, VECTORS = Path(__file__).parent / "weight_files", Path(__file__).parent / "interop_vectors"
@@ -84,7 +85,7 @@ def equal(one: dict, other: dict) -> None:
 @pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
 @pytest.mark.parametrize(("name", "fields"), WITH_OUTPUTS.items())
 def test_outputs_are_those_of_the_other_project(name, fields):
-    model, params = models.load(FILES / name, backend="numpy", **fields)
+    model, params = training.load(FILES / name, backend="numpy", **fields)
     expected = np.load(FILES / f"{name.removesuffix('.npz')}_expected.npz")
     output = model.forward(params, model.backend.from_numpy(expected["x"]))
     got = output.features if output.logits is None else output.logits
@@ -535,7 +536,7 @@ def test_a_config_json_that_does_not_fit_is_refused(tmp_path, change, message):
 
 def test_load_gives_a_module_of_torch(runs):
     torch = pytest.importorskip("torch")
-    loaded = models.load(runs.whole("torch"), backend="torch")
+    loaded = training.load(runs.whole("torch"), backend="torch")
     module = loaded.module().eval()
     images = torch.rand(2, 8, 8, 1)
     assert torch.equal(module(images), loaded.model.forward(loaded.params, images).logits)
@@ -543,16 +544,16 @@ def test_load_gives_a_module_of_torch(runs):
     module.zero_grad()
     module(images).sum().backward()
     with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
-        models.load(runs.whole("torch"), backend="numpy").module()
+        training.load(runs.whole("torch"), backend="numpy").module()
     with pytest.raises(ConfigError, match="backend='keras': expected one of jax, torch, numpy"):
-        models.load(runs.whole("torch"), backend="keras")
+        training.load(runs.whole("torch"), backend="keras")
 
 
 def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("huggingface_hub")
     run = runs.whole("torch")
-    module = models.load(run, backend="torch").module().eval()
+    module = training.load(run, backend="torch").module().eval()
     with torch.no_grad():
         module.get_parameter("head.bias").add_(0.5)  # as training would
     module.save_pretrained(tmp_path / "x")
@@ -563,7 +564,7 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     images = torch.rand(2, 8, 8, 1)
     assert torch.equal(again(images), module(images))
     assert again.classes == module.classes == read(run, Given()).classes
-    model, params = models.load(tmp_path / "x", backend="torch")
+    model, params = training.load(tmp_path / "x", backend="torch")
     assert torch.equal(model.forward(params, images).logits, module(images))
 
 
@@ -576,7 +577,7 @@ def test_the_lines_of_the_card_go_from_a_picture_to_its_label(fields, tmp_path, 
     images = {"mean": [0.2, 0.3, 0.9][: plain.config.channels], "std": [0.1], "resize": 12, "background": "white"}
     weights = replace(plain, params=drawn(plain.params), classes=("cat", "dog", "owl"), images=images)
     write(tmp_path / "x", weights, "hub")
-    models.load(tmp_path / "x", backend="torch").module().save_pretrained(tmp_path / "mine")
+    training.load(tmp_path / "x", backend="torch").module().save_pretrained(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     code = re.search("```python\n(.*?)```", (tmp_path / "mine/README.md").read_text(), re.DOTALL)[1]
     labels = set()
@@ -603,7 +604,7 @@ def test_a_saved_module_of_every_router_is_read(router, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("huggingface_hub")
     write(tmp_path / "x", tiny(moe="last_1", experts=2, router=router), "hub")
-    module = models.load(tmp_path / "x", backend="torch").module().eval()
+    module = training.load(tmp_path / "x", backend="torch").module().eval()
     module.save_pretrained(tmp_path / "y")
     images = torch.rand(2, 8, 8, 1)
     assert torch.equal(type(module).from_pretrained(tmp_path / "y").eval()(images), module(images))
@@ -616,7 +617,7 @@ def test_a_folder_that_is_not_replaced_keeps_all(tmp_path):
     write(tmp_path / "x", tiny(), "hub")
     (tmp_path / "x/LICENSE").write_text("mine")
     files_before = {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
-    module = models.load(tmp_path / "x", backend="torch").module()
+    module = training.load(tmp_path / "x", backend="torch").module()
     with pytest.raises(RunError, match="there is 'LICENSE' in it"):
         module.save_pretrained(tmp_path / "x")
     assert {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()} == files_before
@@ -646,7 +647,7 @@ def test_names_of_classes_travel(tmp_path, name, format):
     named = replace(weights, classes=tuple(f"Häuser\n{label}" for label in range(weights.config.classes)))
     write(tmp_path / name, named, format)
     assert read(tmp_path / name, Given()).classes == named.classes
-    assert models.load(tmp_path / name, backend="numpy").model.classes == named.classes
+    assert training.load(tmp_path / name, backend="numpy").model.classes == named.classes
     if format == "huggingface":
         return
     write(tmp_path / f"wrong_{name}", replace(weights, classes=("one",)), format)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from moespec.models.errors import DataError
-from moespec.models.evaluation import retrieval as module
-from moespec.models.evaluation.retrieval import retrieval
-from moespec.models.evaluation.zero_shot import Prompts, class_embeddings, read_prompts, zero_shot
 from moespec.spec.errors import ConfigError
+from moespec.training.evaluation import retrieval as module
+from moespec.training.evaluation.retrieval import retrieval
+from moespec.training.evaluation.zero_shot import Prompts, class_embeddings, read_prompts, zero_shot
 
 ONE = np.eye(4)
 

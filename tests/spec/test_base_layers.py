@@ -67,7 +67,7 @@ def test_limit_of_sinkhorn():
 
 def test_gap_bounds_what_is_missing_for_any_assignment():
     """The dual bound holds for assignments that are not the best: `gap >= best - total`."""
-    from moespec.spec.balanced_assignment import _gap
+    from moespec.spec.algorithms.balanced_assignment import _gap
 
     scores = np.random.default_rng(1).normal(size=(6, 3))
     best = spec.base_assignment(scores).objective

@@ -11,7 +11,7 @@ from strategies import GROUPS, number, one_of, seeds
 
 from moespec import spec
 from moespec.spec import ROUTERS
-from moespec.spec.dselect_k_codes import code_bits
+from moespec.spec.algorithms.dselect_k_codes import code_bits
 
 RANDOM = np.random.default_rng(0)
 TOKENS, CHOICES = 3, 2

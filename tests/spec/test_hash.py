@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 from strategies import one_of, seeds
 
 from moespec import spec
-from moespec.spec.token_ids import normalized_patches
+from moespec.spec.algorithms.token_ids import normalized_patches
 
 SEEDS = range(20)
 GROUPS, T, V, E, D, H = 2, 6, 5, 3, 4, 6

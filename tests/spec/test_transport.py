@@ -12,8 +12,8 @@ from strategies import grid, number, orders, seeds, shuffled, slots, spread_slot
 from wrong import capacity_off_by, favouring, gradient_negated, regularization_doubled
 
 from moespec.spec import softmax_affinity, sparse_transport_affinity, transport_semi_dual
+from moespec.spec.algorithms.transport_solvers import Problem, evaluate, solve_adam, solve_lbfgs
 from moespec.spec.examples import LOGITS
-from moespec.spec.transport_solvers import Problem, evaluate, solve_adam, solve_lbfgs
 
 UTILITY = softmax_affinity(LOGITS)
 RANDOM = np.random.default_rng(0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from moespec.backends.torch.split_experts import is_split
+from moespec.backends.torch.expert_parallel import is_split
 
 __all__ = ["clip_grad_norm_"]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import moespec.backends.torch as B
 from moespec.backends.torch.collectives import Group
-from moespec.backends.torch.split_experts import SplitOverGroup, mean_gradient
+from moespec.backends.torch.expert_parallel import SplitOverGroup, mean_gradient
 
 
 class Linear(nn.Module):

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moespec.backends.optimizer import CONSTANTS, STATE
+from moespec.backends.torch.expert_parallel import is_split
 from moespec.backends.torch.nn.state import RouterState
-from moespec.backends.torch.split_experts import is_split
 
 
 class ParameterTree(nn.Module):

@@ -1,0 +1,147 @@
+"""Affinities: logits to scores, each by itself, by softmax and by Sinkhorn. Transport is in `transport.py`."""
+
+import math
+
+from moespec.backends.common.namespace import Array, Namespace
+from moespec.spec.checks import (
+    check_at_least,
+    check_non_negative,
+    check_positive,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
+
+__all__ = [
+    "add_gating_noise",
+    "cap_logits",
+    "gshard_sample",
+    "router_jitter",
+    "router_logits",
+    "scaled_gates",
+    "sigmoid_affinity",
+    "sinkhorn_affinity",
+    "softmax_affinity",
+    "sqrt_softplus_affinity",
+]
+
+AXES = "groups tokens experts"
+
+
+def router_logits(xp: Namespace, tokens: Array, kernel: Array, bias: Array | None = None) -> Array:
+    """tokens (G, T, D), kernel (D, E), bias (E,) -> (G, T, E), at the highest precision of the device, also under autocast."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("kernel", kernel, "width experts")
+    check_size("kernel", kernel, 0, tokens.shape[2], "the width of tokens")
+    if bias is None:
+        return xp.product(tokens, kernel)
+    check_scores("bias", bias, "experts")
+    check_size("bias", bias, 0, kernel.shape[1], "the experts of kernel")
+    logits, bias = xp.widest(xp.product(tokens, kernel), bias)
+    return logits + bias
+
+
+def cap_logits(xp: Namespace, logits: Array, *, cap: float) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    cap = check_positive("cap", cap)
+    return cap * xp.tanh(xp.wide(logits) / cap)
+
+
+def add_gating_noise(xp: Namespace, logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
+    """logits and noise (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    check_non_negative("multiplier", multiplier)
+    if noise is None:
+        return xp.wide(logits)
+    check_scores("noise", noise, AXES)
+    check_same_shape("noise", noise, "logits", logits)
+    logits, noise = xp.widest(logits, noise)
+    return logits + (multiplier / logits.shape[2]) * noise
+
+
+def router_jitter(xp: Namespace, tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+    """tokens and noise (G, T, D) -> (G, T, D)."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_non_negative("epsilon", epsilon)
+    if noise is None:
+        return xp.wide(tokens)
+    check_scores("noise", noise, "groups tokens width")
+    check_same_shape("noise", noise, "tokens", tokens)
+    tokens, noise = xp.widest(tokens, noise)
+    return tokens * (1 + epsilon * noise)
+
+
+def gshard_sample(xp: Namespace, logits: Array, noise: Array) -> Array:
+    """logits and noise (G, T, E) -> (G, T, E). That the noise is between 0 and 1 is not checked."""
+    check_scores("logits", logits, AXES)
+    check_scores("noise", noise, AXES)
+    check_same_shape("noise", noise, "logits", logits)
+    logits, noise = xp.widest(xp.stop_gradient(logits), xp.stop_gradient(noise))
+    sampled = logits - xp.log(-xp.log(noise))
+    first = xp.argmax(logits) == xp.indices(logits.shape[2], logits)
+    return xp.where(first, xp.max(sampled, 2, keepdims=True) + 1, sampled)
+
+
+def softmax_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    return xp.softmax(xp.wide(logits), 2)
+
+
+def sigmoid_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    return xp.sigmoid(xp.wide(logits))
+
+
+def sqrt_softplus_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
+    check_scores("logits", logits, AXES)
+    softplus = xp.softplus(xp.wide(logits))
+    return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
+
+
+def scaled_gates(xp: Namespace, gates: Array, *, scale: float) -> Array:
+    """gates (G, T, E) -> (G, T, E)."""
+    check_scores("gates", gates, AXES)
+    return xp.wide(gates) * check_positive("scale", scale)
+
+
+def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
+    """logits (G, T, E) -> (G, T, E).
+
+    The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
+    Differentiable through the iterations.
+    """
+    check_scores("logits", logits, AXES)
+    iterations = check_at_least("iterations", iterations, 1)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
+    logits = xp.wide(logits)
+    return (
+        xp.whole(sinkhorn_plan)(xp, logits, iterations)
+        if tolerance is None
+        else sinkhorn_plan(xp, logits, iterations, tolerance)
+    )
+
+
+def sinkhorn_plan(xp: Namespace, logits: Array, iterations: int, tolerance: float | None = None) -> Array:
+    """The plan (G, T, E) of logits in float32 or better."""
+    groups, tokens, experts = logits.shape
+    column_mass = tokens / experts
+
+    def update(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        row, column, error = state
+        new_column = math.log(column_mass) - xp.logsumexp(logits + row, 1, keepdims=True)
+        new_row = -xp.logsumexp(logits + new_column, 2, keepdims=True)
+        if tolerance is None:
+            return new_row, new_column, error
+        done = error <= tolerance
+        row, column = xp.where(done, row, new_row), xp.where(done, column, new_column)
+        sums = xp.sum(xp.exp(logits + row + column), 1, keepdims=True)
+        return row, column, xp.max(xp.abs(sums - column_mass), 2, keepdims=True)
+
+    row, column = xp.full((groups, tokens, 1), 0.0, logits), xp.full((groups, 1, experts), 0.0, logits)
+    row, column, _ = xp.loop(iterations, update, (row, column, xp.full((groups, 1, 1), math.inf, logits)))
+    return xp.exp(logits + row + column)

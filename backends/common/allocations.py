@@ -1,0 +1,268 @@
+"""Allocations: scores to slots, by Token Choice (Algorithm 1), in any order or among the most important, and Expert
+Choice (2).
+
+Selections are integers and carry no gradient; weights do. Ties go to the lower index.
+"""
+
+from moespec.backends.common.namespace import Array, Namespace, SlotRouting
+from moespec.backends.contract import filled_alone
+from moespec.spec.algorithms.importance_score import surviving_tokens
+from moespec.spec.algorithms.selected_weights import NORMS
+from moespec.spec.algorithms.token_choice import check_slot_order
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_mask,
+    check_non_negative,
+    check_one_per_token,
+    check_option,
+    check_same_shape,
+    check_scores,
+    check_size,
+    check_tries,
+)
+
+__all__ = [
+    "batch_priority",
+    "expert_choice",
+    "gshard_keep",
+    "importance_score_choice",
+    "importance_score_order",
+    "normalize_selected",
+    "token_choice",
+]
+
+AXES = "groups tokens experts"
+
+
+def batch_priority(xp: Namespace, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
+    """scores (G, T, E) -> (G, T) int32."""
+    check_scores("scores", scores, AXES)
+    check_option("by", by, ("max", "sum"))
+    choices = check_choices(choices, scores.shape[2])
+    return xp.argsort(-xp.sum(xp.top_values(xp.wide(scores), choices if by == "sum" else 1), 2))
+
+
+def normalize_selected(
+    xp: Namespace,
+    scores: Array,
+    combine_scores: Array | None = None,
+    *,
+    choices: int,
+    norm: str = "sum",
+    epsilon: float = 0.0,
+) -> Array:
+    """scores and combine_scores (G, T, E) -> (G, T, E)."""
+    weights = _checked(xp, scores, combine_scores)
+    choices = check_choices(choices, scores.shape[2])
+    check_option("norm", norm, NORMS)
+    epsilon = check_non_negative("epsilon", epsilon)
+    return _divided(xp, weights, xp.top_indices(xp.wide(scores), choices), norm, epsilon)
+
+
+def _divided(xp: Namespace, weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
+    """Weights (G, T, E) by the sum or norm, and epsilon, of those that are chosen (G, T, K), where a token has any; E is none."""
+    is_chosen = xp.is_chosen(chosen, weights)
+    of_them = xp.where(is_chosen, weights, 0.0)
+    total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
+    total = xp.where(xp.max(xp.cast(is_chosen, weights.dtype), 2, keepdims=True) > 0, total, 1.0)
+    return weights / ((total if norm == "sum" else xp.sqrt(total)) + epsilon)
+
+
+def gshard_keep(xp: Namespace, gates: Array, noise: Array) -> Array:
+    """gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
+    check_scores("gates", gates, AXES)
+    check_scores("noise", noise, "groups tokens")
+    check_choices(2, gates.shape[2])
+    check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
+    check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
+    kept = 2 * xp.top_values(xp.wide(gates), 2)[..., 1] > xp.wide(noise)
+    return xp.stack([xp.full(kept.shape, True, kept), kept], 2)
+
+
+def token_choice(
+    xp: Namespace,
+    scores: Array,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: Array | None = None,
+    order: Array | None = None,
+    keep: Array | None = None,
+    hold: bool = False,
+    tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
+) -> SlotRouting:
+    """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, tries) booleans -> SlotRouting.
+
+    That `order` is a permutation is not checked.
+    """
+    combine_scores = _checked(xp, scores, combine_scores)
+    if order is not None:
+        check_one_per_token("order", order, tuple(scores.shape[:2]))
+        order = xp.cast(order, "int32")
+    served = scores.shape[1]
+    return _serve(
+        xp, scores, combine_scores, choices, capacity, order, served, keep, hold, tries, slot_order, normalize
+    )
+
+
+def importance_score_order(xp: Namespace, scores: Array, *, drop: float = 0.1) -> Array:
+    """scores (G, T, E) -> (G, survivors) int32."""
+    order = batch_priority(xp, scores)
+    return order[:, : surviving_tokens(order.shape[1], drop)]
+
+
+def importance_score_choice(
+    xp: Namespace,
+    scores: Array,
+    *,
+    choices: int,
+    capacity: int,
+    drop: float = 0.1,
+    combine_scores: Array | None = None,
+) -> SlotRouting:
+    """scores and combine_scores (G, T, E) -> SlotRouting."""
+    combine_scores = _checked(xp, scores, combine_scores)
+    left = surviving_tokens(scores.shape[1], drop)
+    return _serve(xp, scores, combine_scores, choices, capacity, batch_priority(xp, scores), left)
+
+
+def _serve(
+    xp: Namespace,
+    scores: Array,
+    combine_scores: Array,
+    choices: int,
+    capacity: int,
+    order: Array | None,
+    served: int,
+    keep: Array | None = None,
+    hold: bool = False,
+    tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
+) -> SlotRouting:
+    """Token Choice of the first `served` tokens in `order` (G, T), which all the others come after."""
+    groups, tokens, experts = scores.shape
+    choices = check_choices(choices, experts)
+    capacity = check_capacity(capacity)
+    tries = check_tries(tries, choices, experts)
+    check_slot_order(slot_order, tries, choices)
+    slots = experts * capacity
+
+    # Selection.
+    best = xp.top_indices(xp.wide(scores), tries)
+    if keep is not None:
+        check_mask("keep", keep, (groups, tokens, tries), "choice")
+    if order is not None:
+        best = xp.take_rows(best, order[:, :served])
+        keep = None if keep is None else xp.take_rows(keep, order[:, :served])
+
+    # Slots.
+    slot = _slots_in_stages(xp, best, keep, hold, choices, experts, capacity, by_token=slot_order == "token")
+    if order is not None:
+        if served < tokens:
+            of_others = xp.full((groups, tokens - served, choices), slots, slot)
+            slot = xp.concatenate([slot, of_others], 1)
+        slot = xp.take_rows(slot, xp.argsort(order))
+    # A request is numbered k * T + t, and K * T marks an empty slot.
+    request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
+    token = xp.where(request < choices * tokens, request % tokens, tokens)
+
+    # Weights. The slot of a choice that got none is that of an expert E.
+    if normalize is not None:
+        check_option("normalize", normalize, NORMS)
+        combine_scores = _divided(xp, combine_scores, slot // capacity, normalize)
+    return xp.SlotRouting(token, xp.slot_weights(combine_scores, token, slot), slot, tokens)
+
+
+def _slots_in_stages(
+    xp: Namespace,
+    best: Array,
+    keep: Array | None,
+    hold: bool,
+    choices: int,
+    experts: int,
+    capacity: int,
+    *,
+    by_token: bool,
+) -> Array:
+    """The slots `e * C + c` of each token: (G, N, K) int32, E * C for a choice without one.
+
+    best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of that shape.
+
+    by_token: whether a token makes its requests before the next one, in the one stage that there is then.
+
+    The first K stages are one, since no token has K experts before they end.
+    """
+    groups, tokens, tries = best.shape
+    slots = experts * capacity
+    earlier = xp.full((groups, experts + 1), 0, best)  # requests of the stages before; the last is for no expert
+    stages_of_slots: list[Array] = []
+    for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
+        asked = best[:, :, first:last]
+        mask = None if keep is None else keep[:, :, first:last]
+        if mask is not None and not hold:
+            asked = xp.where(mask, asked, experts)
+        if stages_of_slots:
+            has = xp.sum(xp.cast(xp.concatenate(stages_of_slots, 2) < slots, "int32"), 2, keepdims=True)
+            asked = xp.where(has < choices, asked, experts)
+        requests = (asked if by_token else xp.swapaxes(asked, 1, 2)).reshape(groups, -1)
+        place = xp.positions(requests, experts)
+        if stages_of_slots:
+            place = place + xp.take(earlier, requests)
+        slot = _slots_of_places(xp, requests, place, experts, capacity)
+        slot = slot.reshape(groups, tokens, -1) if by_token else xp.swapaxes(slot.reshape(groups, -1, tokens), 1, 2)
+        stages_of_slots.append(slot if mask is None or not hold else xp.where(mask, slot, slots))
+        if last < tries:
+            own = xp.indices(groups, requests)[:, None] * (experts + 1) + requests
+            earlier = earlier + xp.count(own, groups * (experts + 1), requests).reshape(groups, -1)
+    if tries == choices:
+        return stages_of_slots[0]
+    return -xp.top_values(-xp.concatenate(stages_of_slots, 2), choices)
+
+
+def expert_choice(
+    xp: Namespace, scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
+) -> SlotRouting:
+    """scores and combine_scores (G, T, E) -> SlotRouting with `slot` None."""
+    combine_scores = _checked(xp, scores, combine_scores)
+    tokens = scores.shape[1]
+    columns = xp.swapaxes(xp.stop_gradient(xp.wide(scores)), 1, 2)
+    token = xp.top_indices(columns, check_capacity(capacity, tokens))
+    if drop_zero:
+        token = xp.where(xp.take(columns, token) > 0, token, tokens)
+    return xp.SlotRouting(token, xp.slot_weights(combine_scores, token, None), None, tokens)
+
+
+def slots_of_requests(xp: Namespace, requests: Array, experts: int, capacity: int) -> Array:
+    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or requests no expert (E).
+
+    requests: (G, N) int32; returns the same.
+    """
+    return _slots_of_places(xp, requests, xp.positions(requests, experts), experts, capacity)
+
+
+def _slots_of_places(xp: Namespace, requests: Array, place: Array, experts: int, capacity: int) -> Array:
+    """The slot `e * C + c` of each request for an expert that has place `c` in line; E * C where there is none."""
+    slots = experts * capacity
+    return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
+
+
+def _checked(xp: Namespace, scores: Array, combine_scores: Array | None) -> Array:
+    """The combine scores (default: `scores`) in float32 or better, after the checks of both."""
+    check_scores("scores", scores, AXES)
+    if combine_scores is None:
+        return xp.wide(scores)
+    check_scores("combine_scores", combine_scores, AXES)
+    check_same_shape("combine_scores", combine_scores, "scores", scores)
+    return xp.wide(combine_scores)
+
+
+def mostly_empty(routing: SlotRouting) -> bool:
+    """Whether the filled slots are computed alone."""
+    if routing.slot is None:
+        return False
+    _, experts, capacity = routing.token.shape
+    return filled_alone(routing.tokens, routing.slot.shape[2], experts, capacity)

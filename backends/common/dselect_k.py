@@ -1,0 +1,97 @@
+"""DSelect-k: selectors of experts by binary codes, their mixture and its routing, and its losses.
+
+Shape comments: M bits.
+"""
+
+from moespec.backends.common.affinities import router_logits
+from moespec.backends.common.namespace import Array, Namespace, SlotRouting
+from moespec.spec.algorithms.dselect_k import check_mixture, check_selectors
+from moespec.spec.algorithms.dselect_k_codes import Codes, check_codes, code_bits
+from moespec.spec.algorithms.dselect_k_losses import EPSILON
+from moespec.spec.checks import check_positive, check_scores, check_size
+
+__all__ = [
+    "dselect_k_codes",
+    "dselect_k_entropy",
+    "dselect_k_gate",
+    "dselect_k_reachability",
+    "dselect_k_routing",
+    "dselect_k_selectors",
+    "smooth_step",
+]
+
+
+def dselect_k_codes(
+    xp: Namespace, tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
+) -> Codes:
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
+    check_scores("tokens", tokens, "groups tokens width")
+    bits = check_codes(bias, choices, experts)
+    scores = xp.wide(bias)
+    if kernel is not None:
+        logits = router_logits(xp, tokens, kernel)
+        check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
+        scores = logits + scores
+    codes = scores[..., : choices * bits].reshape(*scores.shape[:-1], choices, bits)
+    return Codes(codes, scores[..., choices * bits :])
+
+
+def smooth_step(xp: Namespace, z: Array, *, gamma: float = 1.0) -> Array:
+    """Of any shape."""
+    check_scores("z", z, "...")
+    return _step(xp, xp.wide(z), check_positive("gamma", gamma))
+
+
+def _step(xp: Namespace, z: Array, gamma: float) -> Array:
+    t = xp.clip(z / gamma + 0.5, 0.0, 1.0)
+    return t * t * (3 - 2 * t)
+
+
+def dselect_k_selectors(xp: Namespace, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
+    """codes (..., K, M) -> (..., K, E)."""
+    check_scores("codes", codes, "... choices bits*")
+    bits = code_bits(experts)
+    check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
+    gamma, codes = check_positive("gamma", gamma), xp.wide(codes)
+    pairs = xp.stack([_step(xp, -codes, gamma), _step(xp, codes, gamma)], -1)
+    selectors = xp.full((*codes.shape[:-1], 1), 1.0, codes)
+    for bit in range(bits):  # each digit doubles the number of codes
+        doubled = selectors[..., :, None] * pairs[..., bit, None, :]
+        selectors = doubled.reshape(*codes.shape[:-1], 2 ** (bit + 1))
+    return selectors[..., :experts]
+
+
+def dselect_k_gate(xp: Namespace, selectors: Array, logits: Array) -> Array:
+    """selectors (..., K, E), logits (..., K) -> (..., E)."""
+    check_scores("selectors", selectors, "... choices experts")
+    check_scores("logits", logits, "... choices")
+    check_mixture(selectors, logits)
+    return xp.sum(xp.softmax(xp.wide(logits), -1)[..., None] * xp.wide(selectors), -2)
+
+
+def dselect_k_routing(xp: Namespace, gate: Array, *, like: Array | None = None) -> SlotRouting:
+    """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
+    if gate.ndim == 1 and like is not None:
+        check_scores("like", like, "groups tokens width")
+        gate = xp.broadcast_to(gate, (*like.shape[:2], gate.shape[0]))
+    check_scores("gate", gate, "groups tokens experts")
+    _, tokens, experts = gate.shape
+    place, first = xp.indices(tokens, gate), xp.indices(experts, gate) * tokens
+    used = xp.stop_gradient(gate) > 0
+    token = xp.where(xp.swapaxes(used, 1, 2), place, tokens)
+    slot = xp.where(used, place[:, None] + first, experts * tokens)
+    return xp.SlotRouting(token, xp.swapaxes(xp.wide(gate), 1, 2), slot, tokens)
+
+
+def dselect_k_entropy(xp: Namespace, selectors: Array) -> Array:
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
+    groups = check_selectors(selectors)
+    r = xp.wide(selectors)
+    return -xp.sum(r * xp.log(r + EPSILON)) / groups
+
+
+def dselect_k_reachability(xp: Namespace, selectors: Array) -> Array:
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
+    groups = check_selectors(selectors)
+    mass = xp.sum(xp.wide(selectors), -1)
+    return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

@@ -1,0 +1,56 @@
+"""Balance without a loss: biased scores, which carry no gradient, the load that they lead to, and the update of the bias."""
+
+from moespec.backends.common.namespace import Array, Namespace
+from moespec.spec.checks import (
+    check_choices,
+    check_non_negative,
+    check_option,
+    check_same_shape,
+    check_scores,
+    check_size,
+)
+
+__all__ = ["balance_bias", "biased_scores", "expert_load"]
+
+AXES = "groups tokens experts"
+
+
+def biased_scores(xp: Namespace, scores: Array, bias: Array) -> Array:
+    """scores (G, T, E), bias (E,) -> (G, T, E)."""
+    check_scores("scores", scores, AXES)
+    check_scores("bias", bias, "experts")
+    check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
+    scores, bias = xp.widest(scores, bias)
+    return xp.stop_gradient(scores + bias)
+
+
+def expert_load(xp: Namespace, scores: Array, *, choices: int, scope: str = "batch") -> Array:
+    """The sum over the groups: scores (G, T, E) -> (E,)."""
+    check_scores("scores", scores, AXES)
+    check_option("scope", scope, ("batch", "global"))
+    scores = xp.wide(xp.stop_gradient(scores))
+    chosen = xp.is_chosen(xp.top_indices(scores, check_choices(choices, scores.shape[2])), scores)
+    return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))
+
+
+def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
+    """bias (E,), load (E,) -> (E,)."""
+    check_scores("bias", bias, "experts")
+    check_scores("load", load, "experts")
+    check_same_shape("load", load, "bias", bias)
+    bias, load = xp.widest(bias, load)
+    change = -check_non_negative("rate", rate) * _excess_sign(xp, load)
+    return bias + (change - xp.mean(change) if recentre else change)
+
+
+def _excess_sign(xp: Namespace, load: Array) -> Array:
+    """The sign of `load` less its mean, exact to 2^36 choices: float32 lacks whole numbers from 2^24 on, so that halves are compared."""
+    upper = _whole(xp, load / 4096)
+    high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
+    carry = _whole(xp, low / 4096)
+    return xp.sign(2 * xp.sign(high + carry) + xp.sign(low - 4096 * carry))
+
+
+def _whole(xp: Namespace, x: Array) -> Array:
+    """`x` without its fraction."""
+    return xp.where(xp.abs(x) < 2**24, xp.cast(xp.cast(x, "int32"), x.dtype), x)

@@ -1,0 +1,107 @@
+"""What the network operations of the backends have in common: what they check, and the cross-entropies."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moespec.backends.common.namespace import Array, Namespace
+from moespec.spec.algorithms.gated_experts import ACTIVATIONS, AXES, check_expert_widths, check_parameter_names
+from moespec.spec.checks import check_option, check_same_shape, check_scores, check_size
+from moespec.spec.errors import ShapeError
+
+__all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
+
+
+def check_activation(gelu: str, activation: str) -> None:
+    """ConfigError for an unknown activation of experts, or form of GELU."""
+    check_option("gelu", gelu, ("tanh", "erf"))
+    check_option("activation", activation, ACTIVATIONS)
+
+
+Linear = Callable[[Array, Array, Array | None], Array]
+"""`x @ kernel + bias` of each expert, without a bias where it is None."""
+
+
+def expert_weights(
+    xp: Namespace,
+    params: Mapping[str, Array],
+    dtype: Any,
+    *,
+    width: int,
+    experts: int | None = None,
+    plain: bool = False,
+) -> dict[str, Array]:
+    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: as in the specification."""
+    check_parameter_names(params, plain=plain)
+    for name in filter(params.__contains__, AXES):
+        check_scores(name, params[name], AXES[name])
+        count, of = (params["w1"].shape[0], "w1") if experts is None else (experts, "the inputs")
+        check_size(name, params[name], 0, count, f"the experts of {of}")
+    weights = {name: xp.cast(params[name], dtype) for name in AXES if name in params}
+    check_expert_widths(weights, width)
+    return weights
+
+
+def perceptron(x: Array, weights: Mapping[str, Array], linear: Linear, active: Callable[[Array], Array]) -> Array:
+    """The perceptrons of `expert_mlp`, plain or gated, on rows that `linear` knows the experts of."""
+    hidden = active(linear(x, weights["w1"], weights.get("b1")))
+    if "w3" in weights:
+        hidden = hidden * linear(x, weights["w3"], weights.get("b3"))
+    return linear(hidden, weights["w2"], weights.get("b2"))
+
+
+def with_shared(
+    y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
+) -> Array:
+    """What the experts make of the tokens (G, T, D), `y`, plus what a shared expert does, if there is one."""
+    if shared is None:
+        return y
+    alone = {name: value[None] for name, value in shared.items()}
+    served = expert_mlp(tokens[:, None], alone, **options)[:, 0]
+    check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")
+    return y + served
+
+
+def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
+    """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
+    check_scores("query", query, "images queries heads dim")
+    check_scores("key", key, "images keys heads dim")
+    check_scores("value", value, "images keys heads dim")
+    check_same_shape("value", value, "key", key)
+    for axis in (0, 1, 2, 3) if causal else (0, 2, 3):
+        check_size("key", key, axis, query.shape[axis], "the images, heads and dim of query, and if causal the queries")
+
+
+def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
+    """Rows and columns of patches of images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "patch patch channels features")
+    patch = kernel.shape[0]
+    check_size("kernel", kernel, 1, patch, "its first axis")
+    check_size("kernel", kernel, 2, images.shape[3], "the channels of images")
+    if bias is not None:
+        check_scores("bias", bias, "features")
+        check_size("bias", bias, 0, kernel.shape[3], "the features of kernel")
+    height, width = images.shape[1:3]
+    if height % patch or width % patch:
+        raise ShapeError(f"images: {height} x {width} pixels do not divide into patches of {patch}")
+    return height // patch, width // patch
+
+
+def softmax_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
+    logits, targets = _checked(xp, logits, targets)
+    return -xp.sum(targets * xp.log_softmax(logits, -1), -1)
+
+
+def sigmoid_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+    """logits and targets (..., classes) -> (...,), in float32 or better."""
+    logits, targets = _checked(xp, logits, targets)
+    return xp.sum(xp.softplus(logits) - targets * logits, -1)
+
+
+def _checked(xp: Namespace, logits: Array, targets: Array) -> Any:
+    """Logits and targets of classes, in one dtype."""
+    check_scores("logits", logits, "... classes")
+    check_scores("targets", targets, "... classes")
+    check_same_shape("targets", targets, "logits", logits)
+    return xp.widest(logits, targets)

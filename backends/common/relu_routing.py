@@ -1,0 +1,43 @@
+"""ReLU routing: gates, the loss that makes them sparse, how many there are too many, the renewed penalty."""
+
+from moespec.backends.common.namespace import Array, Namespace
+from moespec.spec.checks import check_choices, check_positive, check_scores
+
+__all__ = ["excess_gates", "relu_affinity", "relu_loss", "renewed_penalty"]
+
+AXES = "groups tokens experts"
+
+
+def relu_affinity(xp: Namespace, logits: Array) -> Array:
+    """logits (G, T, E) -> (G, T, E)."""
+    check_scores("logits", logits, AXES)
+    logits = xp.wide(logits)
+    return xp.where(logits > 0, logits, 0.0)
+
+
+def relu_loss(xp: Namespace, gates: Array, penalty: Array, *, choices: int) -> Array:
+    """The mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
+    check_scores("gates", gates, AXES)
+    check_scores("penalty", penalty, "")
+    gates, penalty = xp.widest(gates, penalty)
+    experts = gates.shape[2]
+    choices = check_choices(choices, experts)
+    active = xp.mean(xp.cast(gates > 0, gates.dtype), 1)
+    return penalty * (experts / choices) * xp.mean(xp.sum(active * xp.mean(gates, 1), 1))
+
+
+def excess_gates(xp: Namespace, gates: Array, *, choices: int) -> Array:
+    """The sum over the groups: gates (G, T, E) -> a scalar."""
+    check_scores("gates", gates, AXES)
+    choices = check_choices(choices, gates.shape[2])
+    # Less the choices of each token before the sum, which float32 has not exactly from 2^24 gates on.
+    return xp.sum(xp.sum(xp.cast(gates > 0, xp.wide(gates).dtype), 2) - choices)
+
+
+def renewed_penalty(xp: Namespace, penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
+    """penalty and excess, scalars -> a scalar."""
+    check_scores("penalty", penalty, "")
+    check_scores("excess", excess, "")
+    multiplier = check_positive("multiplier", multiplier)
+    penalty, excess = xp.widest(penalty, excess)
+    return xp.where(excess > 0, penalty * multiplier, xp.where(excess < 0, penalty / multiplier, penalty))

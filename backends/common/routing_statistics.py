@@ -1,0 +1,65 @@
+"""Statistics of routings and slots, without gradient; a step of training has only those of `routing_metrics`."""
+
+from moespec.backends.common.namespace import Array, Namespace, SlotRouting, SoftRouting
+from moespec.backends.common.soft_moe import inverse_norm
+from moespec.spec.checks import check_scores
+
+__all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"]
+
+
+def collapse_metrics(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict[str, Array]:
+    """Each the mean over the groups: the scalars dispatch_max and combine_max."""
+    if isinstance(routing, xp.SlotRouting):
+        weight = xp.by_expert(routing, xp.stop_gradient(routing.weight))
+        return {"dispatch_max": xp.mean(_filled(xp, routing)), "combine_max": xp.mean(xp.max(weight, 2))}
+    combine = xp.stop_gradient(xp.wide(routing.combine))
+    return {
+        "dispatch_max": xp.mean(xp.max(_dispatch(xp, routing), 1)),
+        "combine_max": xp.mean(xp.max(xp.max(combine, 3), 2)),
+    }
+
+
+def summed_dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+    """(G, T)."""
+    if isinstance(routing, xp.SlotRouting):
+        return xp.sum(xp.by_expert(routing, _filled(xp, routing)), 2)
+    return xp.sum(_dispatch(xp, routing), (2, 3))
+
+
+def cumulative_dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+    """(G, T)."""
+    if isinstance(routing, xp.SlotRouting):
+        mean = xp.mean(_filled(xp, routing), (1, 2))
+        return xp.broadcast_to(mean[:, None], (mean.shape[0], routing.tokens))
+    of_slots = xp.swapaxes(_dispatch(xp, routing), 1, 3)
+    descending, _ = xp.largest(of_slots, of_slots.shape[3])
+    return xp.mean(xp.cumsum(descending, -1), (1, 2))
+
+
+def experts_per_token(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict[str, Array]:
+    """Each the mean over the groups, scalars."""
+    if isinstance(routing, xp.SlotRouting):
+        count = summed_dispatch(xp, routing)
+    else:
+        dispatch = _dispatch(xp, routing)
+        count = xp.sum(xp.cast(xp.max(dispatch, 3) > 0, dispatch.dtype), 2)
+    shares = {f"at_least_{n}": xp.mean(xp.cast(count >= n, count.dtype)) for n in (1, 2, 4)}
+    return {"experts_min": xp.mean(-xp.max(-count, 1)), "experts_max": xp.mean(xp.max(count, 1)), **shares}
+
+
+def slot_similarity(xp: Namespace, slots: Array) -> Array:
+    """slots (D, E, C) -> (E * C, E * C)."""
+    check_scores("slots", slots, "width experts capacity")
+    phi = xp.stop_gradient(xp.wide(slots)).reshape(slots.shape[0], -1)
+    unit = phi * inverse_norm(xp, phi, 0, "paper")
+    return xp.product(xp.swapaxes(unit, 0, 1)[None], unit)[0]
+
+
+def _dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+    """The dispatch of a dense routing: (G, T, E, C)."""
+    return xp.stop_gradient(xp.wide(routing.dispatch))
+
+
+def _filled(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+    """1 for a slot that holds a token, else 0: (G, E, C)."""
+    return xp.cast(routing.token < routing.tokens, routing.weight.dtype)

@@ -1,0 +1,55 @@
+"""Soft MoE: every slot is a mean of all tokens, every token a mean of all slot outputs."""
+
+from moespec.backends.common.namespace import Array, Namespace, SoftRouting
+from moespec.spec.algorithms.soft_moe import check_forms, check_one_slot_each
+from moespec.spec.checks import check_scores, check_size
+
+__all__ = ["soft_routing"]
+
+EPSILON = 1e-6
+
+
+def soft_routing(
+    xp: Namespace,
+    tokens: Array,
+    slots: Array,
+    *,
+    scale: Array | float = 1.0,
+    normalize: bool = True,
+    norm_form: str = "paper",
+    dispatch: str = "soft",
+    combine: str = "soft",
+) -> SoftRouting:
+    """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better, also under autocast."""
+    check_scores("tokens", tokens, "groups tokens width")
+    check_scores("slots", slots, "width experts capacity")
+    check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
+    if not isinstance(scale, int | float):
+        check_scores("scale", scale, "")
+        scale = xp.wide(scale)
+    check_forms(norm_form, dispatch, combine)
+    x, phi = xp.widest(tokens, slots)
+    _, count, experts, capacity = shape = (*x.shape[:2], *phi.shape[1:])
+    if dispatch == "identity":
+        check_one_slot_each(count, experts, capacity)
+        dealt = xp.eye(count, x).reshape(count, capacity, experts)
+        identity = xp.broadcast_to(xp.swapaxes(dealt, 1, 2), shape)
+        return xp.SoftRouting(identity, identity)
+
+    rows = inverse_norm(xp, x, 2, norm_form) if normalize else None
+    columns = scale * inverse_norm(xp, phi, 0, norm_form) if normalize else None
+    logits = xp.scaled_product(tokens, x, phi, rows, columns)
+    return xp.SoftRouting(
+        xp.softmax(logits, 1) if dispatch == "soft" else xp.full(shape, 1 / count, logits),
+        xp.softmax(logits, (2, 3)) if combine == "soft" else xp.full(shape, 1 / (experts * capacity), logits),
+    )
+
+
+def inverse_norm(xp: Namespace, x: Array, axis: int, form: str, epsilon: float = EPSILON) -> Array:
+    """What `x` is multiplied by along `axis` to be normalised, in a form of `normalize_l2` of the specification."""
+    squares = xp.sum(x * x, axis, keepdims=True)
+    if form == "rsqrt":
+        return xp.rsqrt(squares + epsilon)
+    is_zero = squares == 0
+    norm = xp.where(is_zero, 0.0, xp.sqrt(xp.where(is_zero, 1.0, squares)))
+    return 1 / (xp.maximum(norm, epsilon) if form == "clamped" else norm + epsilon)

@@ -1,0 +1,65 @@
+"""Experts split among the processes of a group: what is in their slots goes there and comes back."""
+
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from torch import Tensor
+from torch.autograd import Function
+
+import moespec.backends.torch as single
+from moespec.backends.expert_parallel import SplitExperts
+from moespec.backends.mesh import MeshSizes
+from moespec.backends.torch.collectives import Group, exchange
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+class SplitOverGroup(SplitExperts):
+    """The torch backend, with experts split over a group of processes.
+
+    What is sent has all slots of an expert together, as `moe_layer` has them in memory; what comes is by sender, and is
+    copied into that order.
+    """
+
+    single = single
+
+    def __init__(self, group: Group, sizes: MeshSizes | None = None) -> None:
+        """sizes: of a mesh whose axis `expert` the group is, by default of one with no other axis."""
+        self.group, self.sizes = group, MeshSizes(expert=group.size) if sizes is None else sizes
+
+    def _there(self, slots: Tensor) -> Tensor:
+        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        groups, experts, *place = slots.shape
+        n = self.group.size
+        by_sender = exchange(slots.transpose(0, 1), self.group)
+        return by_sender.reshape(n, experts // n, groups, *place).transpose(0, 1).flatten(1, 2).transpose(0, 1)
+
+    def _back(self, slots: Tensor) -> Tensor:
+        groups, experts, *place = slots.shape
+        n = self.group.size
+        by_receiver = slots.transpose(0, 1).reshape(experts, n, groups // n, *place).transpose(0, 1)
+        return exchange(by_receiver.flatten(0, 1), self.group).transpose(0, 1)
+
+
+def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
+    """Whether a tensor is a DTensor, told by its mesh: the class brings sympy, which takes half a second to import."""
+    return hasattr(tensor, "device_mesh")
+
+
+def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
+    """The part that this process has of a parameter of split experts. Its gradient is that of the mean over the group of the
+    processes' losses: the exchange brings the sum, so that here it is divided by their number."""
+    local = parameter.to_local() if is_split(parameter) else parameter
+    mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]
+    return mean
+
+
+class _MeanGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: int) -> Tensor:
+        ctx.size = size
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient / ctx.size, None

@@ -1,0 +1,152 @@
+"""States of training that are spread over the devices of a mesh: each process has plain tensors, its parts of parameters and
+of what is kept of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from moespec.backends.mesh import AXES, Pieces, Split, axes_of_slot, leaves, split_axes, start_of
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.torch import optimizers
+from moespec.backends.torch.arrays import from_numpy, to_numpy
+from moespec.backends.torch.collectives import Devices
+from moespec.backends.torch.pytrees import Path, flatten, unflatten
+from moespec.backends.torch.training import Found, Leaves, Params, TrainState, kept_leaves, norm_of
+
+SPLITTING = ("fsdp", "expert")
+"""The axes that split parameters."""
+
+
+class Part(NamedTuple):
+    """What a device has of a parameter whose `axis` is split over `fsdp`, where a program is given it."""
+
+    array: Tensor
+    axis: int
+
+
+class Extent(optimizers.Extent):
+    """A parameter of a `shape`, which is split over devices as `split` says."""
+
+    def __init__(self, devices: Devices, shape: Sequence[int], split: Split) -> None:
+        super().__init__(shape)
+        self.devices, self.split = devices, split
+
+    def norms(self, *tensors: Tensor) -> Sequence[Tensor]:
+        norms, axes = super().norms(*tensors), [axis for axis in self.split if axis]
+        return [x.sqrt() for x in self.devices.sums([norm.square() for norm in norms], axes)] if axes else norms
+
+    def mean(self, x: Tensor, axis: int) -> Tensor:
+        mean, over = super().mean(x, axis), self.split[axis]
+        return self.devices.means({"mean": mean}, [over])["mean"] if over else mean
+
+
+@dataclass
+class SpreadState(TrainState):
+    """A state of parts, with what they are parts of."""
+
+    extents: dict[Path, Extent]
+    devices: Devices
+
+    def shape_of(self, path: Path, leaf: Tensor) -> tuple[int, ...]:
+        return self.extents[path].shape
+
+    def marked(self, given: Leaves) -> Params:
+        """The parameters for a program, with `given` in place of those that these are."""
+        split = {path: extent.split for path, extent in self.extents.items()}
+        return unflatten(
+            {
+                path: Part(leaf, split[path].index("fsdp")) if "fsdp" in split[path] else leaf
+                for path, leaf in {**flatten(self.params), **given}.items()
+            }
+        )
+
+    def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
+        """Sums each gradient over the devices that have the same part of the parameter. Returns the means of metrics, and the sums of
+        sums.
+
+        There is one reduction for each set of axes: that of what all devices have has the metrics and sums too.
+        """
+        trees = [flatten(tree) for tree in sums]
+        shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]
+        # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
+        together: dict[tuple[str, ...], list[Tensor]] = {AXES: []}
+        for path, leaf in self.trained().items():
+            axes = tuple(axis for axis in AXES if axis not in self.extents[path].split)
+            together.setdefault(axes, []).append(leaf)
+        totals: list[Tensor] = []
+        for axes, same in together.items():
+            gradients = [leaf.grad for leaf in same if leaf.grad is not None]
+            summed = self.devices.sums([*gradients, *(shared if axes == AXES else ())], axes)
+            for leaf, total in zip(same, summed, strict=False):
+                leaf.grad = total
+            totals += summed[len(same) :]
+        means = {name: total / self.devices.sizes.devices for name, total in zip(metrics, totals, strict=False)}
+        rest = iter(totals[len(metrics) :])
+        return means, [unflatten({path: next(rest) for path in tree}) for tree in trees]
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient: the squares of its parts are summed over the devices that have them."""
+        together: dict[tuple[str, ...], list[Tensor | None]] = {}
+        for path, leaf in self.trained().items():
+            axes = tuple(axis for axis in SPLITTING if axis in self.extents[path].split)
+            together.setdefault(axes, []).append(leaf.grad)
+        total: Any = 0
+        for axes, gradients in together.items():
+            copies = self.devices.sizes.size([axis for axis in SPLITTING if axis not in axes])
+            total = total + norm_of(gradients).square() / copies
+        return self.devices.sums([total], SPLITTING)[0].sqrt()
+
+
+def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
+    """The state that `export_state`, of any backend, made `exported` of. Slots that it has not are those of a beginning.
+
+    Each leaf has a shape and a dtype, and the part of this process is read as a slice of it, as of a NumPy array.
+    """
+    trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
+    entries, step = trees["params"], int(exported["step"])
+    extents = {
+        path: Extent(devices, leaf.shape, split_axes(path, leaf.shape, devices.sizes)) for path, leaf in entries.items()
+    }
+
+    def read(source: Any, slot: str, path: Path) -> Tensor:
+        split = axes_of_slot(slot, extents[path].shape, extents[path].split, optimizer.factored_from)
+        part: Tensor = from_numpy(np.asarray(source[devices.index(source.shape, split)], entries[path].dtype))
+        return part
+
+    params = {path: read(leaf, "params", path) for path, leaf in entries.items()}
+    trained = {path: leaf.requires_grad_() for path, leaf in params.items() if optimizer.rate_of(path)}
+    torch_optimizer = optimizers.make(optimizer, trained, extents)
+    average: Leaves = {}
+    for path, leaf in trained.items():
+        moments = {}
+        for slot, shape in optimizer.slots(path, extents[path].shape).items():
+            first = entries[path] if slot == "ema" else np.broadcast_to(np.float32(0), shape)
+            moments[slot] = read(trees.get(slot, {}).get(path, first), slot, path)
+        if "ema" in moments:
+            average[path] = moments.pop("ema")
+        optimizers.keep(optimizer, torch_optimizer, leaf, moments, step)
+    return SpreadState(unflatten(params), torch_optimizer, optimizer, average, step, extents, devices)
+
+
+def pieces_of(state: SpreadState) -> dict[str, Any]:
+    """A state as nested dicts of `Pieces`, and its step. Of what several processes have, the first has the piece."""
+    devices = state.devices
+
+    def pieces(leaf: Tensor, slot: str, path: Path) -> Pieces:
+        extent = state.extents[path]
+        split = axes_of_slot(slot, extent.shape, extent.split, state.config.factored_from)
+        parts = [getattr(devices.sizes, axis) if axis else 1 for axis in split]
+        shape = tuple(length * count for length, count in zip(leaf.shape, parts, strict=True))
+        first = not any(devices.place[axis] for axis in AXES if axis not in split)
+        found = ((start_of(devices.index(shape, split)), to_numpy(leaf)),) if first else ()
+        return Pieces(shape, to_numpy(leaf.new_empty(0)).dtype, found)
+
+    trees: dict[str, Any] = {
+        slot: unflatten({path: pieces(leaf, slot, path) for path, leaf in found.items()})
+        for slot, found in kept_leaves(state).items()
+    }
+    return {**trees, "step": state.step}

@@ -1,0 +1,175 @@
+"""Which known variant a target's results equal: what a third-party router computes where it is not the specification.
+
+For each stage that fails, the variants are run on what the stage was given. One of them agrees where all that the
+target returned is what it computes, within a few tolerances of the dtype, and that is not the expected result, nor what
+the right backend computes. A stage that the target passes and the variant fails is one where they do not agree, and so is
+one where the target raises and the variant does not.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.variant import module_of
+from moespec.conformance.cases import function, variants
+from moespec.conformance.check.mutation_report import DTYPE, called
+from moespec.conformance.check.results import CaseResult, Match
+from moespec.conformance.check.target import Target, Values, execute, job_of
+from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
+from moespec.conformance.format import Case, Value
+
+__all__ = ["Known", "recognise"]
+
+ENOUGH = 0.25
+"""A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
+fails."""
+
+SLACK = 4
+"""How many tolerances a target may be away from a variant, whose own scale is not known; what is expected must be twice
+as far. A variant fails a stage that the target passes if it is further off than this."""
+
+Place = tuple[str, str]
+"""A case by id, and a stage of it."""
+
+
+def recognise(results: Sequence[CaseResult], known: "Known") -> list[Match]:
+    """The variants that a target agrees with, algorithm by algorithm in each dtype and mode.
+
+    Those that agree wherever the target or they differ from the specification, all of them if several do; else those
+    that together explain a part of the failures, the largest part first.
+    """
+    groups: dict[tuple[str, str, str], list[CaseResult]] = {}
+    for result in results:
+        groups.setdefault((result.algorithm, result.dtype, result.mode), []).append(result)
+    failing = {key: group for key, group in groups.items() if any(result.returned for result in group)}
+    matches = []
+    for (algorithm, dtype, mode), group in failing.items():
+        for name, agree, of in _explained(known, group, ALL_DTYPES[dtype]):
+            v = variants()[name]
+            matches.append(Match(algorithm, dtype, mode, v.name, v.computes, v.ledger, v.who, agree, of))
+    return matches
+
+
+class Known:
+    """What the variants compute for the stages of cases. Each is run once, when it is needed, whatever the dtype."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = {case.id: case for case in cases}
+        self.target = cache(lambda name: Target(name, DTYPE, module_of(variants()[name].replaced if name else {})))
+        self.concerned = cache(self._concerned)
+        self.computed = cache(self._computed)
+
+    def expected(self, place: Place) -> dict[str, Value]:
+        """The expected results of a stage; none if the case does not have it."""
+        id, name = place
+        return next((stage.outputs for stage in self.cases[id].stages if stage.name == name), {})
+
+    def call(self, place: Place) -> str:
+        """The public name that a stage calls."""
+        id, name = place
+        return self.cases[id].stage(name).call
+
+    def compares(self, place: Place) -> bool:
+        """Whether variants are run on a stage: it has results, and is not training, which takes seconds."""
+        return bool(self.expected(place)) and not function(self.cases[place[0]].stage(place[1]).call).pooled
+
+    def _concerned(self, place: Place) -> list[str]:
+        """The variants that replace something that a stage calls."""
+        names = called(job_of(self.cases[place[0]], place[1]))
+        return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
+
+    def _computed(self, place: Place, name: str) -> Values:
+        """The results of a variant, or of the right backend, which has no name; none where it raises an error."""
+        with np.errstate(all="ignore"):  # those that compute with NaN
+            (values,) = execute(self.target(name), [job_of(self.cases[place[0]], place[1])], "eager")
+        return {} if isinstance(values, Exception) else values
+
+    def differs(self, place: Place, name: str, dtype: Dtype) -> bool:
+        """Whether a stage fails under a variant, by far."""
+        values, call = self.computed(place, name), self.call(place)
+        return any(
+            result not in values or compare(value, values[result], precision(call, result, dtype)).fraction > SLACK
+            for result, value in self.expected(place).items()
+        )
+
+    def agrees(self, place: Place, name: str, returned: Values, dtype: Dtype) -> bool:
+        """Whether all that was returned, and is expected, is what a variant computes."""
+        values, expected = self.computed(place, name), self.expected(place)
+        shared = [result for result in expected if result in returned]
+        if not shared or not values.keys() >= set(shared):
+            return False
+        bounds = {result: precision(self.call(place), result, dtype) for result in shared}
+        away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
+        wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
+        if wrong <= 1:  # only what is there differs: a target that lacks results is like no variant that has them
+            return values.keys() == returned.keys() != expected.keys()
+        return away <= min(SLACK, wrong / 2)
+
+
+def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[tuple[str, int, int]]:
+    """Variants, the number of stages in which they agree, and of how many."""
+    failed = {place: result.returned[place[1]] for result in group for place in _places(known, result, "fail")}
+    raised = [(r.id, o.stage) for r in group for o in r.outcomes if o.state == "error"]
+    raised = [place for place in raised if known.compares(place)]
+    passed = [place for result in group for place in _places(known, result, "pass")]
+    agree: dict[str, set[Place]] = {}
+    for place, returned in failed.items():
+        for name in [] if known.agrees(place, "", returned, dtype) else known.concerned(place):
+            if known.agrees(place, name, returned, dtype):
+                agree.setdefault(name, set()).add(place)
+    counts = {name: len(failed) + sum(bool(known.computed(place, name)) for place in raised) for name in agree}
+    counted = [
+        (name, len(places), counts[name] + _denied(known, name, passed, dtype))
+        for name, places in agree.items()
+        if len(places) >= ENOUGH * counts[name]
+    ]
+    full = [(name, agreed, of) for name, agreed, of in counted if agreed == of]
+    parts = sorted((one for one in counted if one[1] >= ENOUGH * one[2]), key=lambda one: -one[1] / one[2])
+    return full or list(_parts(parts, agree))
+
+
+def _denied(known: Known, name: str, passed: Sequence[Place], dtype: Dtype) -> int:
+    """How many of the stages that the target passes would fail under a variant."""
+    return sum(name in known.concerned(place) and known.differs(place, name, dtype) for place in passed)
+
+
+def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]) -> Iterator[tuple[str, int, int]]:
+    """Of the variants, the likeliest first, those that explain something that none before them does."""
+    explained: set[Place] = set()
+    for name, agreed, of in counted:
+        if agree[name] - explained:
+            yield name, agreed, of
+            explained |= agree[name]
+
+
+def _places(known: Known, result: CaseResult, state: str) -> list[Place]:
+    """The stages of a case all of whose outcomes pass, or of which some fail and the target returned something."""
+    states: dict[str, set[str]] = {}
+    for outcome in result.outcomes:
+        states.setdefault(outcome.stage.split("/")[0], set()).add(outcome.state)
+    return [
+        (result.id, stage)
+        for stage, seen in states.items()
+        if known.compares((result.id, stage))
+        if (seen == {"pass"} if state == "pass" else stage in result.returned)
+    ]
+
+
+def _distance(value: Value, want: Any, got: Any, dtype: Dtype) -> float:
+    """How many tolerances a result is away from that of a variant, by the larger of its scale and its own size.
+
+    Where the variant computes NaN or infinity, so must the target, but no matter which.
+    """
+    want, got = np.asarray(want), np.asarray(got)
+    if value.kind != "float" or want.shape != got.shape or got.dtype.kind != "f":
+        return compare(Value(want, value.axes, value.kind), got, dtype).fraction
+    finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return math.inf
+    want, got = np.where(finite, want, 0), np.where(finite, got, 0)
+    scale = np.abs(value.array) if isinstance(value.scale, str) else value.scale
+    scale = np.maximum(scale if scale.shape == want.shape else np.max(scale, initial=0.0), np.abs(want))
+    return compare(Value(want, value.axes, "float", scale, value.constant), got, dtype).fraction

@@ -1,0 +1,158 @@
+"""The suite tried on known variants: every variant must be caught by a vector, and by two or more where it can.
+
+A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
+suite runs them, algorithm by algorithm until two have failed; of trajectories, which take longer, the first step. Error
+cases come last, and only where nothing else has failed: most variants check nothing, which is not what they are about.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.author.variant import Variant, module_of, noting
+from moespec.conformance.cases import function, variants
+from moespec.conformance.check.results import FAILED, CaseResult
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.single_detection import ALONE
+from moespec.conformance.check.target import Job, Target, execute, job_of
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.format import Case, Value
+from moespec.conformance.matrix_rows import ALGORITHMS
+
+__all__ = ["Survey", "called", "falls", "first_step", "survey", "table"]
+
+DTYPE = DTYPES["float64"]
+ENOUGH = 2
+"""Cases that catch a variant, after which no other algorithm is tried."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which cases catch which variants.
+
+    caught: for each variant ids of cases that fail on it, with the stage where it differs first; all if these are fewer
+    than two. cases: the ids of all cases, which were run as long as this was not so.
+    """
+
+    caught: Mapping[str, Mapping[str, str]]
+    cases: tuple[str, ...]
+
+    @property
+    def survivors(self) -> list[str]:
+        """The variants that no case of an algorithm that they concern catches, if all those were run."""
+        run = {id.split("/")[0] for id in self.cases}
+        return [
+            name
+            for name, ids in self.caught.items()
+            if variants()[name].algorithms <= run and not {id.split("/")[0] for id in ids} & variants()[name].algorithms
+        ]
+
+    @property
+    def whole(self) -> bool:
+        """Whether cases of all algorithms were run."""
+        return {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
+
+    @property
+    def alone(self) -> dict[str, str]:
+        """The variants that fall to one case, with it; none if only a part of the suite was run."""
+        return {name: next(iter(ids)) for name, ids in self.caught.items() if self.whole and len(ids) == 1}
+
+    @property
+    def problems(self) -> list[str]:
+        """Variants that survive, and where those that fall to one case are not those of `alone.ALONE`."""
+        problems = [f"{name} survives" for name in self.survivors]
+        problems += [
+            f"{name} falls to {id} alone, and is not listed" for name, id in self.alone.items() if name not in ALONE
+        ]
+        listed = ALONE.keys() & self.caught.keys() if self.whole else set()
+        return problems + [
+            f"{name} is listed, and falls to two cases or more" for name in sorted(listed - self.alone.keys())
+        ]
+
+
+def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
+    """Every variant run on the cases that it concerns."""
+    cases = [first_step(case) for case in cases]
+    names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
+    caught = {}
+    for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
+        caught[variant.name] = _caught_by(variant, [case for case in cases if variant.replaced.keys() & names[case.id]])
+    return Survey(caught, tuple(case.id for case in cases))
+
+
+def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
+    """Those that fail, algorithm by algorithm, until there are enough: first those that must catch it."""
+    target, caught, otherwise = Target(variant.name, DTYPE, module_of(variant.replaced)), dict[str, str](), False
+
+    def rank(case: Case) -> tuple[bool, bool, bool, str]:
+        last = case.expect is not None, case.kind == "trajectory"
+        return *last, case.algorithm not in variant.algorithms, case.algorithm
+
+    for (is_error, *_), part in groupby(sorted(cases, key=rank), rank):
+        if len(caught) >= ENOUGH or (is_error and otherwise):
+            break
+        with np.errstate(all="ignore"):  # those that compute with NaN
+            results = run_cases(target, list(part), "eager")
+        caught |= {result.id: result.first.stage for result in results if falls(result)}
+        otherwise = bool(caught) and not is_error
+    return caught
+
+
+def falls(result: CaseResult) -> bool:
+    """Whether a case fails on a variant, and not because the variant lacks an argument."""
+    return result.state in FAILED and not result.first.message.startswith("TypeError")
+
+
+def called(job: Job) -> set[str]:
+    """The public names, and the routers, that a stage calls on the values of a case."""
+    names: set[str] = set()
+    execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
+    return names
+
+
+def _called_by(case: Case) -> set[str]:
+    if case.expect is not None:  # by the call that must raise
+        return {name for stage in case.stages for name in (stage.call.partition(".")[0], stage.router)}
+    names = set().union(*(called(job_of(case, stage.name)) for stage in case.stages))
+    names |= {name for stage in case.stages for name in function(stage.call).needs}
+    return names | {"value_and_grad"} if case.gradients else names
+
+
+def first_step(case: Case) -> Case:
+    """A trajectory cut to its first step; any other case unchanged."""
+    if case.kind != "trajectory":
+        return case
+    (stage,) = case.stages
+    outputs = {
+        name: _sliced(value) if value.axes[:1] == ("steps",) else value
+        for name, value in stage.outputs.items()
+        if not name.startswith("parameters/") or name == "parameters/1"
+    }
+    options = {**stage.options, "rates": stage.options["rates"][:1]}
+    return replace(case, stages=(replace(stage, options=options, outputs=outputs),))
+
+
+def _sliced(value: Value) -> Value:
+    scale = value.scale if isinstance(value.scale, str) else value.scale[:1]
+    return replace(value, array=value.array[:1], scale=scale)
+
+
+def table(surveyed: Survey) -> str:
+    """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
+
+    Then what is wrong, and a line with the numbers.
+    """
+    rows = [("variant", "caught by", "first", "ledger")]
+    for name, ids in surveyed.caught.items():
+        if ids or name in surveyed.survivors:
+            first = next((f"{id} ({stage})" for id, stage in ids.items()), "") or "SURVIVES"
+            rows.append((name, str(len(ids)), first, variants()[name].ledger))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    last = f"{len(rows) - 1} variants, {len(surveyed.survivors)} survive, {len(surveyed.alone)} fall to one case; "
+    return "\n".join(
+        [lines[0], "-" * len(lines[0]), *lines[1:], "", *surveyed.problems, f"{last}{len(surveyed.cases)} cases"]
+    )

@@ -1,1 +1,0 @@
-"""What the commands of `moespec` do, and the pictures and pages that they write."""

@@ -1,0 +1,129 @@
+"""The random numbers of a training step, drawn where the model runs: noise of the routers, dropout, stochastic depth.
+
+Each is a function of the seed, the step, the use that the model makes of it (`stream`), the image and the token in the
+batch, and the expert, or the entry of a token: see `moespec.spec.threefry`. So it does not depend on how a batch is split,
+nor, up to rounding, on the backend. Of a batch of N images these numbers take an array `(N, 4)` of integers, which `of_step`
+makes: for each image the seed's low and high word, the step and the number of the image in the batch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.spec.algorithms.dropout import branch_rate
+from moespec.spec.checks import check_integers, check_size, dtype_name
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Noise
+
+__all__ = ["Draws", "draws_of", "gating_noise", "of_step", "takes_draws"]
+
+Array = Any
+
+GATING, DROPOUT, DEPTH = range(3)
+"""What the numbers are for."""
+USES = 2**20
+"""A stream is `USES` times its purpose, and the number of the use."""
+
+
+def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
+    """The integers that the random numbers of one step are made of, `(images, 4)`."""
+    words = np.array([seed % 2**32, seed >> 32, step, 0], np.int64)
+    rows = np.tile(words, (images, 1))
+    rows[:, 3] = np.arange(images)
+    return rows.astype(np.uint32).view(np.int32)
+
+
+def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
+    """What each MoE layer takes as noise, for images with the integers `random` (N, 4); None if the routers take none.
+
+    wanted: what a model's `moe_noise` says, shapes `(G, T)` or `(G, T, entries)`.
+    """
+    return [_noise(B, noise, random, images, GATING * USES + layer) for layer, noise in enumerate(wanted)] or None
+
+
+def _noise(B: Backend, noise: Noise, random: Array, images: Array, stream: int) -> Array:
+    groups, tokens, *entries = noise.shape
+    rows, columns = groups * tokens, entries[0] if entries else 1
+    if noise.interval is None:
+        pairs = _uniform(B, random, images, stream, rows, columns + columns % 2).reshape((rows, -1, 2))
+        return B.box_muller(pairs).reshape((rows, -1))[:, :columns].reshape(noise.shape)
+    low, high = noise.interval
+    return (low + (high - low) * _uniform(B, random, images, stream, rows, columns)).reshape(noise.shape)
+
+
+def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, columns: int) -> Array:
+    """(rows, columns), in float64 if `like` is, else in float32; each image has its part of the rows."""
+    images = random.shape[0]
+    if rows % images:
+        raise ShapeError(f"random: {rows} rows do not split into {images} images")
+    origin = B.concatenate([random[0, :3], random[0, 3:] * (rows // images)], 0)
+    uniform = B.unit_interval(B.random_words(origin, stream=stream, rows=rows, columns=columns))
+    return B.cast(uniform, "float64" if dtype_name(like) in ("float64", "complex128") else "float32")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Dropout and stochastic depth of one forward pass, of a model of which each block has two residual branches.
+
+    random: `(N, 4)`, see above; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if there is
+    any. dropout, stochastic_depth: their rates. depth: blocks of the model.
+    """
+
+    B: Backend
+    random: Array | None = None
+    branches: Array | None = None
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0
+    depth: int = 1
+
+    def units(self, x: Array, number: int) -> Array:
+        """Dropout of single entries of `x` `(N, ..., entries)`. number: of the place in the model."""
+        if self.random is None or not self.dropout:
+            return x
+        rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
+        drawn = _uniform(self.B, self.random, x, DROPOUT * USES + number, rows, columns)
+        return self.B.dropout(x, drawn.reshape(x.shape), rate=self.dropout)
+
+    def branch(self, x: Array, number: int) -> Array:
+        """Stochastic depth of the residual branch `x` `(N, ...)`. number: of the branch, two to each block."""
+        rate = branch_rate(self.stochastic_depth, block=number // 2, depth=self.depth)
+        if self.branches is None or not rate:
+            return x
+        one = self.branches[:, number].reshape((-1, *[1] * (len(x.shape) - 1)))
+        return self.B.dropout(x, one, rate=rate)
+
+
+def draws_of(
+    B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
+) -> Draws:
+    """What a model with the fields `depth`, `stochastic_depth` and maybe `dropout` drops: nothing at evaluation.
+
+    like: an array of the dtype of the parameters, where `images` are ids of texts.
+
+    Raises ConfigError where a model that drops has nothing to draw from in training, ShapeError or DtypeError for what is
+    not `(N, 4)` integers.
+    """
+    if not train or not takes_draws(config):
+        return Draws(B, depth=config.depth)
+    dropout = getattr(config, "dropout", 0.0)
+    if random is None:
+        raise ConfigError(
+            f"random=None: in training a model with dropout={dropout!r} and "
+            f"stochastic_depth={config.stochastic_depth!r} needs the integers of moespec.models.random_keys.of_step"
+        )
+    check_integers("random", random, "images words")
+    check_size("random", random, 0, images.shape[0], "the images")
+    check_size("random", random, 1, 4, "two words of a seed, a step and the number of an image")
+    size = images.shape[0], 2 * config.depth
+    like = images if like is None else like
+    branches = _uniform(B, random, like, DEPTH * USES, *size) if config.stochastic_depth else None
+    return Draws(B, random, branches, dropout, config.stochastic_depth, config.depth)
+
+
+def takes_draws(config: Any) -> bool:
+    """Whether a model drops anything in training."""
+    return bool(getattr(config, "dropout", 0.0) or getattr(config, "stochastic_depth", 0.0))

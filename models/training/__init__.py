@@ -1,1 +1,0 @@
-"""Training runs: configuration, loop, objective, schedules, checkpoints and logs."""

@@ -1,7 +1,0 @@
-"""Weights on disk: read from and written to the files of this and other projects, and models with their weights.
-
-    moespec convert SOURCE TARGET          `moespec.models.weights.command`
-    models.load("runs/x", backend="jax")   `moespec.models.weights.loading`
-
-`formats` lists the formats; each is a module that reads files into `Weights` and writes them.
-"""

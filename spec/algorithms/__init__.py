@@ -1,0 +1,1 @@
+"""The algorithms: one module each, written as its paper writes it."""

@@ -1,0 +1,132 @@
+"""BASE layers: in training every expert gets exactly as many tokens, and the assignment with the best total score.
+
+| here | BASE (arXiv 2103.16716) |
+|---|---|
+| `tokens` (T, D) | h_t, the tokens of all workers |
+| column e of `kernel` (D, E) | w_e, the expert embedding |
+| `scores` (T, E) | h_t . w_e |
+| `expert` (T,) | a_t, eq. (2); see `balanced_assignment` |
+| sigmoid(scores[t, a_t]) | the soft gate of eq. (1) |
+
+The layer returns `sigmoid(s) f(x)`, and the block adds the residual x, as it does around every layer. The public code
+writes `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`, which is the same.
+
+Ambiguity ledger
+
+BL-1: Which balanced assignment is taken?
+    Reading: one with the largest total score, found exactly. Where several have it, any of them.
+        By: the paper, eq. (2).
+    Alternative b: that of an auction that stops early, whose total is lower.
+        By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
+BL-4: What do the scores see of a token?
+    Reading: what the layer is given, in a pre-norm block the normalised token.
+    Alternative b: the token before the norm, which is left to each expert.
+        By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
+BL-5: In which order do the tokens of an expert fill its slots?
+    Reading: by index.
+    Alternative b: in the order in which the workers send them, shuffled in training.
+        By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
+BL-6: Over which tokens is the assignment balanced in training?
+    Reading: over all tokens of the group.
+    Alternative b: over each of several parts separately, into which the tokens are dealt at random (`shards`).
+        By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
+BL-7: What is an expert?
+    Reading: a perceptron of two linear maps, as with every router.
+    Alternative b: a stack of such perceptrons, each with a norm before it and a residual connection around it, whose
+        last kernel is 0 at first.
+        By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
+
+Often done differently
+
+BL-2: How are tokens assigned at evaluation?
+    Reading: to the expert of the highest score, without balance, so that the capacity is T.
+        By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
+    Alternative b: balanced, as in training.
+BL-3: What weights the output of an expert?
+    Reading: the sigmoid of the token's score.
+        By: the paper, eq. (1); facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
+    Alternative b: the softmax of its scores.
+    Alternative c: 1.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_capacity, check_one_per_token
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import sigmoid, stable_order
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array, even
+
+__all__ = ["base_greedy", "base_routing"]
+
+ALGORITHMS = (
+    Algorithm(
+        "base_layers",
+        "Lewis et al. 2021 (arXiv 2103.16716), eqs. (1), (2)",
+        1,
+        ("base_assignment", "base_greedy", "base_routing"),
+    ),
+)
+
+
+def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
+    """The expert of each token at evaluation: that of its highest score, the lower index among equals.
+
+    Args:
+        scores: (tokens, experts).
+
+    Returns:
+        (tokens,) integers.
+
+    Raises:
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
+
+    Source: BASE, section 3.2.2.
+
+    >>> from moespec.spec.examples import LOGITS
+    >>> base_greedy(LOGITS).tolist()
+    [0, 0, 1, 2, 0, 1]
+    """
+    return stable_order(as_array("scores", scores, "tokens experts"))[:, 0]
+
+
+def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
+    """Each token goes to its expert. Slots are filled in the order of the tokens; the weight is the sigmoid of the score:
+
+        combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
+
+    Args:
+        scores: (tokens, experts).
+        expert: a, (tokens,) integers.
+        capacity: T / E in training, T at evaluation; a token that finds its expert full is dropped.
+
+    Returns:
+        Routing of (tokens, experts, capacity).
+
+    Raises:
+        ConfigError: `capacity` is less than 1.
+        ShapeError: `scores` or `expert` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` is not floating, or `expert` does not hold integers.
+        ContractError: a score is not finite, or an expert does not exist.
+
+    Source: BASE, eq. (1).
+
+    >>> from moespec.spec import base_assignment, slot_tokens
+    >>> from moespec.spec.examples import LOGITS
+    >>> routing = base_routing(LOGITS, base_assignment(LOGITS).expert, capacity=2)
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[1, 4], [0, 5], [2, 3]], 4.4452268614)
+    """
+    scores, expert = as_array("scores", scores, "tokens experts"), even("expert", expert)
+    tokens, experts = scores.shape
+    check_one_per_token("expert", expert, (tokens,))
+    check_capacity(capacity)
+    if not ((expert >= 0) & (expert < experts)).all():
+        raise ContractError(f"expert: expected integers from 0 to {experts - 1}, got {expert.tolist()}")
+    return token_choice(np.eye(experts)[expert], choices=1, capacity=capacity, combine_scores=sigmoid(scores))

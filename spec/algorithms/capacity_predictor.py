@@ -1,0 +1,200 @@
+"""The capacity predictor of DiffMoE: which tokens, or how many, an expert takes at evaluation.
+
+| here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
+|---|---|
+| `capacity_logits` | capacity_predictor, capacity_pred |
+| `mask` (T, E) | ones, the tokens that an expert takes in training |
+| `thresholds` (E,) | expert_threshold |
+| `decay` | ema_decay, 0.95 |
+
+Ambiguity ledger
+
+CE-1: Where do the thresholds start?
+    Reading: at 0, which every probability is above.
+        By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
+    Alternative b: at those of the first step.
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, EMAParameter.forward.
+CE-2: What is the activation of the predictor?
+    Reading: SiLU.
+        By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
+    Alternative b: GELU.
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.
+CE-3: Does an expert take a token at its threshold?
+    Reading: no, only above it.
+        By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
+    Alternative b: yes.
+        By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gated_experts import silu
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_capacity, check_mask, check_non_negative, check_same_shape, check_size
+from moespec.spec.numerics import Array, Shared, softplus, stable_order, stop_gradient
+from moespec.spec.routing import Summed
+from moespec.spec.values import as_array, even
+
+__all__ = ["capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds", "scores_above"]
+
+AXES = "tokens experts"
+ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 1, tuple(__all__)),)
+
+
+def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
+    """The logit of each expert taking each token, `silu(x w1 + b1) w2 + b2`. It sends no gradient to the tokens.
+
+    Args:
+        tokens: x, (tokens, width).
+        w1: (width, hidden).
+        b1: (hidden,).
+        w2: (hidden, experts).
+        b2: (experts,).
+
+    Returns:
+        (tokens, experts).
+
+    Raises:
+        ShapeError: an argument does not have the axes above, or their sizes differ.
+        DtypeError: an argument is not floating.
+        ContractError: an argument holds NaN or infinity.
+
+    Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
+
+    >>> capacity_logits([[1.0], [2.0]], [[0.0]], [1.0], [[2.0, 0.0]], [0.0, 0.5]).round(6).tolist()
+    [[1.462117, 0.5], [1.462117, 0.5]]
+    """
+    tokens, w1 = as_array("tokens", tokens, "tokens width"), as_array("w1", w1, "width hidden")
+    b1 = as_array("b1", b1, "hidden")
+    w2, b2 = as_array("w2", w2, "hidden experts"), as_array("b2", b2, "experts")
+    check_predictor(tokens, w1, b1, w2, b2)
+    return silu(stop_gradient(tokens) @ w1 + b1) @ w2 + b2
+
+
+def check_predictor(tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> None:
+    """`ShapeError` unless the sizes of the axes agree."""
+    check_size("w1", w1, 0, tokens.shape[-1], "the width of tokens")
+    check_size("b1", b1, 0, w1.shape[1], "the hidden width of w1")
+    check_size("w2", w2, 0, w1.shape[1], "the hidden width of w1")
+    check_size("b2", b2, 0, w2.shape[1], "the experts of w2")
+
+
+def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
+    """The binary cross-entropy of the predictor, a mean over tokens and experts:
+
+        loss = 1 / (T E) sum_te log(1 + exp(L[t, e])) - M[t, e] L[t, e]
+
+    Args:
+        logits: L, (tokens, experts), from `capacity_logits`.
+        mask: M, (tokens, experts) booleans, from `batchwise_mask`.
+
+    Returns:
+        A scalar of at least 0.
+
+    Raises:
+        ShapeError: `logits` does not have the axes above, or `mask` another shape.
+        DtypeError: `logits` is not floating, or `mask` is not boolean.
+        ContractError: `logits` holds NaN or infinity.
+
+    Source: KwaiVGI/DiffMoE, diffusion/rectified_flow.py (BCEWithLogitsLoss).
+
+    >>> round(float(capacity_loss([[0.0, 2.0]], [[True, False]])), 6)
+    1.410038
+    """
+    logits, mask = as_array("logits", logits, "tokens experts"), even("mask", mask)
+    check_mask("mask", mask, logits.shape, "logit")
+    return np.asarray(np.mean(softplus(np.where(mask, -logits, logits))))
+
+
+def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
+    """What C tokens of each expert reach, its C-th largest score, and 1 for the group: what the sums are divided by.
+
+    Those of groups, of accumulated parts and of devices add.
+
+    Args:
+        scores: (tokens, experts), the sigmoid of `capacity_logits`.
+        capacity: C, from 1 to tokens.
+
+    Returns:
+        (2, experts); of several groups their sum.
+
+    Raises:
+        ConfigError: `capacity` out of range.
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
+
+    Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
+
+    >>> capacity_thresholds([[0.5, 0.25], [0.75, 0.5], [0.25, 1.0]], capacity=2).tolist()
+    [[0.5, 0.5], [1.0, 1.0]]
+    """
+    scores = stop_gradient(as_array("scores", scores, "tokens experts"))
+    order = stable_order(scores, axis=0)[check_capacity(capacity, len(scores)) - 1]
+    reached = np.take_along_axis(scores, order[None], 0)[0]
+    return np.stack([reached, np.ones_like(reached)])
+
+
+def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Array:
+    """The thresholds after a step, an exponential mean: `decay t[e] + (1 - decay) reached[0, e] / reached[1, e]`.
+
+    Args:
+        thresholds: t, (experts,).
+        reached: (2, experts), from `capacity_thresholds`; those of all groups of the step.
+        decay: at least 0.
+
+    Returns:
+        (experts,).
+
+    Raises:
+        ConfigError: `decay` is negative.
+        ShapeError: `thresholds` or `reached` does not have the axes above, or their sizes differ.
+        DtypeError: `thresholds` or `reached` is not floating.
+        ContractError: `thresholds` or `reached` holds NaN or infinity.
+
+    Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
+
+    >>> moved_thresholds([0.5, 0.0], [[1.0, 0.5], [4.0, 4.0]], decay=0.5).tolist()
+    [0.375, 0.0625]
+    """
+    thresholds, reached = as_array("thresholds", thresholds, "experts"), as_array("reached", reached, "pair experts")
+    check_size("reached", reached, 0, 2, "sums and their number")
+    check_size("reached", reached, 1, len(thresholds), "the experts of thresholds")
+    decay = check_non_negative("decay", decay)
+    return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
+
+
+def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
+    """The scores of the tokens that an expert takes at evaluation, `predicted[t, e] > thresholds[e]`, else 0.
+
+    Args:
+        scores: (tokens, experts).
+        predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
+        thresholds: (experts,).
+        largest: take as many tokens, but those of the largest scores, among equal ones of the lower index.
+
+    Returns:
+        (tokens, experts), for `expert_choice(..., drop_zero=True)`.
+
+    Raises:
+        ShapeError: an argument does not have the axes above, or their sizes differ.
+        DtypeError: an argument is not floating.
+        ContractError: an argument holds NaN or infinity.
+
+    Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval. `largest`: KwaiVGI/DiffMoE,
+    models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
+
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5]).tolist()
+    [[0.0], [0.25]]
+    >>> scores_above([[0.5], [0.25]], [[0.5], [0.75]], [0.5], largest=True).tolist()
+    [[0.5], [0.0]]
+    """
+    scores, predicted = as_array("scores", scores, AXES), as_array("predicted", predicted, AXES)
+    thresholds = as_array("thresholds", thresholds, "experts")
+    check_same_shape("predicted", predicted, "scores", scores)
+    check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
+    taken = predicted.real > thresholds.real
+    if largest:  # the place of each token in the order of its expert is below the number that the expert takes
+        taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
+    return np.where(taken, scores, 0.0)

@@ -1,0 +1,124 @@
+"""Dropout, and stochastic depth, which drops a whole residual branch of an example, from uniform numbers that are given.
+
+| here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
+|---|---|---|
+| `rate` | 1 - p | 1 - p_l |
+| `draws` | of each unit | of each residual branch and example |
+
+The rate of the branches of block l of L is `rate l / (L - 1)`, the first one's 0: `branch_rate`.
+
+Ambiguity ledger
+
+DO-1: Is what is kept divided by the chance that it is kept?
+    Reading: yes, in training, so that nothing changes at evaluation; units and branches alike.
+        By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
+    Alternative b: no; a branch is 0 or itself in training, and itself at evaluation.
+        By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
+    Alternative c: no; it is multiplied by the chance at evaluation.
+        By: Stochastic depth (arXiv 1603.09382), eq. (5).
+DO-2: How do the rates of the blocks grow?
+    Reading: evenly from 0 for the first to `rate` for the last.
+        By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
+        timm/layers/drop.py, calculate_drop_path_rates.
+    Alternative b: evenly from `rate / L` for the first to `rate` for the last.
+        By: Stochastic depth (arXiv 1603.09382), eq. (4).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.threefry import BITS
+from moespec.spec.checks import check_at_least, check_non_negative, shape_of
+from moespec.spec.errors import ConfigError, ContractError, ShapeError
+from moespec.spec.numerics import Array, Leading
+from moespec.spec.values import as_array
+
+__all__ = ["branch_rate", "dropout"]
+
+ALGORITHMS = (
+    Algorithm("dropout", "Srivastava et al. 2014; Huang et al. 2016 (arXiv 1603.09382)", 1, ("branch_rate", "dropout")),
+)
+
+
+def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
+    """Entries become 0 where their draw is below the rate; the others are divided by `1 - rate`.
+
+        y = x / (1 - rate)    if draw >= rate,  else 0
+
+    The rate that a draw is compared with is rounded up to a multiple of 2^-24, as draws are, so that every dtype keeps
+    the same entries. With `draws` of one number for a whole example it is stochastic depth.
+
+    Args:
+        x: (...).
+        draws: (...), uniform on [0, 1), with as many axes as `x`; one draw for all along an axis of length 1.
+        rate: from 0 to less than 1.
+
+    Returns:
+        The shape of `x`.
+
+    Raises:
+        ConfigError: `rate` out of range.
+        ShapeError: `x` or `draws` does not have the axes above.
+        DtypeError: `x` or `draws` is not floating.
+        ContractError: `x` or `draws` holds NaN or infinity, or `draws` a number outside [0, 1).
+
+    Source: Srivastava et al. 2014, section 4; the division: google/flax, flax/linen/stochastic.py, Dropout.
+
+    >>> dropout([[1.0, 2.0, 3.0]], [[0.125, 0.25, 0.75]], rate=0.25).tolist()
+    [[0.0, 2.6666666666666665, 4.0]]
+    >>> dropout([[1.0, 2.0], [3.0, 4.0]], [[0.75], [0.125]], rate=0.5).tolist()  # branches of two examples
+    [[2.0, 4.0], [0.0, 0.0]]
+    """
+    x, draws = as_array("x", x, "..."), as_array("draws", draws, "...").real
+    check_draws(draws, x)
+    if not ((draws >= 0) & (draws < 1)).all():
+        raise ContractError(f"draws: expected numbers in [0, 1), got {draws.tolist()}")
+    return np.where(draws >= threshold(rate), x / (1.0 - rate), 0.0)
+
+
+def branch_rate(rate: float, *, block: int, depth: int) -> float:
+    """The rate of stochastic depth of one block: `rate * block / (depth - 1)`, and 0 in a model of one block.
+
+    Args:
+        rate: of the last block, from 0 to less than 1.
+        block: from 0 to `depth - 1`.
+        depth: blocks of the model.
+
+    Returns:
+        A number from 0 to `rate`.
+
+    Raises:
+        ConfigError: `rate`, `block` or `depth` out of range.
+
+    Source: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer.
+
+    >>> [branch_rate(0.5, block=block, depth=3) for block in range(3)]
+    [0.0, 0.25, 0.5]
+    """
+    check_rate("rate", rate)
+    depth = check_at_least("depth", depth, 1)
+    if check_at_least("block", block, 0) >= depth:
+        raise ConfigError(f"block: expected less than depth={depth}, got {block}")
+    return rate * block / max(depth - 1, 1)
+
+
+def check_rate(name: str, value: float) -> float:
+    """`value` as a float; `ConfigError` unless it is at least 0 and less than 1."""
+    if check_non_negative(name, value) >= 1:
+        raise ConfigError(f"{name}: expected a number of at least 0 and less than 1, got {value!r}")
+    return float(value)
+
+
+def threshold(rate: float) -> float:
+    """The least draw that keeps an entry, a multiple of 2^-24; `ConfigError` for a rate out of range."""
+    return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
+
+
+def check_draws(draws: Any, x: Any) -> None:
+    """`ShapeError` unless `draws` has the axes of `x`, each of the same length or of 1."""
+    shape, wanted = shape_of(draws), shape_of(x)
+    if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
+        raise ShapeError(f"draws: shape {shape} is not that of x, {wanted}, with some axes of length 1")

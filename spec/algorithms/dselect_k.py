@@ -1,0 +1,179 @@
+"""DSelect-k: K selectors, each a binary code of one expert that a smooth step lets training move, and their mixture.
+
+| here | DSelect-k (arXiv 2106.03760) |
+|---|---|
+| `smooth_step(z, gamma=gamma)` | S(z) |
+| `codes` (..., K, M), M = ceil(log2 E) | z^(i), m-dimensional |
+| `selectors` (..., K, E) | r(z^(i)), the single-expert selectors |
+| `logits` (..., K) | alpha or w, softmax of which weights the selectors |
+| gate (..., E) | q(alpha, Z) |
+
+A static gate has one code for each selector, the same for every token: (K, M). In a gate by token the codes are a linear
+function of the token: (tokens, K, M).
+
+Ambiguity ledger
+
+DK-1: Which expert has which code?
+    Reading: expert i, counted from 0, has the binary digits of i, the most significant first.
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
+    Alternative b: the least significant first, which relabels the experts.
+DK-2: What if the number of experts is not a power of two?
+    Reading: the codes without an expert keep their mass, so that the gate sums to less than 1; a loss
+        (`dselect_k_reachability`) moves it to the experts.
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+        DSelectKGate._add_regularization_loss.
+    Alternative b: the gate is divided by its sum.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.dselect_k_codes import code_bits
+from moespec.spec.algorithms.smooth_step import step
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_positive, check_scores, check_size
+from moespec.spec.errors import ShapeError
+from moespec.spec.numerics import Array, Leading, softmax
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array, even
+
+__all__ = [
+    "dselect_k_gate",
+    "dselect_k_routing",
+    "dselect_k_selectors",
+]
+
+ALGORITHMS = (
+    Algorithm(
+        "dselect_k_gate",
+        "Hazimeh et al. 2021 (arXiv 2106.03760)",
+        2,
+        (
+            "dselect_k_codes",
+            "dselect_k_entropy",
+            "dselect_k_reachability",
+            "dselect_k_gate",
+            "dselect_k_routing",
+            "dselect_k_selectors",
+            "smooth_step",
+        ),
+    ),
+)
+
+
+def check_selectors(selectors: Any) -> int:
+    """The number of groups of a backend's selectors, 1 for those of a static gate. Only the shape is read."""
+    static = len(selectors.shape) == 2
+    check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
+    groups: int = 1 if static else selectors.shape[0]  # which a tracer may know by name only
+    return groups
+
+
+def check_mixture(selectors: Any, logits: Any) -> None:
+    """`ShapeError` unless there is one logit for each selector. Only the shapes are read."""
+    if tuple(logits.shape) != tuple(selectors.shape[:-1]):
+        raise ShapeError(
+            f"logits: expected {tuple(selectors.shape[:-1])}, as selectors have, got {tuple(logits.shape)}"
+        )
+
+
+def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> Array:
+    """How much of each selector is on each expert: with the binary digits of the expert, most significant first,
+
+        r[n, e] = product over m of  S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m])
+
+    Args:
+        codes: z, (..., choices, bits) with `bits = ceil(log2 experts)`.
+        experts: E, at least 1.
+        gamma: the width of the smooth step.
+
+    Returns:
+        (..., choices, experts); not negative, sums over experts to 1 if E is a power of two, else to at most 1.
+
+    Raises:
+        ConfigError: `experts` or `gamma` out of range.
+        ShapeError: `codes` does not have the axes above, or not `ceil(log2 experts)` bits.
+        DtypeError: `codes` is not floating.
+        ContractError: `codes` holds NaN or infinity.
+
+    Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+    DSelectKGate._compute_expert_weights.
+
+    >>> selectors = dselect_k_selectors([[0.25, -0.1], [-0.3, 0.6]], experts=4)
+    >>> selectors.round(12).tolist()
+    [[0.10125, 0.055, 0.54675, 0.297], [0.0, 0.896, 0.0, 0.104]]
+    """
+    codes = as_array("codes", codes, "... choices bits*")
+    bits, gamma = code_bits(experts), check_positive("gamma", gamma)
+    check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
+    digits = (np.arange(experts)[:, None] >> np.arange(bits)[::-1]) & 1  # (E, M)
+    codes = codes[..., None, :]
+    return np.prod(np.where(digits == 1, step(codes, gamma), step(-codes, gamma)), axis=-1)
+
+
+def selectors_of(selectors: ArrayLike) -> Array:
+    """`selectors` as an array, after its checks."""
+    return as_array("selectors", selectors, "... choices experts")
+
+
+def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
+    """The mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
+
+    Args:
+        selectors: r, (..., choices, experts), of `dselect_k_selectors`.
+        logits: (..., choices).
+
+    Returns:
+        (..., experts), at most `choices` of them not 0 once every code is outside the step.
+
+    Raises:
+        ShapeError: `selectors` or `logits` does not have the axes above, or their sizes differ.
+        DtypeError: `selectors` or `logits` is not floating.
+        ContractError: `selectors` or `logits` holds NaN or infinity.
+
+    Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+    DSelectKGate._compute_expert_weights.
+
+    >>> selectors = dselect_k_selectors([[0.25, -0.1], [-0.3, 0.6]], experts=4)
+    >>> dselect_k_gate(selectors, [0.0, 1.0]).round(10).tolist()
+    [0.0272303189, 0.6698202646, 0.1470437221, 0.1559056943]
+    """
+    selectors = selectors_of(selectors)
+    logits = as_array("logits", logits, "... choices")
+    check_mixture(selectors, logits)
+    return np.sum(softmax(logits)[..., None] * selectors, axis=-2)
+
+
+def dselect_k_routing(gate: ArrayLike, *, like: ArrayLike | None = None) -> Routing:
+    """Every token in every expert that the gate gives it, in the slot of its own index: the capacity is T.
+
+        dispatch[t, e, t] = [q[t, e] > 0],    combine[t, e, t] = q[t, e]
+
+    Args:
+        gate: q, (tokens, experts), or (experts,) of a static gate, the same for all tokens.
+        like: (tokens, width), the tokens of a static gate.
+
+    Returns:
+        Routing of (tokens, experts, tokens).
+
+    Raises:
+        ShapeError: `gate` does not have the axes above.
+        DtypeError: `gate` is not floating.
+        ContractError: `gate` holds NaN or infinity.
+
+    Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+    DSelectKGate.call.
+
+    >>> from moespec.spec import slot_tokens
+    >>> slot_tokens(dselect_k_routing([[0.25, 0.75], [0.0, 1.0]])).tolist()  # 2 marks an empty slot
+    [[0, 2], [0, 1]]
+    """
+    gate = even("gate", gate)
+    if gate.ndim == 1 and like is not None:
+        tokens = as_array("like", like, "tokens width")
+        gate = np.broadcast_to(gate, (len(tokens), len(gate)))
+    gate = as_array("gate", gate, "tokens experts")
+    own = np.eye(len(gate))[:, None]
+    return Routing((gate.real > 0)[..., None] * own, gate[..., None] * own)

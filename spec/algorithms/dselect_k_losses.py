@@ -1,0 +1,94 @@
+"""The losses of DSelect-k: that each selector ends on one expert, and that there is an expert where it is.
+
+See `dselect_k` for the symbols.
+
+Ambiguity ledger
+
+DK-3: Are the losses of a gate by token summed or averaged over the tokens?
+    Reading: summed over the tokens of a group (and averaged over groups, as every loss is).
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+        EntropyRegularizer and DSelectKGate._add_regularization_loss.
+    Alternative b: averaged over the tokens.
+DK-4: Which weights of the losses are the default?
+    Reading: 1e-6 for the entropy, which is the default of the public regularizer, and 1e-4 for the reachability: it is
+        summed over the tokens of a group, and with the public code's 1, gates of 5 experts begin with 0.47 a token.
+    Alternative b: no entropy, unless a regularizer is given, and 1 for the reachability.
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+        DSelectKGate (entropy_reg=None).
+    Alternative c: a schedule that raises the weight of the entropy in training.
+DK-5: Are the losses there at evaluation?
+    Reading: yes, as those of every router are. Nothing learns from them.
+    Alternative b: no, only in training.
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+        DSelectKGate.call.
+DK-6: What is the reachability of a selector that has no mass on any expert?
+    Reading: 1e6, without a gradient. A mass below 1e-6 counts as 1e-6, so that the loss is finite and training goes on.
+    Alternative b: infinite.
+        By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+        DSelectKGate._add_regularization_loss.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithms.dselect_k import selectors_of
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.numerics import Array
+
+__all__ = ["dselect_k_entropy", "dselect_k_reachability"]
+
+EPSILON = 1e-6
+"""Inside the logarithm of the entropy, and the least mass of the reachability."""
+
+
+def dselect_k_entropy(selectors: ArrayLike) -> Array:
+    """`-sum r log(r + 1e-6)` over selectors, experts and tokens. It is about 0 when each selector is on one expert.
+
+    Args:
+        selectors: r, (..., choices, experts).
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ShapeError: `selectors` does not have the axes above.
+        DtypeError: `selectors` is not floating.
+        ContractError: `selectors` holds NaN or infinity.
+
+    Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+    EntropyRegularizer.
+
+    >>> from moespec.spec import dselect_k_selectors
+    >>> selectors = dselect_k_selectors([[0.25, -0.1], [-0.3, 0.6]], experts=4)
+    >>> round(float(dselect_k_entropy(selectors)), 12)
+    1.415852822694
+    """
+    selectors = selectors_of(selectors)
+    return -np.sum(selectors * np.log(selectors + EPSILON))
+
+
+def dselect_k_reachability(selectors: ArrayLike) -> Array:
+    """`sum 1 / max(sum_e r[e], 1e-6)` over selectors and tokens. It keeps selectors off codes without an expert.
+
+    There is no gradient where the mass `sum_e r[e]` is below 1e-6.
+
+    Args:
+        selectors: r, (..., choices, experts).
+
+    Returns:
+        A scalar, at least the number of selectors (times tokens); it is that number when all mass is on experts.
+
+    Raises:
+        ShapeError: `selectors` does not have the axes above.
+        DtypeError: `selectors` is not floating.
+        ContractError: `selectors` holds NaN or infinity.
+
+    Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
+    DSelectKGate._add_regularization_loss.
+
+    >>> from moespec.spec import dselect_k_selectors
+    >>> round(float(dselect_k_reachability(dselect_k_selectors([[0.0, 0.0], [-0.5, 0.0]], experts=3))), 12)
+    2.333333333333
+    """
+    mass = np.sum(selectors_of(selectors), axis=-1)
+    counted = np.where(mass.real < EPSILON, EPSILON, mass)
+    return np.asanyarray(np.sum(1.0 / counted))

@@ -1,0 +1,195 @@
+"""Hash layers: the expert of a token is read from a fixed table of token ids; nothing is learned, and nothing balanced.
+
+    expert[t] = table[ids[t]]
+
+| here | Hash (arXiv 2106.04426) |
+|---|---|
+| `ids` (T,) | the token x_t, an entry of the vocabulary; see `token_ids` |
+| `table` (V,), `tables` (N, V) | hash(.), the N hashes of MultiHash; see `hash_tables` |
+| `experts` | K |
+| `w1` (E, D, H), `w2` (E, H, D) | A_k, B_k |
+
+Where all hashes agree, `multi_hash_mlp` is the plain expert.
+
+The paper's section numbers, here and in `hash_tables` and `token_ids`, are second-hand: its text was not at hand.
+
+Ambiguity ledger
+
+HL-1: Does an expert of a hash layer have a capacity?
+    Reading: no, every token has a slot; a capacity may be given, and then tokens are assigned in order.
+        By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
+    Alternative b: that of the other routers.
+        By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
+HL-2: To which hash does a bias of MultiHash belong?
+    Reading: it is cut into segments like the outputs of its matrix.
+    Alternative b: there are none.
+HL-3: What activation does MultiHash have, and where?
+    Reading: ReLU, after the segments of the first matrix are joined.
+        By: the paper, the formula of MultiHash.
+    Alternative b: GELU (`activation`).
+HL-4: What is around the perceptron of an expert?
+    Reading: nothing: the block has the residual connection and the norm, as with every router.
+    Alternative b: a residual connection and a norm of its own, shared by the experts, inside the block's.
+        By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gated_experts import expert_parameters
+from moespec.spec.algorithms.gelu import activation as gelu_activation
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_at_least, check_capacity, check_numbers, check_option, check_segments, check_size
+from moespec.spec.errors import ConfigError, ContractError
+from moespec.spec.numerics import Array, Shared, positive_part
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array, as_ids, check_finite, even
+
+__all__ = ["hash_routing", "hash_table_of", "multi_hash_mlp"]
+
+ALGORITHMS = (
+    Algorithm("hash_routing", "Roller et al. 2021 (arXiv 2106.04426), section 3", 1, ("hash_routing", "hash_table_of")),
+    Algorithm("multi_hash", "Roller et al. 2021 (arXiv 2106.04426), section 3.2", 1, ("multi_hash_mlp",)),
+)
+
+Ids = NDArray[np.int64]
+
+
+def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
+    """The table of one hash. A hash layer has its tables among its parameters, where the integers are floating numbers.
+
+    Args:
+        tables: (hashes, ids), whole numbers, in a floating or integer dtype.
+        hash: which of them, from 0.
+
+    Returns:
+        (ids,) integers.
+
+    Raises:
+        ConfigError: there is no such `hash`.
+        ShapeError: `tables` does not have the axes above.
+        DtypeError: `tables` holds neither floating numbers nor integers.
+        ContractError: an entry of `tables` is not a whole number, or is negative.
+
+    Source: Hash, section 3.
+
+    >>> hash_table_of([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], hash=1).tolist()
+    [1, 0, 1]
+    """
+    array = even("tables", tables)
+    check_tables(array, hash)
+    if array.dtype.kind not in "iu":
+        array = array.real.astype(np.float64)
+        check_finite("tables", array)
+        wrong = (array != np.rint(array)) | (array >= 2.0**53) | (array <= -(2.0**53))
+        if wrong.any():
+            index = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise ContractError(f"tables: expected whole numbers, but the value at {index} is {array[index]}")
+        array = array.astype(np.int64)
+    return as_ids("tables", array, "hashes ids")[hash]
+
+
+def check_tables(tables: Any, hash: int) -> None:
+    """What backends check of `hash_table_of`: dtype and axes of `tables`, and that there is such a `hash`."""
+    check_numbers("tables", tables, "hashes ids")
+    if check_at_least("hash", hash, 0) >= tables.shape[0]:
+        raise ConfigError(f"hash: expected less than the number of tables, {tables.shape[0]}, got {hash}")
+
+
+def hash_routing(
+    ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
+) -> Routing:
+    """Each token goes to the expert that the table has for its id, with weight 1. This is Token Choice of one expert.
+
+    Args:
+        ids: (tokens,) integers, from 0 to V - 1.
+        table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
+        experts: E.
+        capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+        like: an array in whose dtype a backend gives the weights; here they are in float64.
+
+    Returns:
+        Routing of (tokens, experts, capacity).
+
+    Raises:
+        ConfigError: `experts < 1` or `capacity < 1`.
+        ShapeError: `ids` or `table` does not have the axes above, or their sizes differ.
+        DtypeError: `ids` or `table` does not hold integers.
+        ContractError: an id that the table does not have, or an expert that does not exist.
+
+    Source: Hash, section 3.
+
+    >>> from moespec.spec.routing import slot_tokens
+    >>> slot_tokens(hash_routing([2, 0, 2, 1], [0, 1, 1], experts=2)).tolist()  # 4 marks an empty slot
+    [[1, 4, 4, 4], [0, 2, 3, 4]]
+    >>> slot_tokens(hash_routing([2, 0, 2, 1], [0, 1, 1], experts=2, capacity=2)).tolist()
+    [[1, 4], [0, 2]]
+    """
+    experts = check_at_least("experts", experts, 1)
+    table = as_ids("table", table, "ids", below=experts)
+    ids = as_ids("ids", ids, "tokens", below=len(table))
+    capacity = len(ids) if capacity is None else check_capacity(capacity)
+    scores = (table[ids][:, None] == np.arange(experts)).astype(np.float64)
+    return token_choice(scores, choices=1, capacity=capacity)
+
+
+def multi_hash_mlp(
+    tokens: ArrayLike, ids: ArrayLike, tables: Shared, params: Mapping[str, ArrayLike], *, activation: str = "relu"
+) -> Array:
+    """MultiHash: a perceptron whose hidden and output units are cut into N segments, each of the expert of one hash.
+
+        k_m = tables[m, id]
+        u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
+        y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
+
+    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal, the result is
+    that of this expert. The parameters are those of E experts.
+
+    Args:
+        tokens: (tokens, width).
+        ids: (tokens,) integers, from 0 to V - 1.
+        tables: (hashes, ids) integers, from 0 to E - 1; N hashes.
+        params: `w1` (E, width, hidden), `b1` (E, hidden), `w2` (E, hidden, output), `b2` (E, output).
+        activation: "relu", or a form of GELU, "tanh" or "erf".
+
+    Returns:
+        (tokens, output).
+
+    Raises:
+        ConfigError: `activation` is unknown, a parameter is missing or unknown, or N does not divide hidden or output.
+        ShapeError: `tokens`, `ids`, `tables` or `params` does not have the axes above, or their sizes differ.
+        DtypeError: `tokens` or `params` is not floating, or `ids` or `tables` does not hold integers.
+        ContractError: an entry that is not finite, an id or an expert that does not exist.
+
+    Source: Hash, section 3.2.
+
+    >>> params = {"w1": [[[1.0, 1.0]], [[10.0, 10.0]]], "b1": np.zeros((2, 2)),
+    ...           "w2": [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]], "b2": np.zeros((2, 2))}
+    >>> multi_hash_mlp([[1.0]], [0], [[0], [1]], params).tolist()  # u = (1, 10), sums to 11
+    [[11.0, 22.0]]
+    """
+    check_option("activation", activation, ("relu", "tanh", "erf"))
+    tokens = as_array("tokens", tokens, "tokens width")
+    weights = expert_parameters(params, width=tokens.shape[1], plain=True)
+    experts, hidden, output = weights["w2"].shape
+    tables = as_ids("tables", tables, "hashes ids", below=experts)
+    ids = as_ids("ids", ids, "tokens", below=tables.shape[1])
+    check_size("ids", ids, 0, len(tokens), "the number of tokens")
+    check_segments(len(tables), hidden=hidden, output=output)
+
+    def segments(inputs: Array, kernel: Array, bias: Array, chosen: Ids) -> Array:
+        size = bias.shape[1] // len(chosen)
+        cuts = [slice(m * size, (m + 1) * size) for m in range(len(chosen))]
+        return np.concatenate([inputs @ kernel[k][:, cut] + bias[k][cut] for k, cut in zip(chosen, cuts, strict=True)])
+
+    results = []
+    for token, id in zip(tokens, ids, strict=True):
+        inner = segments(token, weights["w1"], weights["b1"], tables[:, id])
+        inner = positive_part(inner) if activation == "relu" else gelu_activation(inner, form=activation)
+        results.append(segments(inner, weights["w2"], weights["b2"], tables[:, id]))
+    return np.stack(results)

@@ -1,0 +1,179 @@
+"""Tables of hash layers: the expert of every token id, made once before training.
+
+| here | Hash (arXiv 2106.04426) |
+|---|---|
+| `table` (V,) | hash(.), for each of the V ids an expert |
+| `experts` | K |
+
+Nothing here draws random numbers: draws and initial centroids are passed in.
+
+The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has the random table only.
+
+Ambiguity ledger
+
+HT-1: In which order does a balanced table visit ids of equal frequency, and which expert gets an id at equal loads?
+    Reading: the lower id first, the lower expert.
+    Alternative b: any.
+HT-2: What is a cluster of k-means that no point belongs to?
+    Reading: it keeps its centroid.
+    Alternative b: it is dropped.
+    Alternative c: it starts again at the farthest point.
+HT-3: Which centroid is the nearest of two at equal distance?
+    Reading: the lower index.
+    Alternative b: the higher index.
+HT-4: Does dealing a cluster out start again at expert 0?
+    Reading: no, it goes on where the last cluster ended, so that the experts are even over all ids too.
+    Alternative b: yes; the experts of low index then get more ids.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.clustering import k_means
+from moespec.spec.checks import check_at_least
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Shared, stable_order
+from moespec.spec.values import as_array, as_ids
+
+__all__ = [
+    "hash_table_balanced",
+    "hash_table_clustered",
+    "hash_table_dispersed",
+    "hash_table_random",
+]
+
+ALGORITHMS = (
+    Algorithm(
+        "hash_tables",
+        "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
+        3,
+        ("hash_table_balanced", "hash_table_clustered", "hash_table_dispersed", "hash_table_random", "k_means"),
+    ),
+)
+
+Ids = NDArray[np.int64]
+
+
+def hash_table_random(draws: Shared, *, experts: int) -> Ids:
+    """A random table: `table[v] = floor(experts * draws[v])`.
+
+    Args:
+        draws: (ids,), uniform in [0, 1).
+        experts: E.
+
+    Returns:
+        (ids,) integers below E.
+
+    Raises:
+        ConfigError: `experts < 1`.
+        ShapeError: `draws` does not have the axes above.
+        DtypeError: `draws` is not floating.
+        ContractError: a draw outside [0, 1).
+
+    Source: Hash, section 3.1.
+
+    >>> hash_table_random([0.0, 0.34, 0.66, 0.99], experts=3).tolist()
+    [0, 1, 1, 2]
+    """
+    experts = check_at_least("experts", experts, 1)
+    draws = as_array("draws", draws, "ids").real
+    if not ((draws >= 0) & (draws < 1)).all():
+        raise ContractError(f"draws: expected numbers in [0, 1), got {draws.tolist()}")
+    return (experts * draws).astype(np.int64)
+
+
+def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
+    """A table by frequency: the most frequent id first, each to the expert that has the smallest load so far.
+
+    No expert's load exceeds the mean by more than the largest frequency.
+
+    Args:
+        frequencies: (ids,), how often each id occurs, at least 0.
+        experts: E.
+
+    Returns:
+        (ids,) integers below E.
+
+    Raises:
+        ConfigError: `experts < 1`.
+        ShapeError: `frequencies` does not have the axes above.
+        DtypeError: `frequencies` is not floating.
+        ContractError: a frequency below 0.
+
+    Source: Hash, section 3.1 (balanced assignment).
+
+    >>> hash_table_balanced([50.0, 20, 10, 8, 5, 4, 2, 1], experts=3).tolist()  # loads 50, 25 and 25
+    [0, 1, 2, 2, 2, 1, 2, 1]
+    """
+    experts = check_at_least("experts", experts, 1)
+    frequencies = as_array("frequencies", frequencies, "ids").real
+    if (frequencies < 0).any():
+        raise ContractError(f"frequencies: expected at least 0, got {frequencies.tolist()}")
+    table = np.zeros(len(frequencies), np.int64)
+    load = [0.0] * experts
+    for id in stable_order(frequencies):
+        table[id] = load.index(min(load))
+        load[table[id]] += frequencies[id]
+    return table
+
+
+def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: int = 25) -> Ids:
+    """A table of clusters: ids that are alike share an expert.
+
+    Args:
+        embeddings: (ids, width) of the ids.
+        centroids: (experts, width), where `k_means` starts.
+        iterations: see `k_means`.
+
+    Returns:
+        (ids,) integers below E, the cluster of each id.
+
+    Raises:
+        ConfigError: `iterations < 1`.
+        ShapeError: `embeddings` or `centroids` does not have the axes above, or their widths differ.
+        DtypeError: `embeddings` or `centroids` is not floating.
+        ContractError: `embeddings` or `centroids` holds NaN or infinity.
+
+    Source: Hash, section 3.1 (clustered hashes).
+
+    >>> hash_table_clustered([[0.0], [5.0], [1.0], [6.0]], [[6.0], [0.0]]).tolist()
+    [1, 0, 1, 0]
+    """
+    points = as_array("embeddings", embeddings, "ids width")
+    return k_means(points, centroids, iterations=iterations).clusters
+
+
+def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
+    """A table that spreads each cluster over the experts: ids that are alike go to different ones.
+
+    The ids of cluster 0 in order, then those of cluster 1, ..., are dealt to experts 0, 1, ..., E - 1, 0, ... without
+    starting again. The experts' parts of each cluster differ by at most one id, and so do those of all ids.
+
+    Args:
+        clusters: (ids,) integers of at least 0, the cluster of each id, as from `k_means`.
+        experts: E.
+
+    Returns:
+        (ids,) integers below E.
+
+    Raises:
+        ConfigError: `experts < 1`.
+        ShapeError: `clusters` does not have the axes above.
+        DtypeError: `clusters` does not hold integers.
+        ContractError: a cluster below 0.
+
+    Source: Hash, section 3.1 (dispersed hashes).
+
+    >>> hash_table_dispersed([1, 0, 1, 0, 0, 1], experts=2).tolist()
+    [1, 0, 0, 1, 0, 1]
+    """
+    experts = check_at_least("experts", experts, 1)
+    clusters = as_ids("clusters", clusters, "ids")
+    table = np.zeros(len(clusters), np.int64)
+    dealt = 0
+    for cluster in np.unique(clusters):
+        for id in np.flatnonzero(clusters == cluster):
+            table[id] = dealt % experts
+            dealt += 1
+    return table

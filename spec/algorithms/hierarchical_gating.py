@@ -1,0 +1,168 @@
+"""Two levels of noisy top-k gating: branches of experts, and the experts of each branch.
+
+| here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B, eqs. (12)-(14) |
+|---|---|
+| `branches` a, experts of a branch b = E / a | a groups of b experts each |
+| the first a columns of `noisy_logits` (T, a + E) | H(x) of the primary gating network |
+| its column a + i b + j | H(x)_j of the i-th secondary gating network |
+| expert i b + j | E_{i,j} |
+| `hierarchical_affinity` (T, E) | G_primary(x)_i G_i(x)_j |
+| load (E,) | Load_H(X)_{i,j} |
+| the tokens of a branch | X^(i) |
+
+Each level is gated as in `noisy_top_k`, with K choices, or with all where there are fewer.
+
+Ambiguity ledger
+
+HM-1: What is the load of the experts of a branch that no token chooses, where eq. (14) is 0 / 0?
+    Reading: 0.
+    Alternative b: NaN.
+HM-2: What is to be balanced?
+    Reading: all experts alike, by the importance and load of the hierarchy.
+        By: the paper, eqs. (13) and (14).
+    Alternative b: each level by itself: the branches, and the experts within each; the losses are added.
+        By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
+        mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
+HM-3: Has a branch a capacity of its own, beyond which tokens do not reach its experts?
+    Reading: no, if any the experts have one.
+    Alternative b: yes.
+        By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
+        mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
+
+Often done differently
+
+HM-4: How many experts does a token choose in its second-best branch?
+    Reading: as many as in the best, K at each level: four with K = 2.
+        By: the paper, appendix C.1.
+    Alternative b: one, with the gate of the branch: three with K = 2.
+        By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
+        mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
+HM-5: Does the load of an expert depend on the gate of its branch by more than its tokens?
+    Reading: yes, the load within the branch counts by the load of the branch over the number of its tokens.
+        By: the paper, eq. (14).
+    Alternative b: no, it is the load within the branch, which has no gradient with respect to the gate of the branch.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.choice_probability import choice_probability, is_chosen
+from moespec.spec.algorithms.losses import squared_variation
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_at_least, check_same_shape
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import Array
+from moespec.spec.values import as_array
+
+__all__ = ["hierarchical_affinity", "hierarchical_load_loss"]
+
+PAPER = "Shazeer et al. 2017 (arXiv 1701.06538)"
+ALGORITHMS = (
+    Algorithm("hierarchical_affinity", f"{PAPER}, eq. (12)", 1, ("hierarchical_affinity",)),
+    Algorithm("hierarchical_load_loss", f"{PAPER}, eq. (14)", 1, ("hierarchical_load_loss",)),
+)
+
+
+def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: int) -> Array:
+    """The gates, the products of those of the two levels:
+
+        G[t, i b + j] = P[t, i] S[t, i, j]
+
+    P is the softmax over the K branches with the largest noisy logits, and S[t, i] that over the K experts of branch i.
+
+    Args:
+        noisy_logits: (tokens, branches + experts): those of the branches, then those of the experts, branch by branch.
+        branches: a, a divisor of the number of experts.
+        choices: K at each level, at least 1; at a level with fewer all are chosen.
+
+    Returns:
+        (tokens, experts); rows sum to 1. An expert that is not chosen has the gate 0.
+
+    Raises:
+        ConfigError: `choices` or `branches` out of range.
+        ShapeError: `noisy_logits` does not have the axes above.
+        DtypeError: `noisy_logits` is not floating.
+        ContractError: `noisy_logits` holds NaN or infinity.
+
+    Source: Shazeer et al. 2017, eq. (12).
+
+    >>> from math import log
+    >>> logits = [[log(3), 0.0, log(3), 0.0, log(7), 0.0]]  # of 2 branches, and of their 2 experts each
+    >>> hierarchical_affinity(logits, branches=2, choices=2).round(6).tolist()
+    [[0.5625, 0.1875, 0.21875, 0.03125]]
+    >>> hierarchical_affinity(logits, branches=2, choices=1).round(6).tolist()
+    [[1.0, 0.0, 0.0, 0.0]]
+    """
+    primary, secondary = _levels(as_array("noisy_logits", noisy_logits, "tokens columns"), branches)
+    count = check_at_least("choices", choices, 1)
+    upper = noisy_top_k_affinity(primary, choices=min(count, primary.shape[1]))
+    lower = noisy_top_k_affinity(secondary, choices=min(count, secondary.shape[1]))
+    return (upper.reshape(-1, 1) * lower).reshape(len(primary), -1)
+
+
+def hierarchical_load_loss(
+    logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, branches: int, choices: int
+) -> Array:
+    """Squared coefficient of variation of the load of all experts,
+
+        load[i b + j] = branch load[i] * load[i, j] / n[i]
+
+    The branch load is that of the branches in `noisy_top_k_load_loss`, n[i] the number of tokens that choose branch i,
+    and load[i, j] the load of its expert j, summed over these tokens.
+
+    Args:
+        logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
+        noise_logits: of the same shape.
+        noisy_logits: of the same shape, those of the selection.
+        branches: a, a divisor of the number of experts.
+        choices: K at each level, at least 1; at a level with fewer all are chosen.
+
+    Returns:
+        A scalar, from 0 (balanced) to E - 1.
+
+    Raises:
+        ConfigError: `choices` or `branches` out of range.
+        ShapeError: `logits`, `noise_logits` or `noisy_logits` does not have the axes above, or their sizes differ.
+        DtypeError: `logits`, `noise_logits` or `noisy_logits` is not floating.
+        ContractError: `logits`, `noise_logits` or `noisy_logits` holds NaN or infinity; or all experts have load 0.
+
+    Source: Shazeer et al. 2017, eq. (14), and eq. (11) with its load.
+
+    >>> even = np.zeros((4, 6))
+    >>> float(hierarchical_load_loss(even, even, even, branches=2, choices=2))
+    0.0
+    >>> float(hierarchical_load_loss(even, even, even, branches=2, choices=1))  # all tokens choose branch 0
+    1.0
+    """
+    values = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}
+    arrays = [as_array(name, value, "tokens columns") for name, value in values.items()]
+    for name, array in zip(values, arrays, strict=True):
+        check_same_shape(name, array, "logits", arrays[0])
+    (primary, secondary) = zip(*(_levels(array, branches) for array in arrays), strict=True)
+    kept = check_at_least("choices", choices, 1)
+    upper, lower = (min(kept, level[0].shape[1]) for level in (primary, secondary))
+
+    branch_load = choice_probability(*primary, choices=upper).sum(axis=0)
+    reached = is_chosen(primary[2], upper)
+    within = choice_probability(*secondary, choices=lower).reshape(*reached.shape, -1)
+    load = np.where(reached[:, :, None], within, 0.0).sum(axis=0)
+    count = reached.sum(axis=0)
+    return squared_variation("logits", ((branch_load / np.where(count > 0, count, 1))[:, None] * load).reshape(-1))
+
+
+def _levels(array: Array, branches: int) -> tuple[Array, Array]:
+    """The columns of the branches, (tokens, a), and those of the experts, (tokens * a, b)."""
+    branches, size = check_branches(branches, array.shape[1])
+    return array[:, :branches], array[:, branches:].reshape(-1, size)
+
+
+def check_branches(branches: Any, columns: int) -> tuple[int, int]:
+    """`branches` and the experts of each, of `columns` that are both; `ConfigError` unless all have as many experts."""
+    number = check_at_least("branches", branches, 1)
+    experts = columns - number
+    if experts < number or experts % number:
+        raise ConfigError(f"branches: {number} of {columns} columns leave no equal number of experts for each branch")
+    return number, experts // number

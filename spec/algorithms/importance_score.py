@@ -1,0 +1,159 @@
+"""Importance-score routing: the least important tokens are removed, the others choose in the order of importance.
+
+It is Batch Priority Routing with a hard cut before it, the efficient mode of the token-mixing layer of Sparse-MLP, whose
+items are channels. A removed token has a combine row of zeros, so that only the residual connection carries it.
+
+| here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
+|---|---|
+| `scores` (T, E) | gates G(x) of the channels, noisy in training |
+| importance of a token, its highest score | s_i = max_j G(x_i)_j, eq. (3) |
+| `drop` | 10 %, the fraction of the channels that are removed |
+| survivors | the channels that are left, sorted by importance score |
+
+With nothing removed it is Batch Priority Routing, and removed tokens might as well not be in the batch. No public code is
+known.
+
+Ambiguity ledger
+
+IS-1: Over what is the maximum that makes an importance score taken?
+    Reading: over the experts.
+        By: the paper, eq. (3).
+    Alternative b: over the channels, as the sentence before the equation says, which would give every channel the same
+        score.
+IS-2: How many tokens are removed?
+    Reading: floor(drop * T), evaluated in double precision.
+    Alternative b: rounded up, or to the nearest.
+IS-3: Which of equally important tokens at the border is removed?
+    Reading: the higher index.
+    Alternative b: whatever an unstable sort leaves last.
+IS-4: From how many tokens is the capacity computed?
+    Reading: from those that are left, which is what the removal saves.
+    Alternative b: from all of them.
+IS-6: Are tokens removed at evaluation, too?
+    Reading: yes.
+    Alternative b: only in training; the paper does not say.
+IS-7: Which tokens do the auxiliary losses see?
+    Reading: all of them, also those that are removed: their gradient can make them important again.
+    Alternative b: those that are left.
+
+Often done differently
+
+IS-5: Do removed tokens take slots before they are removed?
+    Reading: no, they are removed before any token chooses.
+        By: the paper, section 2.2.
+    Alternative b: yes: they are allocated like all others and their combine weights are set to 0.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_non_negative, check_same_shape
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array
+
+__all__ = ["importance_score_choice", "importance_score_order"]
+
+
+def surviving_tokens(tokens: int, drop: Any) -> int:
+    """How many tokens are left when the fraction `drop` is removed: `T - floor(drop * T)`.
+
+    Raises ConfigError unless `0 <= drop < 1`.
+
+    >>> surviving_tokens(50, 0.1), surviving_tokens(9, 0.1)
+    (45, 9)
+    """
+    drop = check_non_negative("drop", drop)
+    if drop >= 1:
+        raise ConfigError(f"drop: expected a fraction below 1, got {drop}")
+    return tokens - math.floor(drop * tokens)
+
+
+def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
+    """The tokens that are left, by descending importance `max_e scores[t, e]`, the lower index first among equals.
+
+    Args:
+        scores: (tokens, experts), the scores of the selection (noisy in training).
+        drop: fraction of the tokens to remove, at least 0 and below 1: the last `floor(drop * tokens)` of the order.
+
+    Returns:
+        (survivors,) integers: the token that is assigned first, second, ...
+
+    Raises:
+        ConfigError: `drop` is not in [0, 1).
+        ShapeError: `scores` does not have the axes above.
+        DtypeError: `scores` is not floating.
+        ContractError: `scores` holds NaN or infinity.
+
+    Source: Sparse-MLP, section 2.2, eq. (3).
+
+    >>> from moespec.spec import softmax_affinity
+    >>> from moespec.spec.examples import LOGITS
+    >>> importance_score_order(softmax_affinity(LOGITS), drop=0.4).tolist()  # floor(0.4 * 6) = 2 are removed
+    [4, 1, 5, 0]
+    """
+    order = batch_priority(scores)
+    return order[: surviving_tokens(len(order), drop)]
+
+
+def importance_score_choice(
+    scores: ArrayLike,
+    *,
+    choices: int,
+    capacity: int,
+    drop: float = 0.1,
+    combine_scores: ArrayLike | None = None,
+) -> Routing:
+    """Token Choice among the tokens that are left, in the order of their importance.
+
+    Rows of removed tokens are 0 in `dispatch` and `combine`. A gradient flows only through `combine_scores`, at the kept
+    choices. With `drop=0` it is `token_choice` in the order of `batch_priority`.
+
+    Args:
+        scores: (tokens, experts), by which tokens are sorted and choose.
+        choices: experts K that a token chooses, from 1 to experts.
+        capacity: slots C per expert, at least 1; the router takes `expert_capacity` of the tokens that are left.
+        drop: fraction of the tokens to remove; see `importance_score_order`.
+        combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
+
+    Returns:
+        Routing of (tokens, experts, capacity).
+
+    Raises:
+        ConfigError: `choices`, `capacity` or `drop` out of range.
+        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
+        DtypeError: `scores` or `combine_scores` is not floating.
+        ContractError: a score is not finite.
+
+    Source: Sparse-MLP, section 2.2.
+
+    >>> from moespec.spec import slot_tokens, softmax_affinity
+    >>> from moespec.spec.examples import LOGITS
+    >>> routing = importance_score_choice(softmax_affinity(LOGITS), choices=1, capacity=2, drop=0.2)
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)  # token 2 is removed, 0 finds no room
+    ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
+    >>> dispatch, _ = importance_score_choice(np.eye(50), choices=1, capacity=50)
+    >>> int(dispatch.sum())
+    45
+    """
+    # Scores.
+    scores = as_array("scores", scores, "tokens experts")
+    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
+    check_same_shape("combine_scores", weights, "scores", scores)
+
+    # Selection, slots: the survivors are a batch of their own, sorted.
+    left = importance_score_order(scores, drop=drop)
+    among_them = token_choice(scores[left], choices=choices, capacity=capacity)
+
+    # Dispatch.
+    dispatch = np.zeros((*scores.shape, capacity))
+    dispatch[left] = among_them.dispatch
+
+    # Combine.
+    return Routing(dispatch, weights[:, :, None] * dispatch)

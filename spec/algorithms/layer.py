@@ -1,0 +1,200 @@
+"""The layer that all routers share: dispatch, experts, combine.
+
+| here | Routers (arXiv 2401.15969), section 1.2 |
+|---|---|
+| `tokens` (T, D) | X |
+| `routing.dispatch`, `routing.combine` (T, E, C) | D, C |
+| inputs and outputs of the slots (E, C, D) | X tilde, Y tilde |
+| result (T, D) | Y |
+
+Ambiguity ledger
+
+LA-1: Which form of GELU do the experts use?
+    Reading: the tanh approximation, flax's default.
+        By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
+        google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock, which is that one.
+    Alternative b: the exact one with erf, torch's default.
+        By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
+        soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
+        vit_pytorch/vit.py, FeedForward.
+LA-2: What does a token without a slot get?
+    Reading: 0, so that only the residual connection carries it.
+        By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
+        mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1.
+    Alternative b: the token itself.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.gated_experts import ACTIVATIONS, alone, expert_parameters, quick_gelu, silu
+from moespec.spec.algorithms.gelu import activation as _gelu
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_option, check_rank, check_same_shape, check_size
+from moespec.spec.numerics import Array
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array
+
+__all__ = ["expert_mlp", "moe_layer", "moe_mlp"]
+
+ALGORITHMS = (
+    Algorithm(
+        "moe_layer",
+        "Liu et al. 2024 (arXiv 2401.15969), section 1.2",
+        4,
+        ("moe_layer", "expert_mlp", "moe_mlp", "routing_metrics"),
+    ),
+)
+
+
+def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Array]) -> Array:
+    """The mixture-of-experts layer:
+
+        inputs[e, c]  = sum_t dispatch[t, e, c] tokens[t]
+        outputs       = experts(inputs)
+        result[t]     = sum_e,c combine[t, e, c] outputs[e, c]
+
+    An empty slot has inputs 0 and in general an output that is not 0, but its combine weights are 0.
+
+    Args:
+        tokens: (tokens, width).
+        routing: `dispatch` and `combine`, each (tokens, experts, capacity).
+        experts: maps (experts, capacity, width) to (experts, capacity, width of the output).
+
+    Returns:
+        (tokens, width of the output).
+
+    Raises:
+        ShapeError: shapes do not fit, also that of the experts' output.
+        DtypeError: `tokens` or `routing` is not floating.
+        ContractError: `tokens` or `routing` holds NaN or infinity.
+
+    Source: Routers, section 1.2.
+
+    >>> dispatch = np.array([[[1.0], [0.0]], [[0.0], [1.0]], [[0.0], [0.0]]])  # the third token is dropped
+    >>> routing = Routing(dispatch, 0.5 * dispatch)
+    >>> moe_layer([[1.0], [2.0], [3.0]], routing, lambda inputs: 10 * inputs + 2).tolist()
+    [[6.0], [11.0], [0.0]]
+    """
+    tokens = as_array("tokens", tokens, "tokens width")
+    dispatch = as_array("routing.dispatch", routing.dispatch, "tokens experts capacity")
+    combine = as_array("routing.combine", routing.combine, "tokens experts capacity")
+    check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)
+    check_size("routing.dispatch", dispatch, 0, len(tokens), "the number of tokens")
+
+    # Dispatch.
+    inputs = np.einsum("tec,td->ecd", dispatch, tokens)
+    outputs = experts(inputs)
+    check_rank("experts", outputs, "experts capacity width")
+    check_size("experts", outputs, 0, inputs.shape[0], "the experts of its input")
+    check_size("experts", outputs, 1, inputs.shape[1], "the capacity of its input")
+
+    # Combine.
+    return np.einsum("tec,ecd->td", combine, outputs)
+
+
+def expert_mlp(
+    inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", activation: str = "gelu"
+) -> Array:
+    """The multi-layer perceptron of each expert on its own slots, plain or gated:
+
+        result = w2[e] f(w1[e] x + b1[e]) + b2[e]
+        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      where there is `w3`
+
+    with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A missing bias is 0.
+
+    Args:
+        inputs: (experts, capacity, width).
+        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where the output is as wide as the input
+            in the models; `w3` as `w1` for gated experts; biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
+            (experts, output), each if there is one.
+        gelu: "tanh" or "erf", the form of GELU.
+        activation: f, "gelu", "silu" or "quick_gelu".
+
+    Returns:
+        (experts, capacity, output).
+
+    Raises:
+        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
+        ShapeError: `inputs` or a parameter does not have the axes above, or their sizes differ.
+        DtypeError: `inputs` or a parameter is not floating.
+        ContractError: `inputs` or a parameter holds NaN or infinity.
+
+    Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`.
+
+    >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}  # one expert of width 1
+    >>> expert_mlp([[[0.0], [10.0]]], params).tolist()  # the empty slot gives the bias
+    [[[1.0], [21.0]]]
+    >>> gated = {"w1": [[[4.0]]], "w3": [[[0.5]]], "w2": [[[2.0]]]}
+    >>> expert_mlp([[[0.0], [10.0]]], gated, activation="silu").round(9).tolist()
+    [[[0.0], [400.0]]]
+    """
+    check_option("gelu", gelu, ("tanh", "erf"))
+    check_option("activation", activation, ACTIVATIONS)
+    inputs = as_array("inputs", inputs, "experts capacity width")
+    weights = expert_parameters(params, width=inputs.shape[2], experts=len(inputs))
+
+    def linear(x: Array, number: int) -> Array:
+        y = np.einsum("ecd,edh->ech", x, weights[f"w{number}"])
+        return y + weights[f"b{number}"][:, None, :] if f"b{number}" in weights else y
+
+    hidden = linear(inputs, 1)
+    active = {"silu": silu, "quick_gelu": quick_gelu}.get(activation, partial(_gelu, form=gelu))(hidden)
+    return linear(active * linear(inputs, 3) if "w3" in weights else active, 2)
+
+
+def moe_mlp(
+    tokens: ArrayLike,
+    routing: Routing,
+    params: Mapping[str, ArrayLike],
+    *,
+    shared: Mapping[str, ArrayLike] | None = None,
+    gelu: str = "tanh",
+    activation: str = "gelu",
+) -> Array:
+    """The mixture-of-experts layer whose experts are perceptrons, `moe_layer` with `expert_mlp`:
+
+        result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
+
+    An empty slot changes no result, so that a backend need not compute one. Where a routing gives an expert room for every
+    token (no capacity, `capacity_factor` infinite), the work is that of the tokens then and not that of the slots.
+
+    A shared expert serves every token, whatever its routing, with the weight 1; several of them are one of their joint
+    hidden width, whose second bias is the sum of theirs.
+
+    Args:
+        tokens: (tokens, width).
+        routing: `dispatch` and `combine`, each (tokens, experts, capacity).
+        params: as in `expert_mlp`.
+        shared: the parameters of a shared expert, as those of one of the experts: `w1` (width, hidden), ...
+        gelu: "tanh" or "erf".
+        activation: "gelu", "silu" or "quick_gelu", of the shared expert too.
+
+    Returns:
+        (tokens, output).
+
+    Raises:
+        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
+        ShapeError: shapes do not fit.
+        DtypeError: `tokens`, `routing` or a parameter is not floating.
+        ContractError: `tokens`, `routing` or a parameter holds NaN or infinity.
+
+    Source: Routers, section 1.2; shared: Dai et al. 2024 (arXiv 2401.06066), shared expert isolation.
+
+    >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # one expert, two slots, and a token in the first of them
+    >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}
+    >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, 0.5 * dispatch), params).tolist()
+    [[10.5], [0.0]]
+    >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, dispatch), params, shared={"w1": [[1.0]], "w2": [[3.0]]}).tolist()
+    [[51.0], [30.0]]
+    """
+    options = {"gelu": gelu, "activation": activation}
+    result = moe_layer(tokens, routing, lambda inputs: expert_mlp(inputs, params, **options))
+    if shared is None:
+        return result
+    served = expert_mlp(as_array("tokens", tokens, "tokens width")[None], alone(shared), **options)[0]
+    check_size("w2", result, 1, served.shape[1], "the output width of the shared expert")
+    return result + served

@@ -1,0 +1,193 @@
+"""Token Choice: each token chooses its K best experts, where choices get slots in priority order until capacity is reached.
+
+| here | Routers (arXiv 2401.15969), Algorithm 1 |
+|---|---|
+| `scores` (T, E) | affinity matrix that selects |
+| `combine_scores` (T, E) | softmax affinity A of the combine tensor |
+| `choices` | k |
+| `capacity` | c, buffer slots of an expert |
+| `order` (T,) | the order of the tokens in the batch |
+
+Ambiguity ledger
+
+TC-1: Which expert wins among equal scores?
+    Reading: the lower index.
+        By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
+    Alternative b: the higher index.
+    Alternative c: whatever an unstable sort returns.
+TC-2: In which order are choices assigned to slots?
+    Reading: the first choice of every token before the second choice of any.
+        By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; tensorflow/mesh,
+        mesh_tensorflow/transformer/moe.py, _top_2_gating; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
+        top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
+        flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
+        tutel/impls/fast_dispatch.py, extract_critical.
+    Alternative b: all choices of a token before those of the next token (`slot_order="token"`), as the words of Routers,
+        section 2.1, "sequentially going through the rows", can be read.
+        By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
+TC-3: What happens to a choice that finds its expert full?
+    Reading: it is dropped, unless `tries` is greater than `choices`.
+        By: the paper, section 2.1; google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common;
+        tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating and _top_2_gating.
+    Alternative b: the token tries its next-best expert at once, before the choices of later tokens are assigned.
+    Alternative c: the token tries its next-best expert after the choices of all tokens (`tries`; no token left behind).
+        By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating; Switch (arXiv 2101.03961), appendix B.
+TC-4: Are the combine weights of a token renormalised when one of its choices is dropped?
+    Reading: no.
+        By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
+        mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
+        TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
+        apply_router_token_dropping.
+    Alternative b: the weights that are left are divided by their sum (`normalize="sum"`).
+        By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
+        (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
+        (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits
+        (legacy_mtf_behavior=False); huggingface/transformers, src/transformers/models/nllb_moe/modeling_nllb_moe.py,
+        NllbMoeTop2Router.route_tokens (normalize_router_prob_before_dropping=False); deepspeedai/DeepSpeed,
+        deepspeed/moe/sharded_moe.py, top2gating and topkgating.
+"""
+
+import numpy as np
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.selected_weights import divided_by_kept
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import (
+    check_capacity,
+    check_choices,
+    check_mask,
+    check_option,
+    check_same_shape,
+    check_tries,
+    plural,
+)
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import stable_order
+from moespec.spec.routing import Routing
+from moespec.spec.values import as_array, as_order
+
+__all__ = ["token_choice"]
+
+ALGORITHMS = (Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Algorithm 1", 2, ("token_choice",)),)
+
+
+def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
+    """`ConfigError` unless `slot_order` is "choice" or "token", and the latter without others that a token tries."""
+    check_option("slot_order", slot_order, ("choice", "token"))
+    if slot_order == "token" and tries > choices:
+        raise ConfigError(
+            f"slot_order='token': a token of {plural(choices, 'choices')} cannot try {tries} experts in turn"
+        )
+
+
+def token_choice(
+    scores: ArrayLike,
+    *,
+    choices: int,
+    capacity: int,
+    combine_scores: ArrayLike | None = None,
+    order: ArrayLike | None = None,
+    keep: ArrayLike | None = None,
+    hold: bool = False,
+    tries: int | None = None,
+    slot_order: str = "choice",
+    normalize: str | None = None,
+) -> Routing:
+    """Token Choice allocation (Algorithm 1).
+
+    `dispatch[t, e, c]` is 1 if token t chose expert e and got its slot c, else 0; `combine[t, e, c] =
+    combine_scores[t, e] * dispatch[t, e, c]`. Filled slots of an expert are 0, 1, ... without a gap, unless `hold`. A
+    gradient flows only through `combine_scores`, at the choices that got a slot.
+
+    With `tries` above `choices`, tokens are rerouted when experts are full: in stage i = 1, 2, ... every token that has
+    fewer than K experts so far asks for its i-th best one. With `tries = choices` every token asks for its K best.
+
+    Args:
+        scores: (tokens, experts), by which tokens choose.
+        choices: experts K that a token chooses, from 1 to experts.
+        capacity: slots C per expert, at least 1.
+        combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
+        order: (tokens,) integers, the order in which tokens are assigned; by index if None.
+        keep: (tokens, tries) booleans, whether a choice is made. All are if None.
+        hold: whether a choice that is not made uses up its place: the slot that it would get stays empty. If False, it
+            asks for no slot.
+        tries: experts that a token tries at most, from `choices` to experts; `choices` if None.
+        slot_order: "choice", all first choices get their slots before any second one; or "token", all choices of a
+            token before those of the next, which tries no others then.
+        normalize: by what the weights of a token are divided, over those of its choices that got a slot: None for
+            nothing, "sum", or "euclidean" for the root of the sum of squares.
+
+    Returns:
+        Routing of (tokens, experts, capacity).
+
+    Raises:
+        ConfigError: `choices`, `capacity` or `tries` out of range, `slot_order` or `normalize` is unknown.
+        ShapeError: `scores`, `combine_scores`, `order` or `keep` does not have the axes above, or their sizes
+            differ.
+        DtypeError: `scores` or `combine_scores` is not floating, `order` does not hold integers, or `keep`
+            booleans.
+        ContractError: a score is not finite, `order` is not a permutation, or weights to be normalised have the sum 0.
+
+    Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
+    appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
+    src/maxtext/layers/moe.py, RoutedMoE.generate_masks. `normalize`: facebookresearch/fairseq,
+    fairseq/modules/moe/top2gate.py, top2gating.
+
+    >>> from moespec.spec import softmax_affinity, slot_tokens
+    >>> from moespec.spec.examples import LOGITS, TIED_SCORES
+    >>> routing = token_choice(softmax_affinity(LOGITS), choices=1, capacity=2)
+    >>> slot_tokens(routing).tolist()  # token 4 is dropped; 6 marks an empty slot
+    [[0, 1], [2, 5], [3, 6]]
+    >>> round(float(routing.combine.sum()), 10)
+    3.0885432032
+    >>> routing = token_choice(softmax_affinity(LOGITS), choices=2, capacity=3)
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)
+    ([[0, 1, 4], [2, 5, 0], [3, 4, 6]], 4.2912616082)
+    >>> routing = token_choice(TIED_SCORES, choices=2, capacity=2)
+    >>> slot_tokens(routing).tolist(), float(routing.combine.sum())
+    ([[0, 3], [1, 0], [2, 4]], 2.75)
+    >>> slot_tokens(token_choice(TIED_SCORES, choices=3, capacity=1)).tolist()
+    [[0], [1], [2]]
+    >>> slot_tokens(token_choice(softmax_affinity(LOGITS), choices=1, capacity=2, tries=2)).tolist()  # 4 goes to expert 2
+    [[0, 1], [2, 5], [3, 4]]
+    """
+    # Scores.
+    scores = as_array("scores", scores, "tokens experts")
+    weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
+    check_same_shape("combine_scores", weights, "scores", scores)
+    tokens, experts = scores.shape
+    check_choices(choices, experts)
+    check_capacity(capacity)
+    ordered = np.arange(tokens) if order is None else as_order(order, tokens)
+    stages = check_tries(tries, choices, experts)
+    allowed = np.ones((tokens, stages), bool) if keep is None else np.asarray(keep)
+    check_mask("keep", allowed, (tokens, stages), "choice")
+    check_slot_order(slot_order, stages, choices)
+
+    # Selection.
+    best = stable_order(scores)
+
+    # Slots.
+    slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
+    filled, assigned = [0] * experts, [0] * tokens
+    requests = [
+        (token, stage) for stage in range(stages) for token in ordered
+    ]  # all first choices before any second choice
+    if slot_order == "token":
+        requests = [(token, stage) for token in ordered for stage in range(stages)]
+    for token, stage in requests:
+        expert, is_made = best[token, stage], allowed[token, stage]
+        if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
+            if is_made:
+                slots[token, expert] = filled[expert]
+                assigned[token] += 1
+            filled[expert] += 1
+
+    # Dispatch.
+    dispatch = np.zeros((tokens, experts, capacity))
+    for (token, expert), slot in slots.items():
+        dispatch[token, expert, slot] = 1.0
+
+    # Combine.
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
+    return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -1,0 +1,163 @@
+"""Token ids, by which hash layers route: what a token is, known before any layer has run.
+
+| here | Hash (arXiv 2106.04426) |
+|---|---|
+| `ids` (T,) | the token x_t, an entry of the vocabulary |
+| `pair_ids(previous_ids(ids), ids)` | bigram hash |
+
+In vision an id is a property of the input image: the place of a patch, or the codeword nearest to its pixels.
+
+Ambiguity ledger
+
+TI-1: What is a token id in an image?
+    Reading: the nearest codeword of the patch's normalised pixels, or the place of the patch; one id more for the
+        class token.
+    Alternative b: a code of the hidden state, which changes while the model learns.
+TI-2: How are the pixels of a patch normalised?
+    Reading: `(x - mean) / sqrt(variance + 1e-6)`, so that a patch of one colour becomes 0, not rounding errors.
+    Alternative b: divided by the standard deviation, undefined for such a patch.
+    Alternative c: not normalised.
+TI-3: What precedes the first token, for bigrams and previous ids?
+    Reading: id 0.
+    Alternative b: an id of its own.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms.clustering import nearest
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.checks import check_at_least, check_size
+from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Array, Shared, variance
+from moespec.spec.values import as_array, as_ids
+
+__all__ = ["pair_ids", "patch_codes", "position_ids", "previous_ids"]
+
+ALGORITHMS = (
+    Algorithm(
+        "token_ids",
+        "Roller et al. 2021 (arXiv 2106.04426), section 3.1",
+        2,
+        ("pair_ids", "patch_codes", "position_ids", "previous_ids"),
+    ),
+)
+
+Ids = NDArray[np.int64]
+EPSILON = 1e-6
+"""Added to the variance of a patch, so that one of a single colour becomes 0."""
+
+
+def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
+    """The id of a patch by its content: the nearest codeword.
+
+        x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
+        id    = argmin_v |x - codebook[v]|^2                     the lower index among equals
+
+    Args:
+        patches: (tokens, pixels), all channels of each patch in a row.
+        codebook: (codes, pixels), of normalised patches.
+
+    Returns:
+        (tokens,) integers below the number of codes.
+
+    Raises:
+        ShapeError: `patches` or `codebook` does not have the axes above, or their sizes differ.
+        DtypeError: `patches` or `codebook` is not floating.
+        ContractError: `patches` or `codebook` holds NaN or infinity.
+
+    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation; Hash has words, which need no codebook.
+
+    >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
+    [1, 2, 0]
+    """
+    patches = as_array("patches", patches, "tokens pixels").real
+    codebook = as_array("codebook", codebook, "codes pixels").real
+    check_size("codebook", codebook, 1, patches.shape[1], "the pixels of patches")
+    return nearest(normalized_patches(patches), codebook)
+
+
+def normalized_patches(patches: Array) -> Array:
+    """Patches (tokens, pixels) with mean 0 and variance 1, which is what a codebook is made of."""
+    centred = patches - np.mean(patches, axis=1, keepdims=True)
+    return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
+
+
+def position_ids(tokens: ArrayLike) -> Ids:
+    """The id of a token by its place alone: 0, 1, 2, ...
+
+    Args:
+        tokens: (tokens, width).
+
+    Returns:
+        (tokens,) integers.
+
+    Raises:
+        ShapeError: `tokens` does not have the axes above.
+        DtypeError: `tokens` is not floating.
+        ContractError: `tokens` holds NaN or infinity.
+
+    Source: Hash, section 3.1 (position hashes).
+
+    >>> position_ids([[2.0], [2.0], [3.0]]).tolist()
+    [0, 1, 2]
+    """
+    return np.arange(len(as_array("tokens", tokens, "tokens width")))
+
+
+def previous_ids(ids: ArrayLike) -> Ids:
+    """The id of the token before: `ids[t - 1]`, and 0 for the first.
+
+    Args:
+        ids: (tokens,) integers of at least 0.
+
+    Returns:
+        (tokens,) integers.
+
+    Raises:
+        ShapeError: `ids` does not have the axes above.
+        DtypeError: `ids` does not hold integers.
+        ContractError: `ids` is out of range.
+
+    Source: Hash, section 3.1 (previous token hashes).
+
+    >>> previous_ids([3, 1, 2]).tolist()
+    [0, 3, 1]
+    """
+    ids = as_ids("ids", ids, "tokens")
+    return np.concatenate([np.zeros(1, np.int64), ids[:-1]])
+
+
+def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
+    """One id for two: `first * vocabulary + second`.
+
+    `pair_ids(previous_ids(ids), ids, ...)` are the bigrams; with `position_ids` first, an id has a meaning of its own at
+    each place.
+
+    Args:
+        first: (tokens,) integers of at least 0.
+        second: (tokens,) integers, from 0 to `vocabulary - 1`.
+        vocabulary: V, the number of different second ids, below 2^31.
+
+    Returns:
+        (tokens,) integers.
+
+    Raises:
+        ConfigError: `vocabulary` is less than 1, or no integer of 32 bits.
+        ShapeError: `first` or `second` does not have the axes above, or their sizes differ.
+        DtypeError: `first` or `second` does not hold integers.
+        ContractError: an id out of range, or so large that the pair has no id of 64 bits.
+
+    Source: Hash, section 3.1 (bigram hashes).
+
+    >>> pair_ids(previous_ids([3, 1, 2]), [3, 1, 2], vocabulary=4).tolist()
+    [3, 13, 6]
+    """
+    vocabulary = check_at_least("vocabulary", vocabulary, 1)
+    first, second = as_ids("first", first, "tokens"), as_ids("second", second, "tokens", below=vocabulary)
+    check_size("second", second, 0, len(first), "the tokens of first")
+    largest, last = int(np.max(first.real)), int(np.max(second.real))
+    if largest * vocabulary + last >= 2**63:
+        raise ContractError(f"first: {largest} times vocabulary={vocabulary} is more than 64 bits hold")
+    return first * vocabulary + second

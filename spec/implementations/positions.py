@@ -1,0 +1,129 @@
+"""What implementations do about the questions of the ledger: what it says of public code, and what was measured.
+
+A taker in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another one. `measured.json` has what runs of
+the suite on packages showed (`nox -s peers`); a package belongs to its repository.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from moespec.spec import LEDGER
+from moespec.spec.errors import ConfigError
+from moespec.spec.implementations.entries import spelled
+from moespec.spec.implementations.places import addresses, of_package
+from moespec.spec.ledger import LedgerEntry
+
+__all__ = ["PAPER", "Measured", "Seen", "find", "implementations", "is_of", "measured", "seen"]
+
+PAPER = "the paper"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A package that the suite was run on.
+
+    package, version: what was run. repository: where its code is. readings: by the id of a reading that it was measured
+    to take, which code of it ran.
+    """
+
+    package: str
+    version: str
+    repository: str
+    readings: Mapping[str, str]
+
+    @property
+    def address(self) -> str:
+        """Of the package, at its version, in the Python registry."""
+        return of_package(self.package, self.version)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """That an implementation takes a reading.
+
+    reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured:
+    whether the suite measured it; else the code was read. addresses: where that can be looked up.
+    """
+
+    reading: str
+    where: str
+    measured: bool
+    addresses: Sequence[str] = ()
+
+
+@cache
+def measured() -> tuple[Measured, ...]:
+    """The packages that the suite was run on."""
+    return tuple(Measured(**each) for each in json.loads(files(__package__).joinpath("measured.json").read_text()))
+
+
+def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
+    """What an implementation was seen to do, by the id of the entry; name: as from `find`.
+
+    packages: those that the suite was run on, if they are others than in `measured`.
+    """
+    mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
+    by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
+    return {id: sorted(all, key=lambda each: each.reading) for id, all in by_id.items() if all}
+
+
+def _said(entry: LedgerEntry, name: str) -> Iterator[Seen]:
+    for reading in entry.readings:
+        for taker in reading.takers:
+            if is_of(taker.who, taker.where, name):
+                yield Seen(reading.id, taker.where, False, addresses(taker, entry.module))
+
+
+def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen]:
+    for reading in entry.readings:
+        for each in packages:
+            if reading.id in each.readings:
+                where = f"{each.package} {each.version}, {each.readings[reading.id]}"
+                yield Seen(reading.id, where, True, [each.address])
+
+
+def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
+    """The names of all implementations of which something is known: papers first, then code, by name."""
+    said = [taker.who for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    ran = [each.repository for each in (measured() if packages is None else packages) if each.readings]
+    names = {spelled(name): name for name in (*ran, *said)}
+    return sorted(names.values(), key=lambda name: (name != PAPER, "/" in name, name.casefold()))
+
+
+def find(name: str) -> str:
+    """The implementation that a name means: `vmoe` is google-research/vmoe; `lucidrains` all repositories of that owner, and
+    `mixtral`, which no repository is called, all files with it in their paths. Raises ConfigError if it is none, or several."""
+    names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
+    exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
+    about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
+    found = exactly or about
+    if len(found) == 1:
+        return found[0]
+    takers = [taker for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
+    owned = any(_same(known.partition("/")[0], name) for known in names if "/" in known)
+    if owned or (not found and any(is_of(taker.who, taker.where, name) for taker in takers)):
+        return name
+    if not found:
+        raise ConfigError(f"by={name!r}: the ledger knows nothing of it; it knows {', '.join(names)}")
+    raise ConfigError(f"by={name!r} could be any of {', '.join(found)}")
+
+
+def _packages(name: str) -> list[str]:
+    return [each.package for each in measured() if _same(each.repository, name)]
+
+
+def is_of(who: str, where: str, name: str) -> bool:
+    """Whether a name means a taker: the repository or its owner, or a word in the path of a file of it."""
+    if _same(who, name):
+        return True
+    if "/" not in who or "/" in name:
+        return False
+    path = where.partition(",")[0] if where else ""
+    return _same(who.partition("/")[0], name) or spelled(name) in spelled(path)
+
+
+def _same(one: str, other: str) -> bool:
+    return spelled(one) == spelled(other)

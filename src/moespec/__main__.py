@@ -1,0 +1,28 @@
+"""The command `moespec`, also `python -m moespec`: the commands of `moespec.training.cli` and that of the suite."""
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["conformance"]:
+        from moespec.conformance.__main__ import keep_apart
+
+        keep_apart(words[1:])
+    from moespec.training import cli
+
+    return cli.main(
+        arguments, more={"conformance": ("check an implementation against the golden vectors", _conformance)}
+    )
+
+
+def _conformance(arguments: list[str]) -> int:
+    from moespec.conformance.__main__ import main
+
+    return main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

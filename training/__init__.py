@@ -1,0 +1,20 @@
+"""The application: everything that trains, evaluates, and reports on a vision model made of the core.
+
+`moespec --help` lists its commands, and `load("runs/x")` gives a model with its trained weights. It needs
+`pip install 'moespec[train]'`. Only the command line imports it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moespec.training.weights.loading import Loaded
+
+__all__ = ["load"]
+
+
+def load(path: str | Path, **options: Any) -> "Loaded":
+    """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`."""
+    from moespec.training.weights import loading  # the modules of this room need no weights of others
+
+    return loading.load(path, **options)

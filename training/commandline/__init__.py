@@ -1,0 +1,1 @@
+"""How the words of a command line become the options of a command."""

@@ -1,0 +1,89 @@
+"""What a command line chooses before it is parsed, and which options it writes: the configuration's file, model and router.
+
+A model and a router have options of their own, so which options there are to parse, and to show, depends on them.
+"""
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from os.path import isfile
+from pathlib import Path
+from typing import Any
+
+from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.spec.errors import ConfigError
+from moespec.training.configuration import configfile, option_constraints
+from moespec.training.configuration.config import LENGTHS, Config
+from moespec.training.configuration.modelconfig import SHORT
+
+__all__ = ["check_concerns", "check_functions", "chosen", "early"]
+
+
+def chosen(arguments: Sequence[str], default: Config) -> Config:
+    """The configuration that the options of the command line change: of a file, of a run that goes on, or `default`.
+
+    It has the model and the router of the command line, and its optimiser; its length is open if the command line has one.
+    Raises ConfigError for a file that cannot be used, and for what the file sets and the model or router does not have.
+    """
+    known = early(arguments)
+    names: Any = {"model": known["model"], "router": known["router"]}
+    saved = Path(known["run"] or "") / "config.toml"
+    if known["config"] is not None:
+        base = configfile.read(configfile.find_recipe(known["config"]), default, **names)
+    elif known["resume"] and known["run"] and isfile(saved):
+        base = configfile.read(saved, **names)
+    else:
+        base = configfile.with_model(default, known["model"], known["router"])
+    base = configfile.with_model(base, known["text"], known["text_router"], section="text")
+    if known["optimizer"] in OPTIMIZERS:
+        base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
+    if any(known[name] is not None for name in LENGTHS):
+        base = replace(base, training=configfile.changed(base.training, dict.fromkeys(LENGTHS)))
+    return base
+
+
+def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
+    """ConfigError for an option of the command line, or of its file, that concerns none of the configurations made of it.
+
+    One of a file may concern the file's own configuration, and init_skip the weights that it is used with later. A file that a
+    run wrote has every field, and is not looked at.
+    """
+    words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
+    option_constraints.check([SHORT.get(word, word) for word in words], *configs)
+    known = early(arguments)
+    if known["config"] is not None and "format" not in (
+        written := configfile.written(path := configfile.find_recipe(known["config"]))
+    ):
+        own = configfile.read(path, model=known["model"], router=known["router"])
+        option_constraints.check((name for name in written if name != "init_skip"), own, *configs)
+
+
+def check_functions(arguments: Sequence[str], config: Config) -> None:
+    """ConfigError for a function that training would import and neither the command line nor its file names.
+
+    The configuration of a run does, which is gone on with or fine-tuned, and may be third-party.
+    """
+    known = early(arguments)
+    for option, value in config.functions.items() if not known["config"] else ():
+        if known[option] is None:
+            raise ConfigError(
+                f"{option}={value!r}: the run's config.toml names it, and training would import it; "
+                f"if you trust it, add --{option} {shlex.quote(value)}"
+            )
+
+
+def early(arguments: Sequence[str]) -> dict[str, Any]:
+    """What these options say, None for those that are not there. A value that is missing, the parser that comes after reports."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--resume", action="store_true")
+    options = {"config": [], "run": [], "model": ["--model.name"], "router": ["--model.router"]}
+    options |= {"text": ["--text.name"], "text_router": ["--text.router"]}
+    options |= {"optimizer": ["--optimizer.name"], **{name: [f"--training.{name}"] for name in LENGTHS}}
+    options |= {"data.transform": [], "log": []}
+    for name, flags in options.items():
+        early.add_argument(f"--{name}", *flags, nargs="?", dest=name)
+    skipped = re.compile("-h|--help|--resume=.*", re.DOTALL)  # which the parser that comes after knows or reports
+    known, _ = early.parse_known_args([argument for argument in arguments if not skipped.fullmatch(argument)])
+    return {name: None if value == "None" else value for name, value in vars(known).items()}

@@ -1,0 +1,254 @@
+"""The configuration of a training run: what model, data, optimiser, schedule and training it takes.
+
+Every field can be set in a TOML file and on the command line (`moespec.training.configuration.configfile`, `moespec.training.cli`). The
+defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A field that is None is filled in from the named
+model or the data when the run starts (`moespec.training.loop.resolve`), and the filled-in configuration is saved with the run.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Fixed, Suppress
+
+from moespec.backends.mesh import MeshSizes, Transport
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.checks import Number, Share, check_fields
+from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import LARGEST, SMALLEST, Range
+from moespec.training.configuration.modelconfig import ModelConfig, TextSection
+from moespec.training.data.options import DataConfig
+from moespec.training.evaluation.options import EvaluationConfig
+
+__all__ = [
+    "LENGTHS",
+    "TRACKERS",
+    "BackendName",
+    "Config",
+    "HashConfig",
+    "LitConfig",
+    "MeshConfig",
+    "MocoConfig",
+    "ModelConfig",
+    "ScheduleConfig",
+    "TrainingConfig",
+]
+
+BackendName = Literal["auto", "jax", "torch", "numpy"]
+
+TRACKERS = {"tensorboard": "data", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""Packages that `log` may name, and the extra that has each."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate, from step to step (moespec.training.configuration.schedules). None: does not concern this schedule."""
+
+    name: Literal["cosine", "rsqrt", "linear"] = "cosine"
+    """how the rate falls after the warm-up"""
+    peak: float = 1e-3
+    """largest learning rate"""
+    warmup: int = 0
+    """steps of linear increase from 0; half of the run, if that is not longer"""
+    cooldown: int | None = None
+    """rsqrt: steps of linear decrease to 0 at the end"""
+    timescale: float | None = None
+    """rsqrt: steps after which the rate starts to fall"""
+    end: float | None = None
+    """linear, cosine: rate at the end"""
+
+
+LENGTHS = ("steps", "epochs", "examples")
+"""The fields of `training` that say how long a run is, of which one may be given."""
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    """Several devices (docs/devices.md): as many along each axis, of all that there are."""
+
+    data: int | None = None
+    """parts of a batch, besides those of the other axes (default: as the devices allow)"""
+    fsdp: int = 1
+    """parts of large parameters and of what the optimiser keeps of them, gathered block by block"""
+    expert: int = 1
+    """parts of the experts"""
+    transport: Transport = "model"
+    """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
+    timeout: float = 40.0
+    """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
+
+    def __post_init__(self) -> None:
+        MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
+        if not 1 <= self.timeout <= 86400:
+            raise ConfigError(f"mesh.timeout={self.timeout!r}: expected a number of seconds from 1 to 86400")
+        if self.transport != "model" and self.expert == 1:
+            raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The numbers along the axes."""
+        return {"data": self.data, "fsdp": self.fsdp, "expert": self.expert}
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The training run. Of its `LENGTHS` one may be given."""
+
+    steps: Number | None = None
+    """updates of the parameters; 1500 where nothing says how long the run is"""
+    epochs: Annotated[float, Range(0, 10**9, above=True, below=False)] | None = None
+    """in place of steps: how often each training image is seen"""
+    examples: Number | None = None
+    """in place of steps: training images that are seen"""
+    batch: Number = 64
+    """images of one update"""
+    accumulate: Number = 1
+    """parts that a batch is split into, to save memory"""
+    recompute: bool = False
+    """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
+    seed: Annotated[int, Range(0, 2**63)] = 0
+    """seed of the initial values, the order of the data, augmentation, noise and dropout"""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """cross-entropy of one class of several, or of each class by itself"""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
+    cuda_graph: bool = False
+    """torch on one GPU only: record what the loss and its gradients ask of the GPU, and ask it as a whole"""
+    evaluate_every: Number = 150
+    """steps between evaluations on the validation images"""
+    evaluation_batch: Number = 128
+    """images of one evaluation batch"""
+    checkpoint_every: Number = 150
+    """steps between checkpoints"""
+    keep: Number = 2
+    """checkpoints to keep"""
+    log_every: Number = 10
+    """steps between lines of metrics.jsonl"""
+
+    def __post_init__(self) -> None:
+        lengths = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(lengths) > 1:
+            values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
+            raise ConfigError(f"{values}: expected only one of them")
+        check_fields("training", self)
+        if self.batch % self.accumulate:
+            raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
+
+    @property
+    def total(self) -> int:
+        """The number of steps. Raises ConfigError where they are not known, as the images are not."""
+        if self.epochs is not None or self.examples is not None:
+            raise ConfigError(f"training.steps=None: not resolved (training.epochs={self.epochs!r})")
+        return 1500 if self.steps is None else self.steps
+
+
+@dataclass(frozen=True)
+class MocoConfig:
+    """MoCo v3 (--objective moco), whose momentum is optimizer.ema, 0.99 if it is not given; the second view has these rates of
+    blur and solarisation in place of those of data."""
+
+    temperature: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 1.0
+    """what cosines are divided by"""
+    cosine: bool = False
+    """the momentum rises to 1 in the run, as half of a cosine does"""
+    hidden: Number = 4096
+    """width inside projector and predictor"""
+    output: Number = 256
+    """width of what they make"""
+    blur: Share = 0.0
+    """second view: probability of a Gaussian blur"""
+    solarise: Share = 0.0
+    """second view: probability that values of 128 and above are inverted"""
+
+    def __post_init__(self) -> None:
+        check_fields("moco", self)
+
+
+@dataclass(frozen=True)
+class LitConfig:
+    """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A tower that is locked comes from `init`;
+    without augmentation its features are computed once, and kept in the run's folder."""
+
+    locked: bool = True
+    """keep the image tower as it is; if not, both are trained"""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """each image chooses among all texts, and each text among all images; or each pair is decided by itself (SigLIP)"""
+    scale: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 10.0
+    """what cosines are multiplied with at the beginning; it is trained"""
+    bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = -10.0
+    """sigmoid: what is added to them at the beginning; it is trained"""
+    tokenizer: str = ""
+    """a file tokenizer.json of Hugging Face's tokenizers; without one the tokens are bytes"""
+    end: str = ""
+    """the token of that file which ends a text; without one it is told by its usual names"""
+    long: Literal["error", "cut"] = "error"
+    """what is done to captions of more than text.length tokens"""
+
+    def __post_init__(self) -> None:
+        check_fields("lit", self)
+
+
+@dataclass(frozen=True)
+class HashConfig:
+    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+
+    path: str = ""
+    """a file of moespec hash-table; without one they are made of the training images"""
+    kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
+    """kind of table; auto: balanced, or random for several hashes"""
+    images: Number = 10000
+    """training images that are looked at"""
+
+    def __post_init__(self) -> None:
+        check_fields("hash", self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of a run."""
+
+    objective: Literal["classification", "moco", "lit"] = "classification"
+    """what is trained: the classes of the data; an encoder by MoCo v3, without them; or towers of images and their captions"""
+    backend: BackendName = "auto"
+    """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
+    installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    hash: HashConfig = field(default_factory=HashConfig)
+    moco: MocoConfig = field(default_factory=MocoConfig)
+    text: ModelConfig = field(default_factory=lambda: ModelConfig("text_tiny"))
+    lit: LitConfig = field(default_factory=LitConfig)
+    init: str | None = None
+    """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.training.transfer)"""
+    init_skip: str | None = None
+    """parameters that start anew all the same: a pattern of their names, as in ^head/"""
+    log: str = ""
+    """where the run is logged, too, with commas between: tensorboard, wandb, mlflow, trackio, or a function of your own,
+    package.module:function (docs/training.md)"""
+    evaluation: Suppress[Fixed[Mapping[str, EvaluationConfig]]] = field(default_factory=dict, hash=False)
+    """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
+
+    def __post_init__(self) -> None:
+        for name, section in (("model", self.model), ("text", self.text)):
+            if isinstance(section, TextSection) != (name == "text"):
+                inputs = "texts" if name == "text" else "images"
+                raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
+        for each in self.logs:
+            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
+                raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The names in `log`."""
+        return tuple(dict.fromkeys(self.log.split(","))) if self.log else ()
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """What training imports of the user's modules, by the option that names it."""
+        own = {"data.transform": self.data.transform, "log": self.log if set(self.logs) - TRACKERS.keys() else ""}
+        return {option: value for option, value in own.items() if value}

@@ -1,0 +1,69 @@
+"""How long a run is, in steps, and for how long it may be begun again: the units of length, and what depends on it."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+
+__all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "shrunk"]
+
+
+def in_steps(training: TrainingConfig, images: int) -> TrainingConfig:
+    """The section with the number of steps in place of epochs or examples, or of none of them.
+
+        steps = ceil(epochs * images / batch) = ceil(examples / batch)
+
+    images: of an epoch. Source: google-research/vmoe, vmoe/train/trainer.py, get_train_steps_and_epochs, which rounds up, too;
+    big_vision/utils.py, steps, rounds to the nearest.
+    """
+    if training.epochs is not None:
+        length = Fraction(str(training.epochs)) * images / training.batch
+    elif training.examples is not None:
+        length = Fraction(training.examples, training.batch)
+    else:
+        return replace(training, steps=training.total)
+    return replace(training, steps=math.ceil(length), epochs=None, examples=None)
+
+
+def images_seen(training: TrainingConfig) -> int | None:
+    """Training images that a run sees, with repetitions; None where its length is in epochs of data that are not read."""
+    return None if training.epochs is not None else in_steps(training, 0).total * training.batch
+
+
+def shrunk(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:
+    """The schedule of a short run: half of it is warm-up, where that does not end before, and half of the rest cooldown, where
+    that is longer than the rest.
+    """
+    warmup = schedule.warmup if schedule.warmup < steps else steps // 2
+    fits = schedule.cooldown is None or schedule.cooldown <= steps - warmup
+    return replace(schedule, warmup=warmup, cooldown=schedule.cooldown if fits else (steps - warmup) // 2)
+
+
+def notes(before: Config, after: Config) -> list[str]:
+    """What the user is told of a configuration that was resolved."""
+    lines, steps = [], after.training.total
+    for name, number in (("epochs", before.training.epochs), ("examples", before.training.examples)):
+        if number is not None:
+            lines.append(f"training.{name}={number:g}: {steps} steps")
+    for name, why in (
+        ("warmup", f"not shorter than the {steps} steps of the run"),
+        ("cooldown", f"longer than the {steps - after.schedule.warmup} steps after the warm-up"),
+    ):
+        number, now = getattr(before.schedule, name), getattr(after.schedule, name)
+        if now != number:
+            lines.append(f"schedule.{name}={number}: {why}, shortened to {now}")
+    return lines
+
+
+def settled(schedule: ScheduleConfig, steps: int) -> int:
+    """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
+    if schedule.name == "rsqrt":
+        return steps - (schedule.cooldown or 0)
+    return min(schedule.warmup + 1, steps)
+
+
+def before_cooldown(config: Config) -> int | None:
+    """The step before the cooldown, from which a run can go on for longer; None without a cooldown."""
+    cooldown = config.schedule.cooldown if config.schedule.name == "rsqrt" else None
+    return config.training.total - cooldown if cooldown else None

@@ -1,0 +1,94 @@
+"""Augmentation of batches: moves, mirror images, mixup and cutmix, each a function of the seed and the step."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.training.rng import AUGMENTATION, CUTMIX, MIXUP, generator
+
+__all__ = ["by_turns", "crop_and_flip", "cutmix", "mixed", "mixup_weight", "one_hot"]
+
+ALL = slice(None)
+
+
+def crop_and_flip(
+    images: NDArray[np.uint8],
+    *,
+    padding: int,
+    flip: bool,
+    seed: int,
+    step: int,
+    batch: int | None = None,
+    places: NDArray[np.int64] | slice = ALL,
+) -> NDArray[np.uint8]:
+    """Images `(N, H, W, Ch)` moved by up to `padding` pixels along each axis, and half of them mirrored if `flip`.
+
+    A move is a crop of `H x W` at a random place of the image with `padding` zero pixels around it. places: which images of
+    a `batch` these are, `(N,)`; by default they are the batch.
+    """
+    random = generator(seed, AUGMENTATION, step)
+    count, height, width, _ = images.shape
+    batch = batch or count
+    if padding:
+        padded = np.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, h, w, Ch, H, W)
+        top, left = random.integers(0, 2 * padding + 1, (2, batch))[:, places]
+        images = windows[np.arange(count), top, left].transpose(0, 2, 3, 1)
+    if flip:
+        mirrored = random.random(batch)[places] < 0.5
+        images = images.copy()
+        images[mirrored] = images[mirrored, :, ::-1]
+    return images
+
+
+def mixup_weight(*, alpha: float, seed: int, step: int) -> np.float32:
+    """The weight with which each example is mixed with its neighbour in the (shuffled) batch, see `mixed`.
+
+    One for the batch, from Beta(alpha, alpha) and reflected to at least 1/2 (Zhang et al. 2018, eq. 1; the reflection
+    changes nothing but which of the two is called first).
+    """
+    sample = generator(seed, MIXUP, step).beta(alpha, alpha)
+    return np.float32(max(sample, 1 - sample))
+
+
+def cutmix(
+    images: NDArray[np.uint8], targets: NDArray[np.float32], *, alpha: float, seed: int, step: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Each image with a rectangle of its neighbour in the (shuffled) batch, targets mixed by the share of the rectangle.
+
+    One rectangle for the batch, of the share `1 - weight` with weight from Beta(alpha, alpha), as high and wide by the same
+    part as the image. Its centre is uniform, and what is outside the image is cut off, after which the weight is
+    `1 - area / (H W)`.
+
+    Source: Yun et al. 2019 (arXiv 1905.04899), eq. 2 and Algorithm A1; clovaai/CutMix-PyTorch, train.py, rand_bbox.
+    """
+    random = generator(seed, CUTMIX, step)
+    _, height, width, _ = images.shape
+    part = math.sqrt(1 - random.beta(alpha, alpha))
+    tall, wide = int(height * part) // 2, int(width * part) // 2
+    y, x = int(random.integers(height)), int(random.integers(width))
+    top, bottom, left, right = max(y - tall, 0), min(y + tall, height), max(x - wide, 0), min(x + wide, width)
+    cut = images.copy()
+    cut[:, top:bottom, left:right] = np.roll(images[:, top:bottom, left:right], 1, axis=0)
+    weight = np.float32(1 - (bottom - top) * (right - left) / (height * width))
+    return cut, mixed(targets, weight)
+
+
+def by_turns(*, seed: int, step: int) -> bool:
+    """Whether a batch that would have mixup or cutmix has cutmix: half of them, as in timm (data/mixup.py, switch_prob)."""
+    return bool(generator(seed, CUTMIX, step, part=1).random() < 0.5)
+
+
+def one_hot(labels: NDArray[np.int64], classes: int, *, smoothing: float = 0.0) -> NDArray[np.float32]:
+    """Labels `(N,)` as rows `(N, classes)` with a one at the label, of which `smoothing` is spread evenly over all classes.
+
+    `(1 - smoothing) onehot + smoothing / classes` (Szegedy et al. 2016, arXiv 1512.00567, section 7).
+    """
+    rows = np.eye(classes, dtype=np.float32)[labels]
+    return rows if not smoothing else rows * np.float32(1 - smoothing) + np.float32(smoothing / classes)
+
+
+def mixed(rows: NDArray[np.float32], weight: np.float32) -> NDArray[np.float32]:
+    """`weight x_i + (1 - weight) x_(i-1)` along the first axis."""
+    return weight * rows + (np.float32(1) - weight) * np.roll(rows, 1, axis=0)

@@ -1,0 +1,81 @@
+"""CIFAR-10 and CIFAR-100 in their binary version: the folders `cifar-10-batches-bin` and `cifar-100-binary` of their archives.
+
+A file is a row of records without a header: the label, one byte (of CIFAR-100 two, the coarse one first), then 3072 bytes, the
+32 x 32 reds, greens and blues of the image, each in row-major order (Krizhevsky, "The CIFAR-10 and CIFAR-100 datasets", section
+"Binary version"). Of CIFAR-100 the fine label is the class.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.training.data.dataset import Dataset, Split, read_names
+
+__all__ = ["KINDS", "load_cifar"]
+
+SHAPE = (32, 32, 3)
+
+
+class Kind(NamedTuple):
+    """train, test: the files of the parts, in order, those of the former with `images` each. labels: how many values each byte of
+    the label has, the class last. names: the file with the names of the classes."""
+
+    train: tuple[str, ...]
+    images: int
+    test: str
+    labels: tuple[int, ...]
+    names: str
+
+
+BATCHES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+KINDS = {
+    "cifar10": Kind(BATCHES, 10_000, "test_batch.bin", (10,), "batches.meta.txt"),
+    "cifar100": Kind(("train.bin",), 50_000, "test.bin", (20, 100), "fine_label_names.txt"),
+}
+TEST = 10_000
+
+
+def load_cifar(folder: Path, name: str) -> Dataset:
+    """The data set `name`, a key of `KINDS`, in `folder`: the training batches, and the test images for validation.
+
+    The classes have the names of the file of names, one a line, or numbers without one. Raises DataError naming the file that
+    is missing, of another size than its images have, or has a label or a number of names that the data set does not.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    kind = KINDS[name]
+    path, count = folder / kind.names, kind.labels[-1]
+    classes = read_names(path, str(path)) if path.exists() else tuple(map(str, range(count)))
+    if len(classes) != count:
+        raise DataError(f"{path}: {len(classes)} names for {count} classes")
+    train = _split([_read(folder / file, kind.images, kind.labels) for file in kind.train])
+    return Dataset(name, train, _split([_read(folder / kind.test, TEST, kind.labels)]), classes, SHAPE, 255)
+
+
+def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The pixels `(images, 3072)`, as the file has them, and the labels `(images,)`."""
+    length = len(values) + math.prod(SHAPE)
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size == count * length else b""
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if len(content) != count * length:
+        raise DataError(f"{path}: {size:,} bytes, expected {count * length:,} ({count:,} images of {length:,} bytes)")
+    records = np.frombuffer(content, np.uint8).reshape(count, length)
+    for byte, most in enumerate(values):
+        if len(wrong := np.flatnonzero(records[:, byte] >= most)):
+            label = records[wrong[0], byte]
+            raise DataError(f"{path}: image {wrong[0]} has the label {label}, expected 0 to {most - 1}")
+    return records[:, len(values) :], records[:, len(values) - 1].astype(np.int64)
+
+
+def _split(files: list[tuple[NDArray[np.uint8], NDArray[np.int64]]]) -> Split:
+    """Images `(images, 32, 32, 3)` of the pixels of files, which have them colour by colour."""
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*files, strict=True))
+    colours = pixels.reshape(-1, SHAPE[2], *SHAPE[:2])
+    return Split(lambda indices: np.ascontiguousarray(colours[indices].transpose(0, 2, 3, 1)), labels)

@@ -1,0 +1,158 @@
+"""What a data set is: labelled images in a training and a validation part.
+
+Images are values 0..maximum and reach a model as `(x / maximum - mean) / std`, by default `2 x / maximum - 1`, in [-1, 1].
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moespec.models.errors import DataError
+from moespec.models.files import read_file
+from moespec.training.data.captions import Captions
+from moespec.training.data.pictures import Pictures
+
+__all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes", "read_names"]
+
+DEFLATE = 1032
+"""Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
+LOOKED_AT, HEAD = 4096, 2**14
+"""Images of a part whose content is in its stamp, at most, and bytes of a file."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a data set. `read(indices)` gives those images as uint8 `(images, height, width, channels)`.
+
+    `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
+    captions: of a data set of pairs, one of each image; then labels say which are of one picture, and there are no classes.
+    pictures: the files that it reads, if it does.
+    ids: their tokens, `(images, length)`. features: those of the images, `(images, width)`, of a tower that stays as it is.
+    """
+
+    read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
+    labels: NDArray[np.int64]
+    whole: Callable[[int], Image.Image] | None = None
+    captions: Captions | None = None
+    ids: NDArray[np.int32] | None = None
+    features: NDArray[np.float32] | None = None
+    pictures: Pictures | None = None
+
+    def picture(self, index: int) -> Image.Image:
+        """A whole picture, of mode L or RGB."""
+        return as_picture(self.read(np.array([index]))[0]) if self.whole is None else self.whole(index)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def stamp(self, part: str) -> dict[str, Any]:
+        """What tells the images of this part from others: their number, and digests, wherever and of whatever time the files are.
+
+        The contents are those of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
+        """
+        names, texts, contents = (hashlib.sha256() for _ in range(3))
+        texts.update(self.labels.astype("<i8").tobytes())
+        if self.captions is not None:
+            texts.update(self.captions.text.tobytes() + self.captions.ends.tobytes())
+        if self.pictures is not None:
+            for index in self.pictures.chosen.tolist():
+                names.update(f"{self.pictures.files.known(index)}\n".encode(errors="surrogateescape"))
+        for index in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
+            contents.update(self.pictures.head(index, HEAD) if self.pictures is not None else self._pixels(index))
+        digests = {"names and sizes": names, "labels": texts, "contents": contents}
+        found = {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
+        return {f"{name} of the {part} images": value for name, value in found.items()}
+
+    def _pixels(self, index: int) -> bytes:
+        """As they are in an array that is resized."""
+        return (self.read(np.array([index])) if self.whole is None else np.asarray(self.whole(index))).tobytes()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a validation part, the names of the classes, the shape of an image and the value of white.
+
+    mean, std: what is subtracted from the values of a channel, of which white is 1, and what they are then divided by;
+        one number for all channels or one for each.
+    notes: what the user is to be told about the data when training begins.
+    held_out: whether the validation part was held out of the training images, as there was none.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    maximum: int
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    notes: tuple[str, ...] = ()
+    held_out: bool = False
+
+    @cached_property
+    def stamp(self) -> dict[str, Any]:
+        """What tells these data from others: those of both parts, see `Split.stamp`."""
+        return self.train.stamp("training") | self.validation.stamp("validation")
+
+    def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
+        """With another training and validation part: `change("train", split)` and `change("validation", split)`."""
+        return replace(self, train=change("train", self.train), validation=change("validation", self.validation))
+
+    @property
+    def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Factor and offset of what the model sees, `factor x - offset`, one number for all channels or one for each.
+
+        That is `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`.
+        """
+        std = np.asarray(self.std)
+        return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
+
+    def normalize(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Pixels 0..maximum as what the model sees, float32."""
+        factor, offset = (np.asarray(values, np.float32) for values in self.scale)
+        return np.multiply(images, factor, dtype=np.float32) - offset
+
+
+def as_picture(image: NDArray[np.uint8]) -> Image.Image:
+    """An image `(height, width, 1 or 3)` as a picture of mode L or RGB."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def held_out(labels: NDArray[np.integer[Any]], share: float) -> NDArray[np.bool_]:
+    """Which examples are for validation: evenly spaced in each class's order, `share` of them (0.2: 4, 9, 14, ...)."""
+    held = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        count = np.arange(len(members) + 1)
+        whole = np.floor(count * share + 1e-9)
+        held[members[whole[1:] > whole[:-1]]] = True
+    return held
+
+
+def numbered_classes(source: str, labels: NDArray[Any], held_labels: NDArray[Any]) -> tuple[str, ...]:
+    """The names of the classes 0 to the largest label of the training and the validation part.
+
+    Raises DataError when a class has no training image.
+    """
+    largest = max(int(part.max()) for part in (labels, held_labels))
+    if largest >= len(labels):  # before anything of that size is made
+        raise DataError(f"{source}: the label {largest}, but only {len(labels)} training images for classes from 0 on")
+    empty = np.flatnonzero(np.bincount(labels.astype(np.int64), minlength=largest + 1) == 0)
+    if len(empty):
+        raise DataError(f"{source}: no training image of class {', '.join(map(str, empty))}")
+    return tuple(str(label) for label in range(largest + 1))
+
+
+def read_names(path: Path, called: str) -> tuple[str, ...]:
+    """The names of classes in a text file, one a line. Raises DataError, which begins with `called`, if it cannot be read."""
+    try:
+        return tuple(line.strip() for line in read_file(path).decode().splitlines() if line.strip())
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name that no file can have
+        raise DataError(f"{called}: cannot be read ({error})") from error

@@ -1,0 +1,145 @@
+"""Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files.
+
+The names: `digits` (in the package), `npz` (`moespec.training.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
+`moespec.training.data.idx`), `cifar10` and `cifar100` (`moespec.training.data.cifar`), and those of pictures of any size
+(`moespec.training.data.picturesets`): `folder` (a folder of images per class), `webdataset` (tar files), `huggingface` (files of
+the library `datasets`) and `pairs` (images with captions, `moespec.training.data.pairs`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moespec.models.errors import DataError
+from moespec.models.memory import cores
+from moespec.spec.errors import ConfigError
+from moespec.training.data.cifar import KINDS, load_cifar
+from moespec.training.data.dataset import Dataset, read_names
+from moespec.training.data.folder import find_folder
+from moespec.training.data.found import HELD, directories
+from moespec.training.data.hub import find_hub
+from moespec.training.data.idx import load_idx
+from moespec.training.data.npz import load_npz
+from moespec.training.data.options import DataConfig, numbers
+from moespec.training.data.pairs import find_pairs
+from moespec.training.data.picturesets import First, load_pictures
+from moespec.training.data.resized import resized
+from moespec.training.data.shards import find_shards
+from moespec.training.data.transforms import check_changes
+
+__all__ = ["DATASETS", "PICTURES", "First", "load", "load_configured", "load_others"]
+
+DATASETS = {
+    "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
+    "npz": "a NumPy .npz file: train_images, train_labels, val_images, val_labels, as of MedMNIST; or images, labels",
+    "idx": "the four IDX files of MNIST or Fashion-MNIST in a folder, .gz or not",
+    "cifar10": "a folder with the binary files of CIFAR-10: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
+    "cifar100": "a folder with the binary files of CIFAR-100: train.bin, test.bin; classes are its fine labels",
+    "folder": "one folder of images per class, maybe under train/ and val/; or images with a table of labels, labels.csv",
+    "webdataset": "a folder of tar files with members such as cat12.jpg and cat12.cls, or one tar file",
+    "pairs": "images with captions: a folder with a.txt beside a.jpg, a .csv or .jsonl file, tar files, or a folder of datasets",
+    "huggingface": "a folder on this machine that the library datasets loads: parquet, an image folder, save_to_disk",
+}
+SIZES = {
+    "idx": {"image_size": 28, "channels": 1, "classes": 10},
+    **{name: {"image_size": 32, "channels": 3, "classes": kind.labels[-1]} for name, kind in KINDS.items()},
+}
+"""What a data set's name says of its images; the images of digits are those that the smallest models are made for."""
+PICTURES = {"folder": find_folder, "webdataset": find_shards, "huggingface": find_hub, "pairs": find_pairs}
+"""Data sets of pictures of any size, and what finds their classes and files."""
+DIGITS = Path(__file__).parent / "digits.npz"
+
+
+def load(name: str, path: str = "", *, image_size: int | None = None, **fields: Any) -> Dataset:
+    """The data set `name`, read from `path`, with other fields of `DataConfig`; see `load_configured`."""
+    return load_configured(DataConfig(**{"name": name, "path": path, **fields}), image_size=image_size)
+
+
+def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
+    """The data `own` of `config` with the images of another data set, made ready as its own, for its validation part.
+
+    They are the validation part of the other data set, or all of it if it has none, and their classes are told by name. Raises
+    ConfigError for the same data, DataError for a class or images that `own` does not have, and both as `load_configured` does.
+    """
+    name = name or config.name
+    if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
+        raise ConfigError(
+            f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
+        )
+    if "pairs" in (name, config.name):
+        raise ConfigError(f"data.path={path!r}: pairs have captions, and not the classes by which other data are told")
+    fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
+    options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
+    others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
+    names = [others.classes[label] for label in others.validation.labels]
+    if unknown := set(names) - set(own.classes):
+        raise DataError(f"{path or name}: class {min(unknown)!r} is not one of the run's: {', '.join(own.classes)}")
+    if (others.shape, others.maximum) != (own.shape, own.maximum):
+        shown = (f"images of {one.shape} in which white is {one.maximum}" for one in (others, own))
+        raise DataError(f"{path or name}: {', but the run has '.join(shown)}")
+    labels = np.array([own.classes.index(name) for name in names])
+    return replace(own, name=others.name, validation=replace(others.validation, labels=labels), notes=others.notes)
+
+
+def load_configured(
+    config: DataConfig, *, image_size: int | None = None, whole: bool = False, first: First | None = None
+) -> Dataset:
+    """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
+
+    first: see `load_pictures`.
+    image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
+
+    Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
+    for files that cannot be used.
+    """
+    name, share = config.name, config.validation_share
+    if name not in DATASETS:
+        raise ConfigError(f"data.name={name!r}: expected one of {', '.join(DATASETS)}")
+    if not 0 < share < 1:
+        raise ConfigError(f"data.validation_share={share!r}: expected a scalar between 0 and 1")
+    if name == "digits" and config.path:
+        raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
+    if name != "digits" and not config.path:
+        raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
+    for field in ("resize", "background", "broken", "cache") if name not in PICTURES else ():
+        if (value := getattr(config, field)) != getattr(DataConfig(), field):
+            raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
+    path = Path(config.path)
+    if name in PICTURES:
+        if image_size is None:
+            raise ConfigError("model.image_size is not set: pictures are resized to it")
+        if 0 < config.resize < image_size:
+            raise ConfigError(f"data.resize={config.resize!r}: less than the images' {image_size} pixels")
+        only = directories(path) if whole and name == "folder" and path.is_dir() else []
+        classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
+        held = held or (part if whole else None)
+        dataset = load_pictures(path, classes, part, held, size=image_size, config=config, first=first)
+    elif name == "idx":
+        dataset = resized(load_idx(path), image_size)
+    elif name in KINDS:
+        dataset = resized(load_cifar(path, name), image_size)
+    else:
+        file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
+        dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
+    if config.workers > cores():
+        note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
+        dataset = replace(dataset, notes=(*dataset.notes, note))
+    dataset = _normalised(dataset, config)
+    if config.classes:
+        names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
+        if len(names) != len(dataset.classes):
+            raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
+        dataset = replace(dataset, classes=names)
+    check_changes(dataset, config)
+    return dataset
+
+
+def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
+    statistics = {name: numbers(f"data.{name}", getattr(config, name)) for name in ("mean", "std")}
+    for name, values in statistics.items():
+        if len(values) not in (1, dataset.shape[2]):
+            text = getattr(config, name)
+            raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
+    return replace(dataset, mean=statistics["mean"], std=statistics["std"])

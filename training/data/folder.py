@@ -1,0 +1,145 @@
+"""A data set from a folder of images: one folder per class, or a table of labels; by itself or under `train/` and `val/`.
+
+photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
+photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
+
+What is in folders below that of a class is of the class. The validation part may have any name of `found.HELD`. A table is
+called as the folder beside it, or `labels.csv` in it. It has a header and a row for each picture: its name relative to the
+folder, with or without its ending, in the first column of `IMAGE` that there is, its class in that of `LABEL`.
+"""
+
+import csv
+import os
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from moespec.models.errors import DataError
+from moespec.models.files import regular
+from moespec.training.data.found import LeftOut, beside, directories, find_files, identity, validation_name
+from moespec.training.data.pictures import ENDINGS, Folder
+from moespec.training.data.picturesets import Part
+
+__all__ = ["find_folder", "find_pictures"]
+
+IMAGE = ("image", "image_id", "filename", "file_name", "file", "path", "filepath", "id")
+LABEL = ("label", "class", "class_name", "target", "category")
+
+
+def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+    """The names of the classes and the images under `folder`, in the order of class and file names.
+
+    Without `train/` and `val/` there is one part. Raises DataError for a folder that is not there, has no class, or has a
+    class without images (naming it), and naming the line of a table that does not stand for one picture.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    if "train" not in (names := directories(folder)):
+        return *_scan(folder), None
+    held_name, left = validation_name(names, folder), LeftOut()
+    if held_name is None and _table(folder / "train") is None:
+        raise DataError(f"{folder / 'val'}: there is no such folder next to train/, nor validation/")
+    beside(folder, ("train", "train.csv", held_name, f"{held_name}.csv"), left, "beside train/")
+    classes, part = _scan(folder / "train")
+    part = replace(part, notes=(*left.notes(folder), *part.notes))
+    if held_name is None:
+        return classes, part, None
+    held_classes, held = _scan(folder / held_name)
+    if held_classes != classes:
+        raise DataError(f"{folder / held_name}: classes {held_classes}, but train/ has {classes}")
+    return classes, part, held
+
+
+def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
+    """All pictures below a folder, in the order of their names, or the one of a file; and what is to be said of other files.
+
+    Raises DataError for a path that is not there, and a folder without pictures.
+    """
+    if not os.path.exists(path):  # False, not an error, for a name that no file can have
+        raise DataError(f"{str(path)!r}: there is no such file or folder")
+    if path.is_file():
+        return Folder(path.parent, [path.name]), ()
+    names = sorted(find_files(path, ENDINGS, left := LeftOut()))
+    if not names:
+        raise DataError(f"{str(path)!r}: no pictures in it (endings {', '.join(sorted(ENDINGS))})")
+    return Folder(path, names), left.notes(path)
+
+
+def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
+    classes, left = directories(folder), LeftOut()
+    label_of: dict[str, str] = {}
+    if (table := _table(folder)) is not None:
+        names = find_files(folder, ENDINGS, left, known=("labels.csv",))
+        label_of = _labels(folder, table, names)
+        classes = sorted(set(label_of.values()), key=lambda label: (len(label) * label.isdecimal(), label))
+        for name in names:
+            if name not in label_of:
+                left.add(f"without a row in {table.name}", name)
+    elif not classes:
+        raise DataError(
+            f"{folder}: no folders of classes in it, and no table of labels ({folder.name}.csv, labels.csv)"
+        )
+    else:
+        beside(folder, classes, left, "beside the folders of classes")
+        seen = {
+            identity(folder / name) for name in ("", *classes)
+        }  # no link makes pictures of a class those of another
+        for label in classes:
+            found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
+            if not found:
+                raise DataError(f"{folder / label}: the class has no images (endings {', '.join(sorted(ENDINGS))})")
+            label_of |= dict.fromkeys(found, label)
+    number = {label: index for index, label in enumerate(classes)}
+    labels = np.array([number[label] for label in label_of.values()], np.int64)
+    return tuple(classes), Part(Folder(folder, list(label_of)), labels, notes=left.notes(folder))
+
+
+def _table(folder: Path) -> Path | None:
+    """The table of a folder: beside one without folders, or in one with one at most. Raises DataError if there are both."""
+    tables = folder / "labels.csv", Path(f"{os.path.normpath(folder)}.csv")
+    found = [table for table in tables[: max(0, 2 - len(directories(folder)))] if table.is_file()]
+    if len(found) > 1:
+        raise DataError(f"{folder}: has two tables of labels, {found[0]} and {found[1]}; expected one of them")
+    return found[0] if found else None
+
+
+def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
+    """The label of each picture that has a row, in the order of the names."""
+    pictures: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        for key in {name, os.path.splitext(name)[0]}:
+            pictures[key].append(name)
+    line, label_of, line_of = 1, dict[str, str](), dict[str, int]()
+    try:
+        with open(table, encoding="utf-8-sig", newline="", opener=regular) as file:
+            rows = csv.DictReader(file, strict=True)
+            header = {name.strip().lower(): name for name in rows.fieldnames or ()}
+            if len(header) < len(rows.fieldnames or ()):
+                raise DataError(f"{table}, line 1: two columns of one name among {', '.join(rows.fieldnames or ())}")
+            for row in rows:
+                line = rows.line_num
+                image, label = (next((header[name] for name in each if name in header), "") for each in (IMAGE, LABEL))
+                if not image or not label:
+                    wanted = ", ".join(LABEL if image else IMAGE)
+                    raise DataError(f"{table}, line 1: none of the columns {wanted} among {', '.join(header)}")
+                if None in row or None in row.values() or not row[label].strip():
+                    raise DataError(
+                        f"{table}, line {line}, column {label!r}: empty, or more or fewer columns than line 1"
+                    )
+                key = row[image].strip()
+                found = pictures[key.removeprefix(f"{folder.name}/")]
+                where = f"{table}, line {line}, column {image!r}: {key!r:.200}"
+                if len(found) != 1:
+                    raise DataError(f"{where} stands for {' and '.join(found[:2]) or f'no picture in {folder}'}")
+                if (first := line_of.setdefault(found[0], line)) != line:
+                    raise DataError(f"{where} is the picture of line {first}, too; expected a row for each picture")
+                label_of[found[0]] = row[label].strip()
+    except DataError:
+        raise
+    except (OSError, ValueError, csv.Error) as error:  # ValueError: not UTF-8
+        raise DataError(f"{table}, line {line}: cannot be read ({error})") from error
+    if not label_of:
+        raise DataError(f"{table}: no rows in it")
+    return {name: label_of[name] for name in names if name in label_of}

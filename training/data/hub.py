@@ -1,0 +1,200 @@
+"""A data set of the Hugging Face library `datasets`, from files on this machine: parquet, an image folder, or `save_to_disk`.
+
+Nothing is fetched, and of the folder nothing but parquet files, pictures and their metadata is read: no README, script or archive
+says what else to load. The column of type Image has the pictures, that of type ClassLabel, or one called "label" of whole
+numbers, the labels. No other column is decoded, and a picture that is not in the table itself is a file below the folder.
+"""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from moespec.models.errors import DataError
+from moespec.models.files import RECORD, read_file
+from moespec.spec.errors import ConfigError
+from moespec.training.data.captions import Captions, listed
+from moespec.training.data.dataset import numbered_classes
+from moespec.training.data.found import LeftOut, below, validation_name
+from moespec.training.data.pictures import ENDINGS
+from moespec.training.data.picturesets import Part
+
+__all__ = ["CAPTION", "find_hub"]
+
+CAPTION = ("caption", "text", "title", "captions")
+"""Columns of captions."""
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+"""What an image folder may say of its pictures."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The pictures in a column of a table, whose files are mapped into memory."""
+
+    table: Any
+    column: str
+    root: Path
+    where: str
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def name(self, index: int) -> str:
+        return f"{self.where}, row {index}"
+
+    def open(self, index: int) -> Path | BinaryIO:
+        cell = self.table[index][self.column] or {"bytes": None, "path": None}
+        if cell["bytes"] is not None:
+            return io.BytesIO(cell["bytes"])
+        if cell["path"] is None:
+            raise DataError(f"{self.name(index)}: no picture")
+        return below(self.root, cell["path"], self.name(index), links=True)
+
+    def stamp(self) -> str:
+        return f"{self.where} {self.table._fingerprint}"
+
+    def known(self, index: int) -> str:
+        return ""  # a cell is read to be known
+
+
+def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
+    """The names of the classes and the pictures of a folder; the parts are those that the library finds there.
+
+    captions: pairs of pictures and captions in place of labels, as of `pairs.find_pairs`.
+
+    Raises ConfigError when `datasets` is not installed, DataError for a folder that is not there or cannot be used.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"data.name='huggingface': {error}. Install it: pip install 'moespec[huggingface]'"
+        ) from error
+    left = LeftOut()
+    try:
+        with _offline(datasets):
+            saved = _saved(datasets, folder.resolve())
+            tables = _found(datasets, folder.resolve(), left) if saved is None else saved
+    except DataError:
+        raise
+    except Exception as error:  # the library raises all kinds of exceptions, pyarrow's too
+        raise DataError(f"{folder}: datasets cannot load it ({error})") from error
+    if not hasattr(tables, "keys"):
+        tables = {"train": tables}
+    if "train" not in tables:
+        raise DataError(f"{folder}: no part 'train' (the folder has {', '.join(tables)})")
+    held_name = validation_name(list(tables), folder) or ("test" if "test" in tables else None)
+    for name in sorted(tables.keys() - {"train", held_name}):
+        left.add("rows of other parts", str(name), len(tables[name]))
+    read = _pairs if captions else _part
+    of = {name: tables[name].with_format(None) for name in ("train", held_name) if name}
+    found = [read(datasets, table, folder, f"{folder}, {name}") for name, table in of.items()]
+    (classes, part), (_, held) = found[0], (*found, (None, None))[1]
+    if classes is None:
+        classes = numbered_classes(str(folder), part.labels, found[-1][1].labels)
+    return classes, replace(part, notes=left.notes(folder)), held
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """The libraries of Hugging Face ask nothing of the network, wherever they were imported; they would also tell what is loaded."""
+    from huggingface_hub import constants
+
+    config = datasets.config
+    switches = [(constants, "HF_HUB_OFFLINE"), (config, "HF_HUB_OFFLINE"), (config, "HF_DATASETS_OFFLINE")]
+    with ExitStack() as after:
+        for module, name in switches:
+            after.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, True)
+        yield
+
+
+def _saved(datasets: Any, folder: Path) -> Any:
+    """What `save_to_disk` wrote, or None. Raises DataError if it names a file that is not below the folder."""
+    parts, whole = [folder], folder / "dataset_dict.json"
+    if whole.is_file():
+        parts = [folder / name for name in json.loads(read_file(whole, RECORD))["splits"]]
+    elif not (folder / "state.json").is_file():
+        return None
+    for part in parts:
+        state = below(folder, part / "state.json", str(part), links=True)
+        for file in json.loads(read_file(state, RECORD))["_data_files"]:
+            below(folder, part / file["filename"], str(state), links=True)
+    return datasets.load_from_disk(str(folder))
+
+
+def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
+    """The tables of parquet files, or of pictures, each part of which is given to the library file by file."""
+    from datasets.data_files import DataFilesDict, DataFilesList, get_data_patterns
+
+    files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    if wrong := [name for names in files.values() for name in names if "::" in name]:
+        raise DataError(f"{wrong[0]}: has '::' in its name, which stands for files in other files there")
+    for kind in ("parquet", "imagefolder"):
+        chosen = {part: [name for name in names if _of(kind, Path(name))] for part, names in files.items()}
+        if any(chosen.values()):
+            for name in sorted({name for part, names in files.items() for name in names if name not in chosen[part]}):
+                left.add(Path(name).suffix.lower() or "without an ending", os.path.relpath(name, folder))
+            lists = {str(part): DataFilesList(chosen[part], names.origin_metadata) for part, names in files.items()}
+            return datasets.load_dataset(kind, data_files={part: names for part, names in lists.items() if names})
+    raise DataError(f"{folder}: no parquet files and no pictures in it (endings {', '.join(sorted(ENDINGS))})")
+
+
+def _of(kind: str, file: Path) -> bool:
+    """Whether a file is for the builder `kind` of the library."""
+    ending = file.suffix.lower()
+    if kind == "parquet":
+        return ending == ".parquet" and file.name not in METADATA
+    return ending in ENDINGS or file.name in METADATA
+
+
+def _plain(table: Any, column: str) -> list[Any]:
+    """The values of a column as they are in the file: no column but that of the pictures is decoded, whatever its type says."""
+    values: list[Any] = table.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    return values
+
+
+def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str, ...] | None, Part]:
+    features = table.features
+    named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
+    labels = [*named, *(name for name in ("label", "labels") if name in features and name not in named)]
+    files = _pictures(datasets, table, root, where, labels, "labels (type ClassLabel, or called label)")
+    values = _plain(table, labels[0])
+    if not values or not all(type(value) is int and 0 <= value < 2**31 for value in values):
+        raise DataError(f"{where}: the column {labels[0]!r} has no labels from 0 on in every row")
+    return tuple(features[named[0]].names) if named else None, Part(files, np.array(values, np.int64))
+
+
+def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
+    """Its pictures, as the bytes of their files. Raises DataError without a column of them, or without `others`, which are `what`."""
+    images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
+    if not images or not others:
+        missing = what if images else "pictures (type Image)"
+        raise DataError(f"{where}: no column of {missing} among {', '.join(table.features)}")
+    column = images[0]
+    return Rows(table.cast_column(column, datasets.Image(decode=False)).select_columns([column]), column, root, where)
+
+
+def _pairs(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str, ...] | None, Part]:
+    named = [name for name in CAPTION if name in table.features]
+    files = _pictures(datasets, table, root, where, named, f"captions ({', '.join(CAPTION)})")
+    pictures: list[int] = []
+    texts: list[str] = []
+    for row, value in enumerate(_plain(table, named[0])):
+        found = listed(value, f"{where}, row {row}")
+        if not found:
+            raise DataError(f"{where}, row {row}: no caption")
+        pictures += [row] * len(found)
+        texts += found
+    if not pictures:
+        raise DataError(f"{where}: no rows in it")
+    files = replace(files, table=files.table.select(pictures))
+    return (), Part(files, np.array(pictures, np.int64), Captions.of(texts))

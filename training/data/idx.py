@@ -1,0 +1,96 @@
+"""IDX files, the format of MNIST and its relatives: four files in a folder, compressed with gzip or not.
+
+An IDX file is: two zero bytes, a byte for the type (8: unsigned byte), a byte for the number of axes, the length of
+each axis as a big-endian 32-bit integer, then the values in row-major order (LeCun, Cortes and Burges, "The MNIST
+database", file format).
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.models.files import regular
+from moespec.training.data.dataset import DEFLATE, Dataset, Split, numbered_classes
+
+__all__ = ["load_idx", "read_idx"]
+
+UNSIGNED_BYTE = 8
+PARTS = {"train": "train", "validation": "t10k"}
+
+
+def load_idx(folder: Path) -> Dataset:
+    """The data set in `folder`: the `train-` files for training and the `t10k-` files for validation.
+
+    Raises DataError naming the file that is missing, truncated, of another type, or does not fit its partner.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder")
+    parts = {name: _read_part(folder, prefix) for name, prefix in PARTS.items()}
+    (images, labels), (held_images, held_labels) = parts["train"], parts["validation"]
+    if images.shape[1:] != held_images.shape[1:]:
+        raise DataError(f"{folder}: training images are {images.shape[1:]}, the t10k images {held_images.shape[1:]}")
+    classes = numbered_classes(str(folder), labels, held_labels)
+    train = Split(lambda indices: images[indices], labels)
+    validation = Split(lambda indices: held_images[indices], held_labels)
+    return Dataset(folder.name, train, validation, classes, (images.shape[1], images.shape[2], 1), 255)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes. Raises DataError naming the file and what is wrong with it."""
+    try:
+        with _opened(path) as file:
+            shape = _shape(path, file.read(4), file)
+            # Not more than the file can hold is read, whatever its header says.
+            size = min(math.prod(shape), DEFLATE * path.stat().st_size)
+            content = file.read(size)
+            more = file.read(1)
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if more or len(content) != math.prod(shape):
+        count = f"more than {size}" if more else len(content)
+        raise DataError(f"{path}: {count} values, but the header says {shape} = {math.prod(shape)}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _opened(path: Path) -> BinaryIO:
+    with open(path, "rb", opener=regular) as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path) if compressed else path.open("rb"))
+
+
+def _shape(path: Path, start: bytes, file: BinaryIO) -> tuple[int, ...]:
+    """The lengths of the axes, which come after the four bytes of `start`."""
+    if len(start) < 4 or start[:2] != b"\0\0":
+        raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")
+    kind, rank = start[2:]
+    if kind != UNSIGNED_BYTE:
+        raise DataError(f"{path}: IDX type {kind:#04x}, expected unsigned bytes (0x08)")
+    lengths = file.read(4 * rank)
+    if len(lengths) < 4 * rank:
+        raise DataError(f"{path}: truncated in the header, {4 + len(lengths)} bytes")
+    return struct.unpack(f">{rank}I", lengths)
+
+
+def _read_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    image_file, label_file = _find(folder, prefix, "images", 3), _find(folder, prefix, "labels", 1)
+    images, labels = read_idx(image_file), read_idx(label_file)
+    if images.ndim != 3 or 0 in images.shape:
+        raise DataError(f"{image_file}: shape {images.shape}, expected (images, height, width)")
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise DataError(f"{label_file}: shape {labels.shape} for the {len(images)} images of {image_file.name}")
+    return images[..., None], labels.astype(np.int64)
+
+
+def _find(folder: Path, prefix: str, kind: str, rank: int) -> Path:
+    stems = [f"{prefix}-{kind}-idx{rank}-ubyte", f"{prefix}-{kind}.idx{rank}-ubyte"]
+    for candidate in (folder / f"{stem}{ending}" for stem in stems for ending in ("", ".gz")):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{folder}: there is no file {stems[0]} or {stems[0]}.gz")

@@ -1,0 +1,150 @@
+"""A data set from a NumPy `.npz` file of plain arrays.
+
+No pickle is loaded, and no header is trusted: the size that an array's header
+states is compared with what the file can hold before memory is allocated.
+"""
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.models.memory import check_unpacked
+from moespec.training.data.dataset import DEFLATE, Dataset, Split, held_out, numbered_classes
+from moespec.training.data.found import LeftOut, validation_name
+
+__all__ = ["load_npz"]
+
+DAMAGE = (ValueError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile)
+"""What reading a damaged file raises."""
+
+
+def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
+    """A data set from a NumPy file of uint8 images `(N, H, W)` or `(N, H, W, channels)` and integer labels `(N,)` or `(N, 1)`.
+
+    Arrays: `train_images`, `train_labels`, `validation_images`, `validation_labels` (or another name of `HELD`), or `images`
+    and `labels`, of which `held_out` says what is held out; with a share of 1 all are in both parts. Optional: `maximum` (the
+    value of white, 255 unless given). Nothing is unpickled. Raises DataError naming the file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    arrays, held_name, notes = _read(path)
+    maximum = _maximum(path, arrays)
+    if "train_images" in arrays:
+        parts = [_npz_part(path, arrays, f"{part}_images", f"{part}_labels") for part in ("train", held_name)]
+    else:
+        images, labels = _npz_part(path, arrays, "images", "labels")
+        held = held_out(labels, validation_share)
+        trained = ~held if validation_share < 1 else held
+        if not (trained.any() and held.any()):
+            raise DataError(
+                f"{path}: of its {len(images)} images, {validation_share:g} of each class cannot be held out: too few"
+            )
+        parts = [(images[trained], labels[trained]), (images[held], labels[held])]
+    (images, labels), (held_images, held_labels) = parts
+    if held_images.shape[1:] != images.shape[1:]:
+        raise DataError(
+            f"{path}: train_images {images.shape} and {held_name}_images {held_images.shape} differ in size"
+        )
+    brightest = max(images.max(), held_images.max())
+    if brightest > maximum:
+        raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
+    classes = numbered_classes(str(path), labels, held_labels)
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    splits = _array_split(images, labels), _array_split(held_images, held_labels)
+    return Dataset(name, *splits, classes, shape, maximum, notes=notes, held_out="train_images" not in arrays)
+
+
+def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
+    """The arrays of the two parts, or of one, the name of the validation part, and what the user is told of others."""
+    left = LeftOut()
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            held = validation_name([key[:-7] for key in members if key.endswith("_images")], path) or "validation"
+            parts = ("train_", f"{held}_") if "train_images" in members else ("",)
+            keys = {"maximum", *(f"{part}{kind}" for part in parts for kind in ("images", "labels"))}
+            for key in sorted(members.keys() - keys):
+                left.add("arrays", key)
+            check_unpacked(info for key, info in members.items() if key in keys)
+            arrays = {key: _array(path, key, file, info) for key, info in members.items() if key in keys}
+            return arrays, held, left.notes(path)
+    except DataError:
+        raise
+    except (*DAMAGE, RuntimeError) as error:  # of zipfile, about what it does not know, such as a password
+        raise DataError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
+
+
+def _array(path: Path, key: str, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
+    """An array of the file, after a look at its header. Raises DataError or ValueError."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{key} is compressed in another way than NumPy does")
+    with file.open(info) as content:
+        shape, dtype = _header(cast(BinaryIO, content))
+        if dtype.hasobject:
+            raise ValueError(f"{key} has Python objects")
+        size, room = math.prod(shape) * dtype.itemsize, min(info.file_size, DEFLATE * path.stat().st_size)
+        if size > room:
+            raise DataError(f"{path}: {key} has {size:,} bytes by its header, the file at most {room:,}")
+    with file.open(info) as content:
+        array: NDArray[Any] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
+        if content.read(1):  # reading to the end also compares the checksum
+            raise ValueError(f"{key} has more bytes than its header says")
+    return array
+
+
+def _header(content: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(content)
+    if version == (1, 0):
+        shape, _, dtype = npy.read_array_header_1_0(content)
+    elif version == (2, 0):
+        shape, _, dtype = npy.read_array_header_2_0(content)
+    else:
+        raise ValueError(f"format {version[0]}.{version[1]} of .npy")
+    return shape, dtype
+
+
+def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
+    """The value of white: an integer from 1 to 255, in an array of one number."""
+    maximum = arrays.get("maximum", np.array(255))
+    if maximum.size != 1 or maximum.dtype.kind not in "iuf" or not 1 <= maximum.item() <= 255 or maximum.item() % 1:
+        shown = maximum.item() if maximum.size == 1 else f"an array of shape {maximum.shape}"
+        raise DataError(f"{path}: maximum={shown!r}: expected an integer from 1 to 255")
+    return int(maximum.item())
+
+
+def _npz_part(
+    path: Path, arrays: dict[str, NDArray[Any]], images_key: str, labels_key: str
+) -> tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]:
+    for key in (images_key, labels_key):
+        if key not in arrays:
+            raise DataError(
+                f"{path}: no array {key!r} (the file has {', '.join(sorted(arrays)) or 'none that counts'})"
+            )
+    images, labels = arrays[images_key], arrays[labels_key]
+    if images.dtype != np.uint8:
+        raise DataError(f"{path}: {images_key} has dtype {images.dtype}, expected uint8")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or 0 in images.shape:
+        raise DataError(f"{path}: {images_key} has shape {images.shape}, expected (images, height, width[, channels])")
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
+    if labels.shape not in (images.shape[:1], (len(images), 1)):
+        raise DataError(
+            f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one label each"
+        )
+    labels = labels.reshape(len(images))
+    if labels.min() < 0:
+        raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")
+    return images, labels
+
+
+def _array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
+    return Split(lambda indices: images[indices], labels.astype(np.int64))

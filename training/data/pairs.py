@@ -1,0 +1,134 @@
+"""A data set of images with captions, from one of four places.
+
+| `path` | images | captions |
+|---|---|---|
+| a folder | pictures at any depth, maybe all under `train/` and `val/` | `a.txt` beside `a.jpg` |
+| a `.csv`, `.tsv` or `.jsonl` file | the column `image`, or another of `IMAGE` | `caption`, or another of `CAPTION` |
+| a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
+| a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
+
+Paths of images are relative to the folder of the table, and lead to files below it. In JSON and in `datasets` there may be a
+list of captions, each of which makes a pair; so do several rows of a table with one image. The label of a pair is the number of
+its picture. Columns are called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
+`src/open_clip_train/params.py` (`filepath`, `title`).
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moespec.models.errors import DataError
+from moespec.models.files import regular
+from moespec.training.data.captions import LONGEST, Captions, caption, listed
+from moespec.training.data.found import LeftOut, below, beside, directories, find_files, hidden, validation_name
+from moespec.training.data.hub import CAPTION, find_hub
+from moespec.training.data.pictures import ENDINGS, Folder
+from moespec.training.data.picturesets import Part
+from moespec.training.data.shards import find_shards
+
+__all__ = ["IMAGE", "find_pairs"]
+
+IMAGE = ("image", "path", "file_name", "filepath")
+TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
+
+
+def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
+    """No classes, and the pairs of the training part and of the validation part, if there is one, in the order of names or rows.
+
+    Raises DataError for a path that is not there or has no pairs, naming an image without a caption, a caption that is empty,
+    and an image of a table that is not there.
+    """
+    if path.suffix.lower() in TABLES and path.is_file():
+        return (), _of_table(path), None
+    if path.suffix == ".tar" or any(not hidden(str(tar.relative_to(path))) for tar in path.rglob("*.tar")):
+        return find_shards(path, captions=True)
+    if not path.is_dir():
+        raise DataError(f"{path}: there is no such folder, and no such file ({', '.join(TABLES)} or .tar)")
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")) or any(path.rglob("*.parquet")):
+        return find_hub(path, captions=True)
+    held = validation_name(names := directories(path), path)
+    if held is None or "train" not in names:
+        return (), _of_folder(path), None
+    beside(path, ("train", held), left := LeftOut(), "beside train/")
+    part = _of_folder(path / "train")
+    return (), replace(part, notes=(*left.notes(path), *part.notes)), _of_folder(path / held)
+
+
+def _of_folder(folder: Path) -> Part:
+    found = find_files(folder, {*ENDINGS, ".txt"}, left := LeftOut())
+    names = [name for name in found if not name.lower().endswith(".txt")]
+    if not names:
+        raise DataError(f"{folder}: no images in it (endings {', '.join(sorted(ENDINGS))})")
+    texts = {os.path.splitext(name)[0] for name in names}
+    for name in found:
+        if os.path.splitext(name)[0] not in texts:
+            left.add("captions without an image", name)
+    captions = Captions.of(_beside(folder / name) for name in names)
+    return Part(Folder(folder, names), np.arange(len(names)), captions, left.notes(folder))
+
+
+def _beside(picture: Path) -> str:
+    file = picture.with_suffix(".txt")
+    try:
+        with open(file, "rb", opener=regular) as content:
+            return caption(content.read(4 * LONGEST + 1), str(file))
+    except OSError as error:
+        raise DataError(f"{picture}: no caption, {file.name} beside it cannot be read ({error.strerror})") from error
+
+
+def _of_table(path: Path) -> Part:
+    images: list[str] = []
+    texts: list[str] = []
+    exists: dict[str, int] = {}
+    for number, row in _rows(path):
+        where = f"{path}, row {number}"
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected an object of JSON, got {row!r:.40}")
+        image, text = (next((name for name in names if name in row), None) for names in (IMAGE, CAPTION))
+        if image is None or text is None:
+            names, what = (IMAGE, "image") if image is None else (CAPTION, "caption")
+            raise DataError(f"{where}: no column of the {what} ({', '.join(names)}) among {', '.join(map(str, row))}")
+        if None in row:
+            raise DataError(f"{where}: more values than columns; put what has a delimiter in it in quotes")
+        name = row[image]
+        if not isinstance(name, str):
+            raise DataError(f"{where}: there is no image {name!r:.200}")
+        if name not in exists:
+            below(path.parent, name, where, links=False)
+        found = listed(row[text], f"{where}, {name}")
+        if not found:
+            raise DataError(f"{where}: {name} has no caption")
+        exists.setdefault(name, len(exists))
+        images += [name] * len(found)
+        texts += found
+    if not images:
+        raise DataError(f"{path}: no rows in it")
+    labels = np.array([exists[name] for name in images], np.int64)
+    return Part(Folder(path.parent, images), labels, Captions.of(texts))
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """The rows of a table, numbered from 1, without the names of its columns."""
+    delimiter, number = TABLES[path.suffix.lower()], 0
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = csv.DictReader(file, delimiter=delimiter) if delimiter else map(json.loads, _lines(file))
+            for number, row in enumerate(lines, 1):
+                yield number, row
+    except (csv.Error, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: row {number + 1} cannot be read ({error})") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _lines(file: Any) -> Iterator[str]:
+    """The lines that are not blank, each of which is an object of JSON and so has an end in sight."""
+    while line := file.readline(16 * LONGEST):
+        if line.strip():
+            yield line

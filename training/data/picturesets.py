@@ -1,0 +1,151 @@
+"""Data sets of pictures of any size: what they have in common, wherever the files come from.
+
+The header of every picture is read at the start. Pictures are decoded when they are needed, by those who make batches: the
+shorter side is resized, and the middle square is cut out, or a random part. They have three channels, and are what they look
+like (`moespec.training.data.pictures`).
+"""
+
+import functools
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.training.data.cache import cached
+from moespec.training.data.captions import Captions
+from moespec.training.data.dataset import Dataset, Split, held_out
+from moespec.training.data.options import DataConfig
+from moespec.training.data.pictures import Files, Pictures
+from moespec.training.data.prefetch import Prefetcher
+from moespec.training.progress_bar import Bar
+
+__all__ = ["SKIP", "First", "Part", "broken", "load_pictures"]
+
+SHOWN = 5
+"""Files that a note names."""
+SKIP = "--data.broken skip leaves such pictures out"
+"""What may be done about those that cannot be decoded."""
+CHUNK = 64
+"""Pictures that a worker decodes at a time."""
+First = Callable[[Dataset], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The files of a part of a data set and their labels, or with captions the number of the picture that each pair has.
+
+    notes: what is to be said of how they were found.
+    """
+
+    files: Files
+    labels: NDArray[np.int64]
+    captions: Captions | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_pictures(
+    source: Path,
+    classes: tuple[str, ...],
+    part: Part,
+    held: Part | None,
+    *,
+    size: int,
+    config: DataConfig,
+    first: First | None = None,
+) -> Dataset:
+    """The pictures as a data set of images of `size` pixels; without a held-out part `held_out` says what is held out.
+
+    first: called with the data set before a picture is read, when nothing is cached or left out.
+
+    Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
+    `config.broken` is "skip", when a file is read that is broken further down.
+    """
+    once = held is part
+    train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
+    if held is None:
+        kept_back = _held_out(part, config.validation_share)
+        share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
+        if not kept_back.any() or kept_back.all():
+            raise DataError(f"{source}: {what} enough images to hold out {share} of them")
+        if classes and len(np.unique(part.labels[~kept_back])) < len(np.unique(part.labels)):
+            raise DataError(f"{source}: a class has no image left when {share} of them are held out")
+        held, held_rows, train = part, np.flatnonzero(kept_back), np.flatnonzero(~kept_back)
+    notes = [*part.notes, *(() if held is part else held.notes)]
+    lost: list[str] = []
+    clear = 0
+    advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
+    chosen = []
+    for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
+        pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
+        chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
+    if first is not None:
+        splits = [_split(*each, replace(config, cache=""), whole=False) for each in chosen]
+        first(Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255))
+    for number, (pictures, labels, captions) in enumerate(chosen):
+        if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
+            lost += map(pictures.name, failures)
+            kept = np.delete(np.arange(len(labels)), failures)
+            pictures, captions = pictures.of(pictures.chosen[kept]), captions and captions.chosen(kept)
+            chosen[number] = (pictures, labels[kept], captions)
+        clear += sum(pictures.transparent(n) for n in Bar(range(len(pictures)), unit="image", desc="headers"))
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
+        notes.append(f"{files_are} broken and left out: {', '.join(lost[:SHOWN])}{more}")
+    if clear:
+        behind = f"{config.background} is behind them (data.background)"
+        notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")
+    empty = set(range(len(classes))) - set(chosen[0][1].tolist())
+    if empty or not all(len(each[1]) for each in chosen):
+        what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
+        raise DataError(f"{source}: {what} is left")
+    train_split = _split(*chosen[0], config, whole=config.crop != "middle")
+    held_split = _split(*chosen[-1], config, whole=False)
+    about: Any = {"notes": tuple(notes), "held_out": held is part}
+    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
+
+
+def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
+    """The numbers of the pictures that cannot be decoded, in order, each with what is wrong and the name of its file."""
+    failures: list[tuple[int, str]] = []
+    check = functools.partial(_check, pictures)
+    with (
+        Bar(total=len(pictures), unit="image", desc="decoding") as bar,
+        Prefetcher(check, 0, -(-len(pictures) // CHUNK), ahead=2, workers=workers) as parts,
+    ):
+        for part, wrong in parts:
+            failures += wrong
+            bar.update(min(CHUNK, len(pictures) - part * CHUNK))
+    return failures
+
+
+def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
+    failures = []
+    for index in range(part * CHUNK, min((part + 1) * CHUNK, len(pictures))):
+        try:
+            pictures.picture(index)
+        except DataError as error:
+            failures.append((index, str(error)))
+    return failures
+
+
+def _held_out(part: Part, share: float) -> NDArray[np.bool_]:
+    """Which images are for validation: of each class, or, where there are captions, of all pictures, with all of their pairs."""
+    if part.captions is None:
+        return held_out(part.labels, share)
+    return held_out(np.zeros(part.labels.max() + 1, np.int64), share)[part.labels]
+
+
+def _split(
+    pictures: Pictures, labels: NDArray[np.int64], captions: Captions | None, config: DataConfig, *, whole: bool
+) -> Split:
+    if config.cache:
+        split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
+    else:
+        split = Split(pictures.read, labels, pictures.picture)
+    return replace(split, captions=captions, pictures=pictures)

@@ -1,0 +1,110 @@
+"""Tokenizers: from captions to the token ids of a text tower, `(N, S)`.
+
+| | ids | end |
+|---|---|---|
+| bytes, the default | the bytes of the text in UTF-8, 0 to 255 | 256 |
+| a file `tokenizer.json` of Hugging Face's `tokenizers` | as the file says | the first of `ENDS` that it has, or the one that is named |
+
+    ids, end, end, ...        to the length S, one end at least
+
+What is left after a text is filled with its end token, so that the last token is one always, which pooling may rely on: the
+"sticky" end of google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that has
+no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is to be cut, as CLIP's `truncate` and
+big_vision do. Nothing is downloaded.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.models.files import read_file
+from moespec.spec.errors import ConfigError
+from moespec.training.data.captions import Captions
+
+__all__ = ["ENDS", "Tokenizer", "check_vocabulary", "encode", "tokenizer_of"]
+
+ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|eos|>", "[SEP]", "[EOS]")
+"""Tokens that end a text in usual vocabularies."""
+CHUNK = 4096
+"""Texts that are encoded at once."""
+
+
+class Tokenizer(NamedTuple):
+    """tokens: the ids of each of some texts. vocabulary: how many ids there are. end: the one after a text."""
+
+    tokens: Callable[[Sequence[str]], list[list[int]]]
+    vocabulary: int
+    end: int
+
+
+def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
+    """The tokenizer of a file `tokenizer.json`, with the token that ends a text; without a path the bytes of UTF-8.
+
+    Raises ConfigError when `tokenizers` is not installed or the file has no such token, DataError for another file.
+    """
+    if not path:
+        return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
+    try:
+        import tokenizers
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
+    try:
+        library = tokenizers.Tokenizer.from_buffer(read_file(Path(path)))
+    except Exception as error:  # the library raises plain exceptions
+        raise DataError(f"lit.tokenizer={path!r}: not a file of a tokenizer ({error})") from error
+    library.no_truncation()
+    library.no_padding()
+    ids = library.get_vocab(with_added_tokens=True)
+    if (token := end or next((each for each in ENDS if each in ids), "")) not in ids:
+        wanted = f"no token {end!r}" if end else f"none of the tokens {', '.join(ENDS)}"
+        raise ConfigError(f"lit.tokenizer={path!r}: {wanted} in its vocabulary; name the token that ends a text")
+
+    def tokens_of(texts: Sequence[str]) -> list[list[int]]:
+        found = (encoding.ids for encoding in library.encode_batch(list(texts)))
+        return [each[:-1] if each[-1:] == [ids[token]] else each for each in found]  # the end, which some files add
+
+    return Tokenizer(tokens_of, max(ids.values()) + 1, ids[token])
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocabulary: int) -> None:
+    """ConfigError unless each id of the tokenizer is one of the text tower's `vocabulary`."""
+    if tokenizer.vocabulary > vocabulary:
+        raise ConfigError(f"vocabulary={vocabulary!r}: the tokenizer has {tokenizer.vocabulary} ids")
+
+
+def encode(
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | Captions,
+    length: int,
+    *,
+    long: Literal["error", "cut"] = "error",
+    name: Callable[[int], str] = "caption {}".format,
+) -> NDArray[np.int32]:
+    """The ids of texts, `(N, length)`, filled with ends. long: what is done to one that has no room for its end.
+
+    name: what errors call a text, by its number. Raises ConfigError for a length without room for a token, DataError naming a
+    text without tokens, and the first that is too long, with the number of those and the length that all need.
+    """
+    if length < 2:
+        raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")
+    ids = np.full((len(texts), length), tokenizer.end, np.int32)
+    lengths = np.zeros(len(texts), np.int64)
+    for start in range(0, len(texts), CHUNK):
+        chunk = [texts[row] for row in range(start, min(start + CHUNK, len(texts)))]
+        for row, tokens in enumerate(tokenizer.tokens(chunk), start):
+            if not tokens or not texts[row].strip():
+                raise DataError(f"{name(row)}: {texts[row][:40]!r} is empty, or has no tokens")
+            ids[row, : min(len(tokens), length - 1)] = tokens[: length - 1]
+            lengths[row] = len(tokens)
+    too_long = np.flatnonzero(lengths >= length)
+    if len(too_long) and long == "error":
+        row = int(too_long[0])
+        raise DataError(
+            f"{name(row)}: {texts[row][:40]!r}... and its end are more than text.length={length} tokens, as are "
+            f"{len(too_long)} of {len(texts)}, the longest {lengths.max() + 1}; lit.long='cut' cuts them"
+        )
+    return ids

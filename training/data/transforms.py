@@ -1,0 +1,159 @@
+"""What is done to each training image by itself, by the configuration: where it is cut out, its colours, what is erased.
+
+All that is drawn for an image is a function of the seed, its position in the order of all images that training sees (step
+times batch, plus its place in the batch), and the operation: an operation that is switched on changes nothing of the others.
+"""
+
+import math
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moespec.models.checks import imported
+from moespec.spec.errors import ConfigError
+from moespec.training.data import colours, crops
+from moespec.training.data.dataset import Dataset, as_picture
+from moespec.training.data.options import DataConfig
+from moespec.training.data.randaugment import randaugment
+from moespec.training.rng import PICTURE, generator
+
+__all__ = ["check_changes", "cut_out", "erase", "try_transform", "user_transform", "with_changes"]
+
+CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
+"""Parts of the stream PICTURE."""
+COLOURS = ("jitter", "grey", "blur", "solarise", "randaugment")
+"""Fields of operations on pictures of 8 bits, grey or RGB."""
+SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
+"""Random erasing: shares of the area, and the smallest ratio of sides; the largest is its inverse."""
+ATTEMPTS = 1000
+
+Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+Numbers = NDArray[np.int64]
+
+
+def cut_out(
+    dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The training images `indices`, which have these positions, each a part of its picture by `config.crop`."""
+    if config.crop == "middle":
+        return dataset.train.read(indices)
+    height, width, channels = dataset.shape
+    find = crops.inception_box if config.crop == "inception" else crops.torchvision_box
+    images = np.empty((len(indices), height, width, channels), np.uint8)
+    for place, index in enumerate(indices):
+        picture = dataset.train.picture(int(index))
+        random = generator(seed, PICTURE, int(positions[place]), CROP)
+        left, top, wide, tall = find(*picture.size, random, area=config.crop_area)
+        part = picture.crop((left, top, left + wide, top + tall))
+        images[place] = np.asarray(part.resize((width, height), Image.Resampling.BILINEAR)).reshape(images[place].shape)
+    return images
+
+
+def with_changes(
+    images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
+) -> NDArray[np.uint8]:
+    """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
+
+    indices: which training images they are. Raises ConfigError, which names one, when the user's transform raises, or returns
+    something else than an image of the same shape and dtype.
+    """
+    coloured = any(getattr(config, name) for name in COLOURS)
+    own = user_transform(config.transform)
+    if not (coloured or own or config.erase):
+        return images
+    images = images.copy()
+    for place, position in enumerate(positions.tolist()):
+        image = images[place]
+        if coloured:
+            picture = _coloured(as_picture(image), config, seed=seed, position=position)
+            image = np.asarray(picture).reshape(image.shape)
+        if own:
+            random = generator(seed, PICTURE, position, TRANSFORM)
+            image = _transformed(own, image, random, f"data.transform={config.transform!r}, image {indices[place]}")
+        images[place] = image
+        random = generator(seed, PICTURE, position, ERASE)
+        if random.random() < config.erase:
+            erase(images[place], random, maximum=maximum)
+    return images
+
+
+def _coloured(picture: Image.Image, config: DataConfig, *, seed: int, position: int) -> Image.Image:
+    def happens(part: int, probability: float) -> np.random.Generator | None:
+        random = generator(seed, PICTURE, position, part)
+        return random if random.random() < probability else None
+
+    if config.jitter and (random := happens(JITTER, config.jitter)):
+        strengths = {name: getattr(config, name) for name in ("brightness", "contrast", "saturation", "hue")}
+        picture = colours.jitter(picture, random, **strengths)
+    if config.grey and happens(GREY, config.grey):
+        picture = colours.grey(picture)
+    if config.blur and (random := happens(BLUR, config.blur)):
+        picture = colours.blur(picture, random)
+    if config.solarise and happens(SOLARISE, config.solarise):
+        picture = colours.solarise(picture)
+    if config.randaugment:
+        random = generator(seed, PICTURE, position, RANDAUGMENT)
+        picture = randaugment(picture, random, operations=config.randaugment, magnitude=config.magnitude)
+    return picture
+
+
+def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int) -> None:
+    """Fills a rectangle of an image `(H, W, Ch)`, in place, with values uniform in 0..maximum.
+
+    Its area is a share of the image's uniform in [0.02, 0.4], its ratio of height to width uniform in [0.3, 1/0.3], and it
+    is drawn until it fits in. Source: Zhong et al. 2017 (arXiv 1708.04896), Algorithm 1 with the values of section 4.2.
+    """
+    height, width, channels = image.shape
+    for _ in range(ATTEMPTS):
+        area = random.uniform(SMALLEST, LARGEST) * height * width
+        ratio = random.uniform(FLATTEST, 1 / FLATTEST)
+        tall, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        left, top = int(random.integers(width)), int(random.integers(height))
+        if left + wide <= width and top + tall <= height:
+            image[top : top + tall, left : left + wide] = random.integers(
+                0, maximum + 1, (tall, wide, channels), np.uint8
+            )
+            return
+
+
+def try_transform(dataset: Dataset, config: DataConfig) -> None:
+    """ConfigError if the user's transform, tried on the first training image, raises, or returns no such image."""
+    if own := user_transform(config.transform):
+        image, random = dataset.train.read(np.arange(1))[0], generator(0, PICTURE, 0, TRANSFORM)
+        _transformed(own, image, random, f"data.transform={config.transform!r}, image 0")
+
+
+def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, what: str) -> NDArray[np.uint8]:
+    try:
+        changed = own(image, random)
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
+    if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
+        returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
+        raise ConfigError(f"{what}: returned {returned}, expected uint8 {image.shape}")
+    return changed
+
+
+def user_transform(name: str) -> Transform | None:
+    """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
+    return imported("data.transform", name) if name else None
+
+
+def check_changes(dataset: Dataset, config: DataConfig) -> None:
+    """ConfigError naming a field that asks for what cannot be done to these images."""
+    channels = dataset.shape[2]
+    wanted = [name for name in COLOURS if getattr(config, name)]
+    if config.crop != "middle" and channels not in (1, 3):
+        raise ConfigError(f"data.crop={config.crop!r}: for images of 1 or 3 channels, these have {channels}")
+    if wanted and (channels not in (1, 3) or dataset.maximum != 255):
+        what = f"these have {channels} channels and white at {dataset.maximum}"
+        name = wanted[0]
+        raise ConfigError(
+            f"data.{name}={getattr(config, name)!r}: for images of 1 or 3 channels with white at 255; {what}"
+        )

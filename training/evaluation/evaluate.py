@@ -1,0 +1,129 @@
+"""Evaluation: accuracy, loss and routing metrics over all images of a split."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.backends.mesh import MeshSizes
+from moespec.models.families import Tower, family
+from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
+from moespec.spec.errors import SpecError
+from moespec.training.data.dataset import Dataset, Split
+from moespec.training.data.loader import evaluation_batch
+from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.prefetch import Prefetcher
+from moespec.training.evaluation.metrics import unflatten
+from moespec.training.interruption import check
+from moespec.training.progress_bar import Bar
+
+__all__ = ["evaluate", "evaluation_size", "features", "over"]
+
+TOP = 5
+
+
+def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> int:
+    """Images of each batch in which `images` are evaluated, of at most `batch`: the least that takes no more batches.
+
+        size >= images / ceil(images / batch)
+
+    The devices share it, and the groups of the routers are those of `batch`. Only where a group is all of a batch, and there
+    are fewer images than that, the group is these images.
+    """
+    layers_of, parts = family(model).moe_layers, -(-images // batch)
+
+    def groups(size: int) -> list[int]:
+        return [layer.settings.tokens for layer in layers_of(model, size // sizes.devices)]
+
+    for size in range(-(-images // parts), batch):
+        with suppress(SpecError):  # which do not fill the groups
+            if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
+                return size
+    return batch
+
+
+def evaluate(
+    B: Backend,
+    forward: Callable[[Any, Any], tuple[Any, dict[str, Any]]],
+    params: Any,
+    dataset: Dataset,
+    *,
+    batch: int,
+    kind: str,
+    labels: Sequence[Sequence[int]] | None = None,
+) -> dict[str, Any]:
+    """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
+
+    "accuracy" is the precision at 1, "top5" says how often a right label is among the five of the largest logits; it is
+    left out where there are no more classes than that. `forward` is `make_forward`'s; `params` are arrays of `B`. The
+    routing metrics are means over batches, weighted by their images, and see the filling of the last batch.
+
+    labels: the right labels of each image, of which there may be several, in place of those of the data set. An image
+    without any does not count, and there is no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv
+    2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
+    """
+    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
+    seen, images, right, among, loss = 0, 0, 0, 0, 0.0
+    metrics: dict[str, Any] = {}
+    for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
+        count = part["count"]
+        logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
+        correct = _correct(targets, None if labels is None else labels[seen : seen + count])
+        images += int(correct.any(axis=1).sum())
+        right += int(correct[np.arange(count), logits.argmax(axis=1)].sum())
+        best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
+        among += int(np.take_along_axis(correct, best, 1).any(axis=1).sum())
+        loss += float(np.sum(cross_entropy(logits, targets)))
+        seen += count
+        for name, value in part_metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
+    means = {name: total / seen for name, total in metrics.items()}
+    results = {"accuracy": right / images} | ({"top5": among / images} if len(dataset.classes) > TOP else {})
+    return {**results, **({"loss": loss / images} if labels is None else {}), "images": images, **unflatten(means)}
+
+
+def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> NDArray[np.bool_]:
+    """Whether a class is right for an image, `(images, classes)`: that of its target, or those of its labels."""
+    correct = np.zeros(targets.shape, bool)
+    for row, own in enumerate(targets.argmax(axis=1)[:, None] if labels is None else labels):
+        correct[row, list(own)] = True
+    return correct
+
+
+def over(
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
+
+    Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count. The
+    device computes a batch while the one before is looked at.
+    Within an `Interruption` a signal ends it between two batches, with Interrupted.
+    """
+
+    def make(index: int) -> dict[str, Any]:
+        return evaluation_batch(dataset, split, batch=batch, index=index, rows=B.rows(batch))
+
+    batches = -(-len(split) // batch)
+    shown: Any = {"unit": "batch", "desc": "images", "position": 0, "leave": False, "delay": 0.5}
+    before: list[tuple[Any, dict[str, Any]]] = []
+    with Prefetcher(make, 0, batches, ahead=1) as parts:
+        for _, part in Bar(parts, total=batches, shown=B.process == 0, **shown):
+            check(B)
+            images = prepared(B, dataset, B.put(part["images"]))
+            before.append((function(params, images), part))
+            if len(before) > 1:
+                result, earlier = before.pop(0)
+                yield B.to_numpy(result), earlier
+        for result, earlier in before:
+            yield B.to_numpy(result), earlier
+
+
+def features(
+    B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
+) -> NDArray[Any]:
+    """What the head sees of every image of a split, `(images, D)`; `function` is `make_features`'s."""
+    parts = over(B, function, params, dataset, split, batch=batch)
+    return np.concatenate([np.asarray(rows)[: part["count"]] for rows, part in parts])

@@ -1,0 +1,73 @@
+"""What evaluation computes of images for any backend: logits, features, and metrics of MoE layers.
+
+Some of these, the statistics, no training step computes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models.families import Config, family
+from moespec.models.hashing import multi_hash
+from moespec.models.layers import MoeLayer, Output
+from moespec.models.pytrees import nested
+
+__all__ = ["line", "make_features", "make_forward", "moe_metrics", "unflatten", "with_statistics"]
+
+EXPERTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
+SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPERTS)
+"""The scalars that are shown, in this order, as far as a layer has them."""
+
+
+def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+    """`forward(params, images) -> (logits, metrics and statistics of the MoE layers)`, without noise."""
+    module = family(model)
+
+    def forward(params: Any, images: Any) -> tuple[Any, dict[str, Any]]:
+        output = module.forward(B, model, params, images)
+        layers = module.moe_layers(model, images.shape[0])
+        return B.over_devices(output.logits, moe_metrics(layers, with_statistics(B, layers, output)))
+
+    return forward
+
+
+def make_features(B: Backend, model: Config) -> Callable[[Any, Any], Any]:
+    """`features(params, images) -> (images, D)`: what the head sees, after the final norm and the pooling; no noise."""
+    forward = family(model).forward
+    return lambda params, images: B.over_devices(forward(B, model, params, images).features, {})[0]
+
+
+def moe_metrics(layers: list[MoeLayer], output: Output) -> dict[str, Any]:
+    """The routing metrics of all MoE layers in one flat dict, `moe/<layer>/<metric>`."""
+    pairs = zip(layers, output.metrics, strict=True)
+    return {f"moe/{layer.name}/{name}": value for layer, metrics in pairs for name, value in metrics.items()}
+
+
+def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
+    """`{"moe/1/load": array}` as nested dicts of floats and lists, `{"moe": {"1": {"load": [...]}}}`."""
+    return nested({path: np.asarray(value, np.float64).tolist() for path, value in metrics.items()})
+
+
+def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
+    """The output of a model with these scalars added to the metrics of each layer.
+
+    A soft routing has those of `collapse_metrics`, any other those of `experts_per_token`. MultiHash has none, since
+    it mixes several experts for each token inside their MLP.
+    """
+    layered = zip(layers, output.routings, output.metrics, strict=True)
+    return output._replace(metrics=[{**metrics, **_of_layer(B, layer, routing)} for layer, routing, metrics in layered])
+
+
+def _of_layer(B: Backend, layer: MoeLayer, routing: Any) -> dict[str, Any]:
+    if multi_hash.chosen(layer.settings):
+        return {}
+    soft = hasattr(routing, "dispatch")  # what is stored by slot has no dense tensors
+    return B.collapse_metrics(routing) if soft else B.experts_per_token(routing)
+
+
+def line(metrics: Mapping[str, Any]) -> str:
+    """The metrics of a layer at evaluation in one line."""
+    scalars = [f"{name} {metrics[name]:.3f}" for name in SHOWN if name in metrics]
+    return ", ".join([*scalars, "load " + " ".join(f"{value:.3f}" for value in metrics["load"])])

@@ -1,0 +1,172 @@
+"""What the slots of Soft MoE take in and give back: the statistics by which the paper looks at a trained model.
+
+Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups, of one image or less; T tokens of a group;
+S = E C slots, slot (e, c) being number e C + c.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.models.families import Config, family
+from moespec.spec.errors import ConfigError
+from moespec.training.compilation import compile_if, pays
+
+__all__ = ["FRACTION", "SlotStatistics", "largest_first", "needed", "numbers", "relative", "slot_statistics"]
+
+FRACTION = 0.9
+"""How much of a slot, or of a token, the counts of `needed` make up."""
+BATCH = 16
+QUANTILES = {"smallest": 0, "5%": 5, "median": 50, "95%": 95, "largest": 100}
+
+Floats = NDArray[np.float64]
+
+
+class SlotStatistics(NamedTuple):
+    """One MoE layer of a model over some images. `block` is its name, `experts` and `capacity` are E and C.
+
+    dispatch: `(G, T)`, the weight of a token in all slots together (Figure 24, left); its mean is S / T.
+    combine: `(G, S)`, the weight of a slot in all tokens together, in multiples of the least of its group (Figure 24).
+    cumulative_dispatch: `(T,)`, what the k largest tokens make up of a slot, on average (Figure 26, its line).
+    cumulative_combine: `(S,)`, what the k largest slots make up of a token, on average: the same of combine weights.
+    tokens_needed, slots_needed: `(G, S)` and `(G, T)`, how many of the largest make up 90 % of a slot, or of a token.
+    similarity: `(S, S)`, inner products of the normalised parameters of the slots (Figures 28 to 30).
+    """
+
+    block: str
+    experts: int
+    capacity: int
+    dispatch: Floats
+    combine: Floats
+    cumulative_dispatch: Floats
+    cumulative_combine: Floats
+    tokens_needed: NDArray[np.int64]
+    slots_needed: NDArray[np.int64]
+    similarity: Floats
+
+
+def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.float32]) -> list[SlotStatistics]:
+    """The statistics of each MoE layer, in order. `params` are arrays of `B`; images `(N, H, W, Ch)` as the model sees them.
+
+    `model` has one image to a group, or less. Raises ConfigError, naming the router, unless that is Soft MoE.
+    """
+    module = family(model)
+    layers = module.moe_layers(model, 1)
+    if not layers:
+        raise ConfigError("analysis: expected a model with Soft MoE, and this one has no MoE block")
+    for layer in layers:
+        if layer.router != "soft_moe":
+            raise ConfigError(
+                f"analysis: expected a model with the router 'soft_moe', and this one has {layer.router!r}"
+            )
+
+    def forward(params: Any, images: Any) -> list[Any]:
+        routings = module.forward(B, model, params, images).routings
+        return [(B.summed_dispatch(r), B.cumulative_dispatch(r), tuple(r.dense())) for r in routings]
+
+    run = compile_if(B, pays(B, calls=-(-len(images) // BATCH)), forward)
+    parts: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in layers]
+    for start in range(0, len(images), BATCH):
+        for collected, (summed, cumulative, (dispatch, combine)) in zip(
+            parts, B.to_numpy(run(params, B.from_numpy(images[start : start + BATCH]))), strict=True
+        ):
+            collected.append((summed, cumulative, *_of_weights(dispatch, combine)))
+    statistics = []
+    for layer, collected in zip(layers, parts, strict=True):
+        summed, cumulative, by_slot, of_token, tokens_needed, slots_needed = map(
+            np.concatenate, zip(*collected, strict=True)
+        )
+        slots = params["blocks"][layer.name]["moe"]["router"]["slots"]
+        statistics.append(
+            SlotStatistics(
+                layer.name,
+                slots.shape[1],
+                slots.shape[2],
+                np.asarray(summed, np.float64),
+                by_slot,
+                np.asarray(cumulative, np.float64).mean(axis=0),
+                of_token.mean(axis=0),
+                tokens_needed,
+                slots_needed,
+                np.asarray(B.to_numpy(B.slot_similarity(slots)), np.float64),
+            )
+        )
+    return statistics
+
+
+def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Of weights `(G, T, E, C)`: `combine`, `cumulative_combine` of each group, `tokens_needed` and `slots_needed`."""
+    groups, tokens = dispatch.shape[:2]
+    into, back = (np.asarray(weights, np.float64).reshape(groups, tokens, -1) for weights in (dispatch, combine))
+    of_token = largest_first(back)
+    return (
+        relative(back.sum(axis=1)),
+        of_token.mean(axis=1),
+        needed(largest_first(into.swapaxes(1, 2))),
+        needed(of_token),
+    )
+
+
+def relative(weights: Floats) -> Floats:
+    """Weights `(..., n)` in multiples of the least of the n; infinity where that is 0.
+
+    >>> relative(np.array([0.5, 0.25, 1.0])).tolist()
+    [2.0, 1.0, 4.0]
+    """
+    least = weights.min(axis=-1, keepdims=True)
+    multiples: Floats = np.divide(weights, least, out=np.full_like(weights, np.inf), where=least > 0)
+    return multiples
+
+
+def largest_first(weights: Floats) -> Floats:
+    """Entry k is the sum of the k + 1 largest of the weights, over the last axis `(..., n)`.
+
+    >>> largest_first(np.array([0.25, 0.5, 0.25])).tolist()
+    [0.5, 0.75, 1.0]
+    """
+    sums: Floats = np.cumsum(np.sort(weights, axis=-1)[..., ::-1], axis=-1)
+    return sums
+
+
+def needed(sums: Floats, fraction: float = FRACTION) -> NDArray[np.int64]:
+    """How many of the largest make up `fraction` of all, up to rounding: of `largest_first`'s sums `(..., n)`, `(...)`.
+
+    >>> needed(np.array([0.5, 0.75, 1.0])), needed(np.array([0.5, 0.75, 1.0]), 0.75)
+    (np.int64(3), np.int64(2))
+    """
+    short = sums < (fraction - 1e-6) * sums[..., -1:]
+    counts: NDArray[np.int64] = np.minimum(short.sum(axis=-1) + 1, sums.shape[-1])
+    return counts
+
+
+def numbers(statistics: Sequence[SlotStatistics]) -> dict[str, Any]:
+    """The statistics of each layer in numbers, lists and dicts, by the name of the layer."""
+    return {each.block: _numbers(each) for each in statistics}
+
+
+def _numbers(one: SlotStatistics) -> dict[str, Any]:
+    expert = np.repeat(np.arange(one.experts), one.capacity)
+    same, itself = expert[:, None] == expert, np.eye(len(expert), dtype=bool)
+    pairs = {"same_expert": same & ~itself, "other_experts": ~same}
+    return {
+        "tokens": one.dispatch.shape[1],
+        "experts": one.experts,
+        "slots_per_expert": one.capacity,
+        "summed_dispatch": _spread(one.dispatch),
+        "summed_combine_by_least": _spread(one.combine),
+        "tokens_needed": _spread(one.tokens_needed),
+        "slots_needed": _spread(one.slots_needed),
+        "cumulative_dispatch": one.cumulative_dispatch.tolist(),
+        "cumulative_combine": one.cumulative_combine.tolist(),
+        "slot_similarity": {name: _spread(one.similarity[mask]) for name, mask in pairs.items() if mask.any()},
+    }
+
+
+def _spread(values: NDArray[Any]) -> dict[str, float | None]:
+    """Mean and quantiles; None for what is not finite, which JSON does not have."""
+    quantiles = np.quantile(values, [q / 100 for q in QUANTILES.values()], method="lower")
+    spread = {"mean": float(values.mean()), **dict(zip(QUANTILES, map(float, quantiles), strict=True))}
+    return {name: value if np.isfinite(value) else None for name, value in spread.items()}

@@ -1,0 +1,83 @@
+"""Zero-shot classification: an image is of the class whose prompts are nearest to it in the space shared with texts.
+
+    w_c     mean over the prompts of class c of z / |z|, divided by its own length
+    label   arg max over c of the cosine of w_c and the features of the image
+
+Source: google-research/big_vision, `big_vision/evaluators/proj/image_text/discriminative_classifier.py`, _average_embeddings,
+after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and prompts are taken as they are, where
+`prompt_engineering.py` of big_vision makes them lower case without punctuation.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.errors import DataError
+from moespec.models.files import read_file
+from moespec.spec.errors import ConfigError
+from moespec.training.data.captions import caption
+from moespec.training.evaluation.neighbours import unit
+
+__all__ = ["PLACE", "Prompts", "class_embeddings", "read_prompts", "zero_shot"]
+
+PLACE = "{}"
+"""Where the name of a class stands in a prompt."""
+
+
+class Prompts(NamedTuple):
+    """The names of the classes in the order of the labels, and the prompts that each is put into."""
+
+    classes: tuple[str, ...]
+    prompts: tuple[str, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """All prompts of the first class, then those of the second, and so on."""
+        return [prompt.replace(PLACE, name) for name in self.classes for prompt in self.prompts]
+
+
+def read_prompts(path: Path) -> Prompts:
+    """The prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
+
+    Raises DataError naming the file, and an entry that is not text, a prompt without a place for the name, or a class that
+    is there twice.
+    """
+    try:
+        table = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
+    lists: list[Any] = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []
+    if not lists or not all(isinstance(each, list) and each for each in lists):
+        raise DataError(f'{path}: expected {{"classes": ["cat", ...], "prompts": ["a photo of a {PLACE}.", ...]}}')
+    classes, prompts = (
+        tuple(caption(each, f"{path}, {key}[{row}]") for row, each in enumerate(values))
+        for key, values in zip(Prompts._fields, lists, strict=True)
+    )
+    if without := [prompt for prompt in prompts if PLACE not in prompt]:
+        raise DataError(f"{path}: the prompt {without[0]!r:.80} has no {PLACE} for the name of a class")
+    if twice := [name for name, count in Counter(classes).items() if count > 1]:
+        raise DataError(f"{path}: the class {twice[0]!r:.80} is there twice")
+    return Prompts(classes, prompts)
+
+
+def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64]:
+    """`(classes, D)` of length 1, from the features `(classes * prompts, D)` of `Prompts.texts`."""
+    return unit(unit(features).reshape(classes, -1, features.shape[1]).mean(axis=1))
+
+
+def zero_shot(images: tuple[NDArray[Any], NDArray[np.integer[Any]]], embeddings: NDArray[Any]) -> dict[str, float]:
+    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the embeddings of the classes `(classes, D)`.
+
+    Raises ConfigError for features of another width, and a label that is not a class.
+    """
+    features, labels = images
+    if features.shape[1] != embeddings.shape[1]:
+        raise ConfigError(f"embeddings: width {embeddings.shape[1]}, but the images' features have {features.shape[1]}")
+    if labels.max() >= len(embeddings):
+        raise ConfigError(f"labels: {labels.max()}, but there are {len(embeddings)} classes")
+    nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)
+    return {"accuracy": float(np.mean(nearest == labels))}

@@ -1,0 +1,1 @@
+"""Pictures of what the routers of a trained model do with an image."""

@@ -1,0 +1,134 @@
+"""google-research/big_vision and google-research/vision_transformer: parameters of their ViT and MLP-Mixer, and back.
+
+Both are flax modules with the layouts of ours: kernels have their inputs first, attention kernels are
+`(D, heads, D/heads)` and `(heads, D/heads, D)`. What differs are names, and the class token, which has a position in
+vision_transformer and none in big_vision: ours gets the position 0.
+
+Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.models.mixer import MixerConfig
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError
+from moespec.training.interop.layouts import Array, Has, Layout, Project, Shape, Table
+
+__all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered", "unstacked"]
+
+
+def flax(
+    encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
+) -> Table:
+    """The names of a ViT of flax, whose modules in a block, and in the attention pooling (attention, norm, mlp), are called so."""
+    block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
+    return {
+        r"(embedding|head)/(kernel|bias)": r"\1/\2",
+        r"representation/(kernel|bias)": r"pre_logits/\1",
+        r"token": r"cls",
+        r"positions": positions,
+        r"blocks/(\d+)/norm1/(\w+)": rf"{block}/LayerNorm_0/\2",
+        r"blocks/(\d+)/norm2/(\w+)": rf"{block}/{norm2}/\2",
+        r"blocks/(\d+)/attention/(query|key|value|out)/(\w+)": rf"{block}/{attention}/\2/\3",
+        **mlp_names(r"blocks/(\d+)/mlp", rf"{block}/{mlp}"),
+        r"norm/(\w+)": rf"{encoder}/encoder_norm/\1",
+        r"pool/probe": f"{pool}/probe",
+        r"pool/attention/(query|key|value|out)/(\w+)": rf"{pool}/{pool_attention}/\1/\2",
+        r"pool/norm/(\w+)": rf"{pool}/{pool_norm}/\1",
+        **mlp_names("pool/mlp", f"{pool}/{pool_mlp}"),
+    }
+
+
+def mlp_names(ours: str, theirs: str) -> Table:
+    """The names of a perceptron."""
+    layers = (("w1", "Dense_0/kernel"), ("b1", "Dense_0/bias"), ("w2", "Dense_1/kernel"), ("b2", "Dense_1/bias"))
+    return {f"{ours}/{own}": f"{theirs}/{other}" for own, other in layers}
+
+
+def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters by name, with those of blocks that are stacked along a leading axis taken apart.
+
+    `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x` and so on.
+    """
+    apart: dict[str, Any] = {}
+    for name, value in flat.items():
+        if name.startswith("Transformer/encoderblock/") and np.ndim(value):
+            apart |= {name.replace("block/", f"block_{block}/", 1): value[block] for block in range(len(value))}
+        else:
+            apart[name] = value
+    return apart
+
+
+def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of vision_transformer by name, with the modules of a block numbered as in its released files.
+
+    They are numbered through there (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), and by
+    kind in a tree of its present code, which renumbers the files when it reads them (flax's `convert_pre_linen`).
+    """
+    if not any("/MlpBlock_0/" in name for name in flat):
+        return dict(flat)
+    numbers = {"LayerNorm_1": "LayerNorm_2", "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1"}
+    numbers["MlpBlock_0"] = "MlpBlock_3"
+    pattern = re.compile("|".join(numbers))
+    return {
+        pattern.sub(lambda part: numbers[part[0]], name) if name.startswith("Transformer/") else name: value
+        for name, value in flat.items()
+    }
+
+
+class _WithoutToken(Layout):
+    """The positions of the patches alone; that of the class token, which comes first, is 0."""
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        return (1, shapes[0][1] - 1, shapes[0][2])
+
+    def pack(self, arrays: list[Array]) -> Array:
+        if arrays[0][:, 0].any():
+            raise ConfigError("positions: that of the class token is not 0, and big_vision has none there")
+        return arrays[0][:, 1:]
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        return [np.concatenate([np.zeros_like(array[:, :1]), array], axis=1)]
+
+
+_DENSE: Has = {"gelu": ["tanh"], "moe": ["none"], "qk_norm": [False]}
+_POOL = ("MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
+
+BIG_VISION = Project(
+    "big_vision",
+    flax(
+        *("Transformer", "pos_embedding", "MAPHead_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"),
+        of_pool=_POOL,
+    ),
+    {**_DENSE, "positions": ["learned", "sincos2d"], "pool": ["gap", "token", "map"]},
+    more=lambda config: {"positions": ("pos_embedding", _WithoutToken())} if config.pool == "token" else {},
+    prepared=unstacked,
+    token_has_position=False,
+)
+"""Its ViT, also one that scans its blocks."""
+
+VISION_TRANSFORMER = Project(
+    "google-research/vision_transformer",
+    flax(
+        *("Transformer", "Transformer/posembed_input/pos_embedding", "MAPHead_0"),
+        *("MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"),
+        of_pool=_POOL,
+    ),
+    {**_DENSE, "positions": ["learned"], "pool": ["gap", "token"]},
+    kinds=(VitConfig, MixerConfig),
+    more=lambda config: _MIXER if isinstance(config, MixerConfig) else {},
+    prepared=renumbered,
+)
+"""Its ViT, with the names of its released files, and its MLP-Mixer."""
+
+_MIXER: Table = {
+    r"embedding/(\w+)": r"stem/\1",
+    r"blocks/(\d+)/norm1/(\w+)": r"MixerBlock_\1/LayerNorm_0/\2",
+    r"blocks/(\d+)/norm2/(\w+)": r"MixerBlock_\1/LayerNorm_1/\2",
+    **mlp_names(r"blocks/(\d+)/(token|channel)_mlp", r"MixerBlock_\1/\2_mixing"),
+    r"norm/(\w+)": r"pre_head_layer_norm/\1",
+}

@@ -1,0 +1,121 @@
+"""Hugging Face transformers: parameters and configuration of its `ViTForImageClassification` and `ViTModel`, and back.
+
+The names are those of its files, which its version 5 still writes, though its modules are called otherwise now.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError
+from moespec.training.interop.arguments import Arguments
+from moespec.training.interop.layouts import Convolution, Linear, Project, Table, of_torch
+
+__all__ = ["HUGGINGFACE", "config_from_huggingface", "config_to_huggingface"]
+
+
+def _check(config: VitConfig) -> None:
+    if config.representation and (config.classes or config.representation != config.width):
+        raise ConfigError(
+            f"representation={config.representation!r}: the ViT of transformers has that layer where there is no head, of "
+            f"the width of the model, which is {config.width}"
+        )
+
+
+def _names(config: VitConfig) -> Table:
+    """Those of `ViTForImageClassification`, or of `ViTModel` where there are no classes, whose pooler is our `representation`."""
+    model = "vit." if config.classes else ""
+    block = rf"{model}encoder.layer.\1"
+    embeddings, attention = f"{model}embeddings", rf"{block}.attention.attention.\2"
+    return {
+        r"embedding/kernel": (f"{embeddings}.patch_embeddings.projection.weight", Convolution()),
+        r"embedding/bias": f"{embeddings}.patch_embeddings.projection.bias",
+        r"token": f"{embeddings}.cls_token",
+        r"positions": f"{embeddings}.position_embeddings",
+        r"blocks/(\d+)/mlp/w1": (rf"{block}.intermediate.dense.weight", Linear(1)),
+        r"blocks/(\d+)/mlp/b1": rf"{block}.intermediate.dense.bias",
+        r"blocks/(\d+)/mlp/w2": (rf"{block}.output.dense.weight", Linear(1)),
+        r"blocks/(\d+)/mlp/b2": rf"{block}.output.dense.bias",
+        **of_torch(
+            {
+                r"blocks/(\d+)/norm1": (rf"{block}.layernorm_before", 0),
+                r"blocks/(\d+)/norm2": (rf"{block}.layernorm_after", 0),
+                r"blocks/(\d+)/attention/(query|key|value)": (attention, 1),
+                r"blocks/(\d+)/attention/out": (rf"{block}.attention.output.dense", 2),
+                r"norm": (f"{model}layernorm", 0),
+                r"representation": ("pooler.dense", 1),
+                r"head": ("classifier", 1),
+            }
+        ),
+    }
+
+
+HUGGINGFACE = Project(
+    "Hugging Face transformers",
+    {},
+    {
+        **{"moe": ["none"], "pool": ["token"], "positions": ["learned"], "qk_norm": [False]},
+        **{"norm_epsilon": None, "qkv_bias": None},
+    },
+    argument="state_dict",
+    separator=".",
+    more=_names,
+    check_more=_check,
+)
+"""Its state dict. Source: huggingface/transformers, `src/transformers/models/vit/modeling_vit.py`."""
+
+
+def config_from_huggingface(config: Mapping[str, Any], *, classes: int, representation: int = 0) -> VitConfig:
+    """The `VitConfig` of the `config.json` of a ViT with so many classes (0: a `ViTModel`).
+
+    What it leaves out has the default of transformers.
+
+    Raises ConfigError for a value that has no counterpart.
+    """
+    theirs = Arguments("config", config)
+    theirs.require("model_type", "vit")
+    theirs.require("pooler_act", "tanh")
+    theirs.warn_of_dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
+    width = theirs.take("hidden_size", 768)
+    ours = VitConfig(
+        image_size=theirs.square("image_size", 224),
+        patch_size=theirs.square("patch_size", 16),
+        channels=theirs.take("num_channels", 3),
+        classes=classes,
+        pool="token",
+        width=width,
+        depth=theirs.take("num_hidden_layers", 12),
+        heads=theirs.take("num_attention_heads", 12),
+        norm_epsilon=theirs.take("layer_norm_eps", 1e-12),
+        qkv_bias=theirs.take("qkv_bias", True),
+        hidden=theirs.take("intermediate_size", 3072),
+        representation=representation,
+        gelu=theirs.choose("hidden_act", "gelu", _GELU),
+    )
+    HUGGINGFACE.check(ours)
+    return ours
+
+
+_GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
+    """What `config.json` says of a model like `config`. Raises ConfigError when transformers has none."""
+    HUGGINGFACE.check(config)
+    return {
+        "architectures": ["ViTForImageClassification" if config.classes else "ViTModel"],
+        "model_type": "vit",
+        "image_size": config.image_size,
+        "patch_size": config.patch_size,
+        "num_channels": config.channels,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.hidden,
+        "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
+        "layer_norm_eps": config.norm_epsilon,
+        "qkv_bias": config.qkv_bias,
+        **({"num_labels": config.classes} if config.classes else {}),
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }

@@ -1,0 +1,256 @@
+"""How parameters of another project hold ours: names, shapes and the conversion in both directions.
+
+Ours that share a name of theirs are stacked in the order of `parameter_shapes`: query, key, value.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models.families import Config, family
+from moespec.models.pytrees import flatten, nested
+from moespec.models.vit import VitConfig
+from moespec.spec.checks import check_floating
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routing import Params
+
+__all__ = [
+    "SAME",
+    "Array",
+    "Convolution",
+    "Entry",
+    "Has",
+    "Layout",
+    "Linear",
+    "Project",
+    "Shape",
+    "Table",
+    "of_torch",
+    "to_ours",
+    "unwrapped",
+]
+
+WRAPPERS = ("params", "state_dict")
+"""Keys under which projects put the parameters, beside what they keep of the training."""
+
+LISTED = 4
+"""Mismatches that an error names."""
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Layout:
+    """How a parameter of theirs holds ours: one of ours, as it is, unless a subclass overrides it."""
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        return shapes[0]
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return arrays[0]
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        return [array]
+
+
+class Convolution(Layout):
+    """The kernel of the patch embedding, with its outputs and channels in front: (p, p, channels, D) reordered."""
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        return tuple(shapes[0][axis] for axis in (3, 2, 0, 1))
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return arrays[0].transpose(3, 2, 0, 1)
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        return [array.transpose(2, 3, 1, 0)]
+
+
+class Linear(Layout):
+    """A linear layer, outputs first and its axes flattened; several of ours are stacked along the outputs.
+
+    inputs: how many leading axes of our kernel are inputs; 0 for a bias, and for a scale.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.inputs = inputs
+
+    def shape(self, shapes: list[Shape]) -> Shape:
+        rows = sum(math.prod(shape[self.inputs :]) for shape in shapes)
+        return (rows, math.prod(shapes[0][: self.inputs])) if self.inputs else (rows,)
+
+    def pack(self, arrays: list[Array]) -> Array:
+        return np.concatenate([a.reshape(self._matrix(a.shape)).T for a in arrays])
+
+    def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
+        ends = np.cumsum([math.prod(shape[self.inputs :]) for shape in shapes])[:-1]
+        return [rows.T.reshape(shape) for rows, shape in zip(np.split(array, ends), shapes, strict=True)]
+
+    def _matrix(self, shape: Shape) -> Shape:
+        """(inputs, outputs), or (outputs,) of a bias."""
+        return (math.prod(shape[: self.inputs]), -1) if self.inputs else (-1,)
+
+
+SAME = Layout()
+
+Table = Mapping[str, str | tuple[str, Layout]]
+"""Our name, a pattern -> their name, and how their parameter holds ours if not as it is."""
+
+
+def of_torch(rows: Mapping[str, tuple[str, int]]) -> Table:
+    """The table of torch's linear layers and, with 0 inputs, normalisations: our layer -> theirs, and the axes of inputs."""
+    table: dict[str, tuple[str, Layout]] = {}
+    for ours, (theirs, inputs) in rows.items():
+        table[f"{ours}/{'kernel' if inputs else 'scale'}"] = (f"{theirs}.weight", Linear(inputs))
+        table[f"{ours}/bias"] = (f"{theirs}.bias", Linear(0))
+    return table
+
+
+class Entry(NamedTuple):
+    """One parameter of theirs: its name, how it holds ours, and the names and shapes of ours, in order."""
+
+    theirs: str
+    layout: Layout
+    ours: list[str]
+    shapes: list[Shape]
+
+
+Has = Mapping[str, Sequence[Any] | None]
+"""Field of our configurations -> the values of it that another project has; None: all."""
+
+_SELDOM: Has = {
+    **{"stem": [0], "registers": [0], "pre_norm": [False], "norm_epsilon": [1e-6], "layer_scale": [0.0]},
+    **{"qkv_bias": [True], "group_tokens": [0], "round_experts": [False]},
+    **{"expert_hidden": [0], "expert_activation": ["gelu"], "expert_bias": [True]},
+    **{"shared_experts": [0], "block": [{}]},
+}
+"""What a project has that says nothing else."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """Another project's models: which of ours they are, and how their parameters hold ours. Both directions follow from the table.
+
+    argument, separator: what its parameters are called, and what is between the parts of their names ("/": they are nested).
+    more: the part of the table that depends on the model, and comes first. check_more: ConfigError for values that do not go together.
+    prepared: of its parameters by name, those by the names of the table. token_has_position: whether a class token has one.
+    """
+
+    name: str
+    table: Table
+    has: Has
+    kinds: tuple[type[Config], ...] = (VitConfig,)
+    argument: str = "params"
+    separator: str = "/"
+    more: Callable[[Any], Table] = lambda config: {}
+    check_more: Callable[[Any], None] = lambda config: None
+    prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    token_has_position: bool = True
+
+    def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
+        """Our parameters from theirs, a mapping of arrays or tensors; also where it has them under `params` or `state_dict`.
+
+        The arrays returned may share memory with `params`. Raises ConfigError when the project has no model like `config`, or
+        when a parameter is missing or unexpected; ShapeError when one has another shape; DtypeError when one is not floating.
+        """
+        entries = self._entries(config)
+        return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
+
+    def to_theirs(self, params: Params, config: Config) -> dict[str, Any]:
+        """Their parameters, NumPy arrays, from ours: the inverse of `from_theirs`, with its errors."""
+        entries = self._entries(config)
+        arrays = _to_theirs(flatten(params), entries)
+        return nested(arrays) if self.separator == "/" else arrays
+
+    def check(self, config: Config) -> None:
+        """ConfigError, naming the field, unless the project has a model like `config`."""
+        if not isinstance(config, self.kinds):
+            raise ConfigError(f"{type(config).__name__}: {self.name} has no such model")
+        for field, values in {**_SELDOM, **self.has}.items():
+            if values is not None and (value := getattr(config, field, values[0])) not in values:
+                raise ConfigError(f"{field}={value!r}: {self.name} has {' and '.join(map(repr, values))} only")
+        self.check_more(config)
+
+    def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
+        """The name of the parameter that holds one of ours, and how. Raises ConfigError where there is none."""
+        for table in (self.more(config) if config else {}, self.table):
+            for pattern, row in table.items():
+                if match := re.fullmatch(pattern, ours):
+                    theirs, layout = (row, SAME) if isinstance(row, str) else row
+                    return match.expand(theirs), layout
+        raise ConfigError(f"{ours}: {self.name} has no such parameter")
+
+    def _entries(self, config: Config) -> list[Entry]:
+        """The parameters that the project has for a model like `config`."""
+        self.check(config)
+        entries: dict[str, Entry] = {}
+        for ours, shape in flatten(family(config).parameter_shapes(config)).items():
+            theirs, layout = self.counterpart(ours, config)
+            entry = entries.setdefault(theirs, Entry(theirs, layout, [], []))
+            entry.ours.append(ours)
+            entry.shapes.append(shape)
+        return list(entries.values())
+
+
+def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
+    """Our parameters by name from theirs; errors call these `argument`."""
+    theirs = _checked(argument, arrays, {entry.theirs: entry.layout.shape(entry.shapes) for entry in entries})
+    return {
+        name: np.asarray(array, order="C")
+        for entry in entries
+        for name, array in zip(entry.ours, entry.layout.unpack(theirs[entry.theirs], entry.shapes), strict=True)
+    }
+
+
+def _to_theirs(arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
+    expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
+    ours = _checked("params", arrays, expected)
+    return {
+        entry.theirs: np.asarray(entry.layout.pack([ours[name] for name in entry.ours]), order="C") for entry in entries
+    }
+
+
+def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
+    """The arrays as NumPy arrays, after a look at every name, shape and dtype."""
+    checked = {name: _array(value) for name, value in arrays.items()}
+    names = [f"missing {name} {shape}" for name, shape in expected.items() if name not in checked]
+    names += [f"unexpected {name} {array.shape}" for name, array in checked.items() if name not in expected]
+    if names:
+        raise ConfigError(f"{argument} does not fit the config: {_listed(names)}")
+    shapes = [
+        f"{name} has shape {checked[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if checked[name].shape != shape
+    ]
+    if shapes:
+        raise ShapeError(f"{argument} does not fit the config: {_listed(shapes)}")
+    for name, array in checked.items():
+        check_floating(f"{argument}: {name}", array)
+    return checked
+
+
+def _listed(mismatches: list[str]) -> str:
+    shown, more = mismatches[:LISTED], len(mismatches) - LISTED
+    return "; ".join([*shown, f"and {more} more"] if more > 0 else shown)
+
+
+def _array(value: Any) -> Array:
+    """An array, or a tensor of torch wherever it is, as a NumPy array; bfloat16, which NumPy lacks, as float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def unwrapped(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a tree that has them under `params` or `state_dict`; any other tree as it is."""
+    for wrapper in WRAPPERS:
+        if isinstance(tree.get(wrapper), Mapping):
+            return unwrapped(tree[wrapper])
+    return tree

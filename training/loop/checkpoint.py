@@ -1,0 +1,214 @@
+"""Checkpoints: all that a run needs to go on to the same bits, safe against a crash and checked when read.
+
+A checkpoint is a folder `checkpoints/<step>` with two files:
+
+    arrays.safetensors    params/... and a slot/... for each of what the optimiser keeps of them, such as mu/..., nu/...
+    state.json            step, configuration and the changes made to it on purpose, random state (seed and step),
+                          generator of noise, data position, backend, seconds of training, version of moespec,
+                          the SHA-256 of arrays.safetensors and of itself
+
+Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the pieces that it has
+(`moespec.training.loop.shards`); when all are there, process 0 writes state.json, which names them, and renames the folder. No
+number of processes is bound to it: any reads it, each what it needs.
+
+It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
+What the optimiser keeps, the recorded configuration tells. Format 1 had both moments of all parameters, also of those that
+are not trained, which are read and left out.
+"""
+
+import re
+import shutil
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.errors import CheckpointError
+from moespec.models.files import RECORD, read_file, signed, sync_directory, unsigned, write_atomically, write_synced
+from moespec.models.pytrees import flatten, nested
+from moespec.spec.errors import ConfigError
+from moespec.training.loop.shards import ArrayFile, digest, named_pieces, stored
+
+__all__ = [
+    *("Checkpoint", "amend", "encoded", "finish", "latest", "read", "read_record", "set_aside", "steps"),
+    *("unfinished", "write"),
+]
+
+FORMATS = (1, 2, 3)
+"""Those that are read. Format 2 has one file of arrays, format 3 one of each process."""
+ARRAYS, STATE = "arrays.safetensors", "state.json"
+ENTRIES: dict[str, type | tuple[type, ...]] = {
+    **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
+}
+"""What state.json must have, besides its format, its own checksum and those of arrays."""
+MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
+"""What it may have, which older versions did not write."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`state` is what `export_state` of a backend gives ("params", "step" and slots); `record` is state.json."""
+
+    state: dict[str, Any]
+    record: dict[str, Any]
+
+
+def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
+    """Writes a checkpoint into `folder` and removes all but the newest `keep` and that of step `spare`. Returns its path."""
+    temporary = unfinished(folder, checkpoint.record["step"])
+    arrays = encoded(checkpoint.state)
+    record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write_synced(temporary / ARRAYS, arrays)
+        return finish(folder, record, keep=keep, spare=spare)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a full disk took of it is of no use
+        raise
+
+
+def unfinished(folder: Path, step: int) -> Path:
+    """The folder of a checkpoint while it is written."""
+    return folder / f".{step:08d}.tmp"
+
+
+def encoded(state: dict[str, Any]) -> bytes:
+    """The arrays of a state, or those that this process is to save, as a safetensors file."""
+    return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
+
+
+def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
+    """Writes the record of a checkpoint whose arrays are written, gives it its name, and removes older ones; see `write`."""
+    final, temporary = folder / f"{record['step']:08d}", unfinished(folder, record["step"])
+    write_synced(temporary / STATE, signed(record))
+    sync_directory(temporary)
+    temporary.rename(final)
+    sync_directory(folder)
+    for old in steps(folder)[:-keep]:
+        if old != spare:
+            try:
+                _remove(folder / f"{old:08d}")
+            except OSError as error:  # the new one is whole
+                warnings.warn(f"{folder}: the old checkpoint {old} cannot be removed ({error.strerror})", stacklevel=1)
+    return final
+
+
+def amend(path: Path, record: dict[str, Any]) -> None:
+    """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
+    write_atomically(path / STATE, signed(record))
+
+
+def set_aside(path: Path) -> Path:
+    """Gives the checkpoint at `path` a name under which it is none of the run's. Returns the new path."""
+    aside = path.with_name(f"cooled_{path.name}")
+    _remove(aside)
+    path.rename(aside)
+    return aside
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in `folder`, in order."""
+    names = [path.name for path in folder.glob("[0-9]*")]
+    numbers = {name: int(name) for name in names if re.fullmatch("[0-9]{8,}", name)}  # isdigit is true of ² as well
+    return sorted(step for name, step in numbers.items() if name == f"{step:08d}")
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint in `folder`, or None."""
+    present = steps(folder)
+    return folder / f"{present[-1]:08d}" if present else None
+
+
+def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
+    """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
+
+    whole: False reads arrays when slices of them are asked for, `Stored`, and looks at checksums and values then.
+
+    Raises CheckpointError, naming the file, when a file is missing, truncated or edited, or when an array is missing,
+    has another shape or dtype, or does not belong to the model.
+    """
+    record = read_record(path)
+    files = [ArrayFile(path / name, sha256) for name, sha256 in _files(record).items()]
+    where = path / ARRAYS if record["format"] < 3 else path
+    try:
+        arrays = stored(files, whole=whole)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}){_advice(path)}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{error}{_advice(path)}") from error
+    wanted = _optimizer(path, record).state_shapes(shapes)
+    expected = flatten(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
+    for name, shape in expected.items():
+        if name not in arrays:
+            raise CheckpointError(f"{where}: no array {name!r}")
+        if arrays[name].shape != tuple(shape) or arrays[name].stored_as not in ("F32", "F64"):
+            is_now = f"{arrays[name].stored_as} {arrays[name].shape}"
+            raise CheckpointError(f"{where}: {name} is {is_now}, expected F32 {tuple(shape)}")
+    if unknown := sorted(set(arrays) - set(expected)):
+        raise CheckpointError(f"{where}: {unknown[0]!r} is not a parameter of the model")
+    values: dict[str, Any] = dict(arrays)
+    if whole:
+        for name, array in arrays.items():
+            try:
+                values[name] = np.asarray(array)
+            except ValueError as error:
+                raise CheckpointError(f"{where}: {name} {error}{_advice(path)}") from error
+    return Checkpoint({**nested({name: values[name] for name in flatten(wanted)}), "step": record["step"]}, record)
+
+
+def _files(record: dict[str, Any]) -> dict[str, str]:
+    """The files of arrays of a checkpoint with their checksums."""
+    return record["files"] if record["format"] >= 3 else {ARRAYS: record["arrays_sha256"]}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """state.json of the checkpoint at `folder`, after checking it. Raises CheckpointError, naming the file."""
+    path = folder / STATE
+    try:
+        record = unsigned(read_file(path, RECORD))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}){_advice(path.parent)}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}{_advice(path.parent)}") from error
+    if record.get("format") not in FORMATS:
+        by = record.get("version", "0.1")  # which did not say
+        raise CheckpointError(f"{path}: format {record.get('format')!r}, of moespec {by}; expected one of {FORMATS}")
+    arrays: dict[str, Any] = {"files": dict} if record["format"] >= 3 else {"arrays_sha256": str}
+    for key, kind in {**ENTRIES, **arrays, **{key: MORE[key] for key in MORE if key in record}}.items():
+        if key not in record:
+            raise CheckpointError(f"{path}: no entry {key!r}")
+        if not isinstance(record[key], kind) or isinstance(record[key], bool):
+            raise CheckpointError(f"{path}: {key}={record[key]!r}: not what a checkpoint has there")
+    for name, sha256 in _files(record).items():
+        if not isinstance(sha256, str) or not re.fullmatch(r"arrays(-\d{5}-of-\d{5})?\.safetensors", name):
+            raise CheckpointError(f"{path}: files: {name!r}: not what a checkpoint has there")
+    if f"{record['step']:08d}" != folder.name:
+        raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
+    return record
+
+
+def _optimizer(path: Path, record: dict[str, Any]) -> OptimizerConfig:
+    """The optimiser that the recorded configuration names. CheckpointError if there is no such optimiser."""
+    try:
+        return OptimizerConfig(**record["config"].get("optimizer", {}))
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE}: config.optimizer: {error}") from error
+
+
+def _advice(path: Path) -> str:
+    older = [step for step in steps(path.parent) if f"{step:08d}" < path.name]
+    return f". To go on from step {older[-1]}, remove {path}" if older else f". {path} is the only checkpoint"
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint so that no moment shows a part of it."""
+    if path.exists():
+        aside = path.with_name(f".{path.name}.old.tmp")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        shutil.rmtree(str(aside))  # whose errors show a path as it is given

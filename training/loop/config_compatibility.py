@@ -1,0 +1,86 @@
+"""A run keeps its configuration: what it goes on with is compared with what its last checkpoint says it was trained with."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from moespec.models.errors import CheckpointError
+from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.configuration.configfile import flat, with_decay, with_eval_take, with_model, without_jitter
+from moespec.training.loop.resolve import model_config
+
+__all__ = ["FREE", "NUMBER", "changes", "check_evaluated", "described", "keys", "of_data"]
+
+FREE = frozenset(
+    {
+        *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
+        "training.cuda_graph",
+        *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
+        *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
+    }
+)
+"""Fields that may change between sittings without more ado; `training.steps` may where no rate of a step done changes."""
+
+BESIDES = ("evaluation.", "log")
+"""Fields, or their beginnings, that no checkpoint depends on: what else is evaluated, and where the run is logged, too."""
+
+EVALUATED = (
+    *("model.", "data.name", "data.validation_share", "training.loss"),
+    *("data.mean", "data.std", "data.resize", "data.background"),
+)
+"""Fields, or their beginnings, that decide what an evaluation computes."""
+
+NUMBER = "number of the training images"
+"""What decides their order."""
+
+Changes = dict[str, tuple[Any, Any]]
+"""Dotted field -> its value before, its value now."""
+
+
+def changes(recorded: Mapping[str, Any], config: Config) -> Changes:
+    """The fields in which `config` differs from the configuration that a checkpoint recorded.
+
+    A field that a configuration does not have, as it is older than the field, has its default, which of the model is that
+    of the named model; what decayed, the record says itself (see `with_decay`). A field that only the record has, an option of
+    another router in records of an early 0.1, does not count.
+    """
+    plain = with_model(Config(model=ModelConfig(config.model.name)), None, getattr(config.model, "router", None))
+    before, now, defaults = (
+        flat(table) for table in (with_eval_take(with_decay(without_jitter(recorded))), asdict(config), asdict(plain))
+    )
+    of_model = {f"model.{name}": value for name, value in vars(model_config(ModelConfig(config.model.name))).items()}
+
+    def value(table: Mapping[str, Any], key: str) -> Any:
+        given = table.get(key, defaults.get(key))
+        return of_model.get(key) if given is None else given
+
+    pairs = {key: (value(before, key), value(now, key)) for key in now}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and not key.startswith(BESIDES)}
+
+
+def check_evaluated(record: Mapping[str, Any], config: Config, where: str) -> None:
+    """CheckpointError if a checkpoint was trained with another model, or for other data, than `config` says."""
+    changed = changes(record["config"], config)
+    if wrong := {key: pair for key, pair in changed.items() if key.startswith(EVALUATED)}:
+        raise CheckpointError(f"{where}, step {record['step']}: trained with another config.toml: {described(wrong)}")
+
+
+def of_data(recorded: Mapping[str, Any], stamp: Mapping[str, Any]) -> Changes:
+    """What differs between two stamps of data, `Dataset.stamp`; nothing of a checkpoint that has none, or of none now."""
+    return {key: (recorded[key], now) for key, now in stamp.items() if recorded.get(key, now) != now}
+
+
+def described(changed: Changes) -> str:
+    """Each field with the values of before and of now."""
+
+    def text(key: str, before: Any, now: Any) -> str:
+        digest = " of the " in key and isinstance(now, str)  # of data
+        return f"{key} changed" if digest else f"{key} is {before!r} there, {now!r} here"
+
+    return "; ".join(text(key, *pair) for key, pair in changed.items())
+
+
+def keys(text: str) -> set[str]:
+    """The fields that a configuration in TOML sets."""
+    return set(flat(tomllib.loads(text))) - {"format"}

@@ -1,0 +1,226 @@
+"""The codebook and the tables of the router `hash`, made of a data set, and their file.
+
+The codebook is found by k-means on normalised patches of training images, from codewords that are different patches
+drawn by the seed; the frequencies of the ids are counted on training images without augmentation. A file is safetensors:
+`codebook` (codes, pixels) float32, if the ids need one, and `tables` (hashes, ids) int32, with what they were made for
+as text. Nothing is pickled.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.models import families, vit
+from moespec.models.errors import CheckpointError, DataError
+from moespec.models.files import read_file, write_atomically
+from moespec.models.hashing import token_ids
+from moespec.models.tensors import sealed, unsealed
+from moespec.spec.algorithms.clustering import k_means
+from moespec.spec.algorithms.hash_tables import (
+    hash_table_balanced,
+    hash_table_clustered,
+    hash_table_dispersed,
+    hash_table_random,
+)
+from moespec.spec.algorithms.token_ids import normalized_patches
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers.hash import Options
+from moespec.training.configuration.config import Config
+from moespec.training.data.dataset import Dataset
+from moespec.training.loop.resolve import load_backend, model_config
+from moespec.training.progress_bar import Bar
+from moespec.training.rng import TABLES, generator
+
+__all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "table_options", "write"]
+
+PATCHES_PER_CODE = 64
+"""Patches that k-means sees for each codeword, at most."""
+CHUNK = 256
+"""Images that are read at a time."""
+
+
+class HashTables(NamedTuple):
+    """`codebook` (codes, pixels) float32, or None; `tables` (hashes, ids) int32."""
+
+    codebook: NDArray[np.float32] | None
+    tables: NDArray[np.int32]
+
+
+def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
+    """Whether the model has a codebook or tables, for routers that need token ids: a ViT with such a router."""
+    return isinstance(model, vit.VitConfig) and vit.takes_ids(model)
+
+
+def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
+    """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data.
+
+    lazily: what is drawn is drawn when it is read, `Drawn`.
+    """
+    model = model_config(config.model)
+    found = None
+    if needed(model):
+        found = read(Path(config.hash.path), model) if config.hash.path else make(model, config, dataset)
+    try:
+        params: dict[str, Any] = families.family(model).init(model, config.training.seed, lazily=lazily)
+    except MemoryError as error:
+        raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
+    if found is None or not needed(model):
+        return params
+    if found.codebook is not None:
+        params["ids"]["codebook"] = found.codebook
+    for block in vit.id_blocks(model):
+        params["blocks"][str(block)]["moe"]["router"]["tables"] = found.tables.astype(np.float32)
+    return params
+
+
+def check(params: dict[str, Any], model: families.Config, where: str) -> None:
+    """CheckpointError if a table among the parameters names an expert that does not exist."""
+    if not needed(model):
+        return
+    experts = table_options(model).experts
+    for block in vit.id_blocks(model):
+        tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
+        if not np.isin(tables, np.arange(experts)).all():
+            raise CheckpointError(
+                f"{where}: tables of block {block} must hold integers from 0 to {experts - 1}, "
+                f"found {np.min(tables)} to {np.max(tables)}"
+            )
+
+
+def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
+    """The codebook and tables that a model needs, from the training images and the seed.
+
+    Raises ConfigError when there are fewer different patches than codes, or the kind of table does not fit.
+    """
+    random = generator(config.training.seed, TABLES, 0)
+    count = min(config.hash.images, len(dataset.train))
+    images = np.sort(random.choice(len(dataset.train), count, replace=False))
+    codebook = _codebook(model, dataset, images, random) if token_ids.uses_codes(model) else None
+    return HashTables(codebook, _tables(model, config.hash.kind, dataset, images, codebook, random).astype(np.int32))
+
+
+def _codebook(
+    model: vit.VitConfig, dataset: Dataset, images: NDArray[np.int64], random: np.random.Generator
+) -> NDArray[np.float32]:
+    B = load_backend("numpy")
+    in_image = (model.image_size // model.patch_size) ** 2
+    enough = -(-PATCHES_PER_CODE * model.codes // in_image)
+    chosen = np.sort(random.permutation(images)[:enough])
+    patches = np.concatenate(
+        [
+            normalized_patches(token_ids.patches_of(B, chunk, model.patch_size).reshape(-1, token_ids.pixels(model)))
+            for chunk in _read(dataset, chosen, "codebook")
+        ]
+    )
+    different = np.unique(patches, axis=0)
+    if len(different) < model.codes:
+        raise ConfigError(
+            f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} training images"
+        )
+    start = different[random.choice(len(different), model.codes, replace=False)]
+    print(f"codebook: k-means of {len(patches)} patches, {model.codes} codes", file=sys.stderr)
+    return k_means(patches, start).centroids.astype(np.float32)
+
+
+def _tables(
+    model: vit.VitConfig,
+    kind: str,
+    dataset: Dataset,
+    images: NDArray[np.int64],
+    codebook: NDArray[np.float32] | None,
+    random: np.random.Generator,
+) -> NDArray[np.int64]:
+    options = table_options(model)
+    if kind == "auto":
+        kind = "balanced" if options.hashes == 1 else "random"
+    if kind == "random":
+        draws = random.random((options.hashes, options.ids))
+        return np.stack([hash_table_random(row, experts=options.experts) for row in draws])
+    if options.hashes != 1:
+        raise ConfigError(f"hash.kind={kind!r}: several hashes must differ, so their tables are random")
+    if kind == "balanced":
+        frequencies = np.zeros(options.ids)
+        for chunk in _read(dataset, images, "frequencies"):
+            ids = token_ids.made_of(load_backend("numpy"), model, chunk, codebook)
+            frequencies += np.bincount(ids.ravel(), minlength=options.ids)
+        return hash_table_balanced(frequencies, experts=options.experts)[None]
+    if model.token_ids not in ("patch_code", "previous") or codebook is None:
+        raise ConfigError(
+            f"hash.kind={kind!r}: ids of the kind {model.token_ids!r} are not codewords, which have places"
+        )
+    if options.experts > len(codebook):
+        raise ConfigError(
+            f"model.codes={len(codebook)}: fewer than the {options.experts} clusters of hash.kind={kind!r}"
+        )
+    words = codebook[random.choice(len(codebook), options.experts, replace=False)]
+    # A class token has no pixels: it sits with the patches of one colour, which are 0.
+    embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
+    clusters = hash_table_clustered(embeddings, words)
+    return (clusters if kind == "clustered" else hash_table_dispersed(clusters, experts=options.experts))[None]
+
+
+def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[NDArray[np.float64]]:
+    """The images of the training part, some at a time, normalised as in training."""
+    with Bar(total=len(images), unit="image", desc=what) as bar:
+        for start in range(0, len(images), CHUNK):
+            chosen = images[start : start + CHUNK]
+            yield dataset.normalize(dataset.train.read(chosen)).astype(np.float64)
+            bar.update(len(chosen))
+
+
+def table_options(model: vit.VitConfig) -> Options:
+    """The options of the routers that take token ids, which have the same tables in all blocks."""
+    return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`
+
+
+def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
+    """Writes a file for models with such ids, experts and patches; the old file stays until the new one is whole."""
+    arrays: dict[str, NDArray[Any]] = {"tables": np.ascontiguousarray(found.tables)}
+    if found.codebook is not None:
+        arrays["codebook"] = np.ascontiguousarray(found.codebook)
+    write_atomically(path, sealed(arrays, _made_for(model)))
+
+
+def read(path: Path, model: vit.VitConfig) -> HashTables:
+    """The file's codebook and tables. Raises DataError when it cannot be read, or was made for other models."""
+    try:
+        tensors, made_for = unsealed(read_file(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
+    arrays = {name: tensor.array for name, tensor in tensors.items()}
+    for name, value in _made_for(model).items():
+        if made_for.get(name) != value:
+            raise DataError(f"{path}: made for {name}={made_for.get(name)}, the model has {value}")
+    options = table_options(model)
+    shapes: dict[str, tuple[int, ...]] = {"tables": (options.hashes, options.ids)}
+    if token_ids.uses_codes(model):
+        shapes["codebook"] = (model.codes, token_ids.pixels(model))
+    for name, shape in shapes.items():
+        if name not in arrays or arrays[name].shape != shape:
+            raise DataError(
+                f"{path}: {name} is {arrays[name].shape if name in arrays else 'missing'}, expected {shape}"
+            )
+    tables = arrays["tables"]
+    if tables.dtype.kind not in "iu" or tables.min() < 0 or tables.max() >= options.experts:
+        raise DataError(f"{path}: tables must hold integers from 0 to {options.experts - 1}")
+    if "codebook" in shapes and tensors["codebook"].dtype != "F32":
+        raise DataError(f"{path}: codebook has dtype {tensors['codebook'].dtype}, expected F32")
+    if "codebook" in shapes and not np.isfinite(arrays["codebook"]).all():
+        raise DataError(f"{path}: codebook has numbers that are not finite")
+    return HashTables(arrays["codebook"] if "codebook" in shapes else None, tables.astype(np.int32))
+
+
+def _made_for(model: vit.VitConfig) -> dict[str, str]:
+    """What a file must be made for to fit a model."""
+    options = table_options(model)
+    fields: dict[str, object] = {"format": 1, "kind": model.token_ids, "patch_size": model.patch_size}
+    fields |= {"class_token": model.pool == "token", "image_size": model.image_size, "channels": model.channels}
+    if model.registers:
+        fields["registers"] = model.registers
+    fields |= {"codes": model.codes if token_ids.uses_codes(model) else 0}
+    fields |= {"experts": options.experts, "hashes": options.hashes}
+    return {name: str(value) for name, value in fields.items()}

@@ -1,0 +1,163 @@
+"""What a run does after each step. Each part is a hook: a function that is called with the run as it then is, an `AfterStep`.
+
+    def hook(after: AfterStep) -> None:
+        if after.logs and after.B.process == 0:
+            print(after.done, after.metrics["loss"], after.evaluations)
+
+The order is that of `train`: Stop, Finite, Log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and the end of a run
+that a signal stopped. So what is logged, evaluated or saved is finite; evaluations that are due after a step are made
+(`after.evaluations`) but for those that a signal left, `after.due`; and a checkpoint is of a step that the hooks have seen: a run that
+is killed goes on from its last checkpoint, and calls them again for the steps that it repeats. Evaluations that were left are made
+when the run goes on, and hooks are called once more for their step: with these, without metrics (`after.logs` is false). An error of a
+hook ends the run, but for one of `--log`. On several devices each process calls all hooks, those of `--log` in process 0 alone; what
+is for one of them asks `after.B.process == 0`.
+
+A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTERM)` in one ends the run after the next step (of several
+processes, the next that is logged), which is saved.
+"""
+
+import os
+import shlex
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from moespec.backends.contract import Backend
+from moespec.models.errors import Interrupted, RunError
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.length import before_cooldown
+from moespec.training.evaluation.metrics import unflatten
+from moespec.training.interruption import Interruption
+from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.divergence import diverged_somewhere, finite
+from moespec.training.loop.progress import Progress
+from moespec.training.loop.resume import record_of
+
+__all__ = ["AfterStep", "Finite", "Hook", "Log", "Save", "Stop"]
+
+
+@dataclass(eq=False)
+class AfterStep:
+    """A run after a step, as its hooks see it. The arrays of the backend are there until the next step."""
+
+    B: Backend
+    config: Config
+    state: Any
+    """the state of the run: its parameters are `B.state_params(after.state)`"""
+    done: int
+    """steps done, this one included"""
+    rate: float = 0.0
+    """learning rate of the step"""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """metrics of the step, arrays of the backend"""
+    due: list[str | None] = field(default_factory=list)
+    """the evaluations that come after this step and are yet to be made; None is that of the run's own images"""
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """the results of those that were made, by the kind of their line in metrics.jsonl"""
+    logged: Mapping[str, Any] = field(default_factory=dict)
+    """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
+    stopped_by: signal.Signals | None = None
+    """the signal after which this step is the last"""
+    unread: bool = False
+    """whether this step is the last as the images of the next cannot be read"""
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the step as nested dicts of numbers and lists; waits for the step to end."""
+        return unflatten(self.B.to_numpy(self.measured))
+
+    @cached_property
+    def exported(self) -> dict[str, Any]:
+        """The state as it is saved: on one device NumPy arrays, on several `Pieces`, those of this process."""
+        return self.B.export_state(self.state)
+
+    def every(self, steps: int) -> bool:
+        """Whether a multiple of `steps` is done, or the whole run."""
+        return self.done % steps == 0 or self.done == self.config.training.total
+
+    @property
+    def logs(self) -> bool:
+        """Whether the metrics of this step are logged."""
+        return bool(self.measured) and self.every(self.config.training.log_every)
+
+    @property
+    def saves(self) -> bool:
+        """Whether there is a checkpoint of this step."""
+        scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
+        return scheduled or self.stopped_by is not None or self.unread
+
+
+Hook = Callable[[AfterStep], None]
+
+
+class Stop:
+    """Stops the run at a signal: called first, it notes the signal, which all processes agree on; `end` is called last."""
+
+    def __init__(self, interruption: Interruption, saver: Saver, run: Path) -> None:
+        self._interruption, self._saver, self._run = interruption, saver, run
+
+    def __call__(self, after: AfterStep) -> None:
+        after.stopped_by = self._interruption.agreed(after.B, after.logs)
+
+    def end(self, after: AfterStep) -> None:
+        """Raises Interrupted if there was a signal, when the step is saved."""
+        if after.stopped_by is None:
+            return
+        self._saver.wait()
+        processes = os.environ.get("MOESPEC_LAUNCHED")
+        launch = f"launch -n {processes} " if processes else ""
+        named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
+        raise Interrupted(
+            f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
+            f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}",
+            after.stopped_by,
+        )
+
+
+@dataclass(frozen=True)
+class Finite:
+    """Ends a run that diverges, where something of it is logged, evaluated or saved."""
+
+    explain: Callable[[int], RunError]
+    """the error of a run that is not finite after so many steps"""
+
+    def __call__(self, after: AfterStep) -> None:
+        if not (after.logs or after.saves or after.due):
+            return
+        # Only what is saved, or looked at because it is not finite, leaves the device.
+        looked_at = after.saves or (after.due and not after.B.finite_state(after.state))
+        exported = after.exported if looked_at else {}
+        if after.B.sizes.devices > 1:
+            if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
+                raise error
+        elif not finite(after.metrics, exported):
+            raise self.explain(after.done)
+
+
+@dataclass(frozen=True)
+class Log:
+    """Shows that a step was done, and records its metrics."""
+
+    progress: Progress
+
+    def __call__(self, after: AfterStep) -> None:
+        self.progress.step()
+        if after.logs:
+            after.logged = self.progress.trained(after.done, after.rate, after.metrics)
+
+
+class Save:
+    """Saves the state where it is due, when the log is on the disk. said: what the record says, see `record_of`."""
+
+    def __init__(self, saver: Saver, progress: Progress, **said: Any) -> None:
+        self._saver, self._progress, self._said = saver, progress, said
+
+    def __call__(self, after: AfterStep) -> None:
+        if after.saves:
+            self._progress.sync()
+            seconds, owed = self._progress.seconds, {"owed": after.due} if after.due else {}
+            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._said)
+            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **owed})

@@ -1,0 +1,134 @@
+"""What a run shows and records while it trains: a progress bar with rate and time left, and the log."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from moespec.training.configuration.config import TrainingConfig
+from moespec.training.loop.runlog import RunLog
+from moespec.training.progress_bar import Bar
+
+__all__ = ["Progress", "called", "kind_of", "told"]
+
+
+COLLAPSED = 0.01
+"""Spread of the features below which they are said to be nearly the same."""
+
+
+class Progress:
+    """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
+
+    owed, logged: the evaluations of this step that are yet to be made, and the lines of the log, as `Start` has them.
+    leads: whether this process shows and records it; another's does nothing.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        settings: TrainingConfig,
+        *,
+        start: int,
+        seconds: float,
+        owed: Sequence[str | None] = (),
+        logged: int = 0,
+        leads: bool = True,
+    ) -> None:
+        self._batch = settings.batch
+        self._log = RunLog(run, start, [kind_of(name) for name in owed], logged=logged) if leads else None
+        self._options: Any = {"total": settings.total, "unit": "step", "shown": leads}
+        wait: dict[str, Any] = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
+        self._bar = Bar(
+            initial=start, desc="train: compiling the first step ..." if wait else "train", **wait, **self._options
+        )
+        self._compiling = bool(wait)
+        self._bar.refresh()
+        self._began = time.perf_counter() - seconds
+        self._mark(start)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with suppress(OSError):
+            self._bar.close()
+        if self._log is not None:
+            self._log.close()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, compilation and evaluations included, all sittings together."""
+        return time.perf_counter() - self._began
+
+    @property
+    def logged(self) -> int:
+        """Lines of the log."""
+        return 0 if self._log is None else self._log.lines
+
+    def step(self) -> None:
+        """One more step was given to the backend."""
+        with suppress(OSError):  # the terminal may be gone; that ends no run
+            if self._compiling:  # time and rate begin after it
+                self._bar.close()
+                self._bar, self._compiling = Bar(initial=self._bar.n + 1, desc="train", **self._options), False
+            else:
+                self._bar.update()
+
+    def trained(self, done: int, rate: float, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Records the metrics of the last of `done` steps, and returns what the log has of it."""
+        if self._log is None:
+            return {}
+        images = self._batch * (done - self._marked_step) / (time.perf_counter() - self._marked_time)
+        line = {**metrics, "learning_rate": rate, "images_per_second": images}
+        self._log.write("train", done, line)
+        self._bar.set_postfix(loss=f"{metrics['loss']:.3f}", refresh=False)
+        self._mark(done)
+        return line
+
+    def evaluated(self, done: int, name: str | None, results: dict[str, Any]) -> None:
+        """Records and prints what an evaluation, None for that of the run's own images, measured after `done` steps."""
+        if self._log is None:
+            return
+        self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
+        text = f"{name}: {told(results)}"
+        if name is None:
+            average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
+            rest = [f"{key} {results[key]:.4f}" for key in ("loss", "spread") if key in results]
+            measured = f"validation {called(results)} {results['accuracy']:.4f}{average}"
+            text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
+        if results.get("spread", 1.0) < COLLAPSED:
+            text += "; warning: the features hardly differ, the encoder may have collapsed"
+        if sys.stdout is not None:
+            with suppress(OSError):
+                self._bar.write(f"step {done}: {text}")
+        self._mark(done)
+
+    def sync(self) -> None:
+        """Waits until the log is on the disk: a checkpoint must not be newer than the log."""
+        if self._log is not None:
+            self._log.sync()
+
+    def _mark(self, step: int) -> None:
+        self._marked_step, self._marked_time = step, time.perf_counter()
+
+
+def kind_of(name: str | None) -> str:
+    """The kind of the lines of an evaluation."""
+    return "evaluation" if name is None else f"evaluation/{name}"
+
+
+def called(results: dict[str, Any]) -> str:
+    """What "accuracy" is of an evaluation of a run's own images."""
+    if "text_to_image" in results:
+        return "recall at 1, of images and texts,"
+    return "accuracy of nearest neighbours" if "spread" in results else "accuracy"
+
+
+def told(results: dict[str, Any]) -> str:
+    """The results of an evaluation in a line, without routing metrics."""
+    single = {name: value for name, value in results.items() if not isinstance(value, dict | list)}
+    parts = [f"{name} {value:.4f}" if value % 1 else f"{name} {value:.0f}" for name, value in single.items()]
+    nested = {name: value for name, value in results.items() if isinstance(value, dict) and name != "moe"}
+    return "; ".join([", ".join(parts)] * bool(parts) + [f"{name}: {told(value)}" for name, value in nested.items()])

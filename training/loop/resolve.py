@@ -1,0 +1,203 @@
+"""From a configuration to what it stands for: the backend, the data set, the model and the schedule.
+
+`resolve` fills in what the configuration leaves open, so that the saved configuration says all that a run did.
+"""
+
+import importlib
+import inspect
+import os
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from moespec.backends.choice import check_installed, choose
+from moespec.backends.contract import Backend
+from moespec.models import families, parameters, vit
+from moespec.models.families import family, of_name
+from moespec.models.layers import MoeLayer
+from moespec.models.memory import check_limits, check_memory
+from moespec.models.router_options import named, options_of
+from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.options import SlotOptions
+from moespec.training.configuration.config import BackendName, Config
+from moespec.training.configuration.length import in_steps, shrunk
+from moespec.training.configuration.modelconfig import VIT, ModelConfig
+from moespec.training.configuration.schedules import SCHEDULES, Schedule
+from moespec.training.data import datasets
+from moespec.training.data.dataset import Dataset
+from moespec.training.objectives.table import objective_of, shapes_of
+
+__all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
+
+OF_DIGITS = 8
+"""Side of the images, in pixels, that the smallest models have by themselves."""
+DRAWS = 8
+"""Numbers of 32 bits that an entry of a table takes while it is made."""
+
+
+def choose_backend(requested: str) -> tuple[str, str]:
+    """The name of the backend to compute with, and the reason when it was not requested by name ("" if it was).
+
+    `auto` is what `moespec.backends.choice.choose` says. Raises ConfigError when the framework is not installed.
+    """
+    if requested == "auto":
+        return choose()
+    check_installed(requested, f"backend={requested!r}")
+    return requested, ""
+
+
+def load_backend(name: str) -> Backend:
+    """The module `moespec.backends.<name>`; importing it by name leaves the choice of `moespec.backends` open.
+
+    Raises ConfigError when a package that it needs is missing, or memory.
+    """
+    check_limits(name)
+    if name == "torch":
+        # OpenMP reads this when torch loads it. By default its threads spin while they wait for each other, which makes
+        # a small model ten times slower on a machine that has anything else to do.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # The C library gives memory over 32 MiB back at once, so that gradients of many experts are new pages at each step:
+        # large pages are a hundred times fewer. torch reads this when it first takes memory.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        loaded = cast(Backend, importlib.import_module(f"moespec.backends.{name}"))
+        if name == "jax":
+            importlib.import_module("moespec.backends.jax.mesh").devices()
+        return loaded
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"backend={name!r}: {error}. Install it: pip install 'moespec[{name}]'") from error
+
+
+def load_data(config: Config, first: datasets.First | None = None) -> Dataset:
+    """The data set of a configuration; images get the size of the model. first: see `load_configured`. Raises DataError or ConfigError."""
+    check_limits(workers=config.data.workers)
+    size = config.model.image_size
+    if size is None and config.data.name in datasets.PICTURES and config.data.path:
+        size = _own_size(config.model)
+    return datasets.load_configured(config.data, image_size=size, first=first)
+
+
+def without_data(config: Config) -> ModelConfig:
+    """The section `model` for data that are not read: with the sizes that the name of the data set says, and a head only for an
+    objective that has one.
+
+    Raises ConfigError where neither that nor the model says how large the images are.
+    """
+    sizes = {**datasets.SIZES.get(config.data.name, {}), **({} if objective_of(config).head else {"classes": 0})}
+    model = config.model.but(**{**sizes, **config.model.set()})
+    if model.image_size is None and config.data.name != "digits":
+        _own_size(model)
+    return model
+
+
+def _own_size(model: ModelConfig) -> int:
+    """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
+    size = model_config(ModelConfig(model.name)).image_size
+    if size <= OF_DIGITS:
+        raise ConfigError(
+            f"model.image_size is not set: model.name={model.name!r} is made for digits of {size} x {size} "
+            "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
+        )
+    return size
+
+
+def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
+    """The configuration with every open field filled in: sizes from the data, the rest from the model and the router.
+
+    Raises ConfigError when the model does not fit the data, or a field has no meaning.
+    """
+    height, width, channels = dataset.shape
+    if height != width:
+        raise ConfigError(
+            f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
+            "them squares of N pixels"
+        )
+    objective = objective_of(config)
+    classes = len(dataset.classes) if objective.head else 0
+    expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": classes}
+    for name, value in expected.items():
+        current = getattr(config.model, name)
+        if current not in (None, value):
+            whose = f"the data set {dataset.name!r} has" if objective.head else f"objective={config.objective!r} takes"
+            raise ConfigError(f"model.{name}={current!r}: {whose} {value}")
+    chosen = model_config(config.model.but(**expected))
+    filled = {name: value for name, value in asdict(chosen).items() if name != "router_options"}
+    training = config.training
+    if config.data.crop_padding >= height:
+        raise ConfigError(f"data.crop_padding={config.data.crop_padding!r}: would move images of {height} pixels away")
+    for name in ("batch", "evaluation_batch"):
+        images = getattr(training, name)
+        part = images // (training.accumulate if name == "batch" else 1)
+        try:
+            layers = family(chosen).moe_layers(chosen, part)
+        except ShapeError as error:
+            raise ConfigError(f"training.{name} gives parts of {part} images. {error}") from error
+        check_memory(f"training.{name}={images!r}", images * height * width * channels)
+        for layer in layers:
+            _check_layer(layer, training=name == "batch")
+    _check_parameters(chosen, config.model.name)
+    training = in_steps(training, len(dataset.train))
+    config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
+    config = objective.settled(config, chosen, dataset)
+    own = parameters.count(objective.layout(config, chosen))
+    check_memory(f"objective={config.objective!r}, as configured in [moco], [text] and [lit]: {own:,} parameters", own)
+    with named("optimizer.", ("decay", "rates")):
+        config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
+    schedule(config)
+    if isinstance(chosen, vit.VitConfig):
+        filled["group_images_sparse"] = None
+    return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
+
+
+def _check_layer(layer: MoeLayer, *, training: bool) -> None:
+    """ConfigError for options of a router that training, or the memory of the machine, has no room for."""
+    settings = layer.settings
+    if training:
+        own = options_of(layer.router).keys() - {"experts"}
+        with named("model.", ("experts",)), named("model.router_options.", own):
+            settings.check_training()
+    tables = getattr(settings, "ids", 0) * getattr(settings, "hashes", 1)
+    check_memory(f"model.codes, model.token_ids: {tables} entries of tables", DRAWS * tables)
+    if isinstance(settings, SlotOptions):
+        slots = settings.capacity(train=training)
+        arguments = f"model.experts={settings.experts!r} with a capacity of {slots} (model.router_options)"
+        check_memory(arguments, layer.groups * settings.experts * slots * settings.width)
+
+
+def _check_parameters(model: families.Config, name: str) -> None:
+    """ConfigError for a model whose parameters are more than the machine has memory for."""
+    try:
+        check_memory(f"model.name={name!r}, as configured", family(model).parameter_count(model))
+    except MemoryError as error:  # of the router, which makes its own to count them
+        raise ConfigError(f"model.name={name!r}, as configured: {error}") from error
+
+
+def model_config(config: ModelConfig) -> families.Config:
+    """The model that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too.
+
+    Raises ConfigError, naming the field of the section, for a value that has no meaning.
+    """
+    values = config.set()
+    module = of_name(values.pop("name"))
+    if module is vit:
+        values = {**VIT, **values}
+        if together := values.pop("group_images_sparse", None):
+            grouped = values.get("router") not in (None, "soft_moe") and not values.get("group_tokens")
+            values = {"group_images": together if grouped else 1, **values}
+    if module.DECIDED is not None:
+        values["router_options"] = vars(config.router_options)
+    with named("model.", vars(config)):
+        model: families.Config = module.named(config.name, **values)
+    return model
+
+
+def schedule(config: Config) -> Schedule:
+    """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
+    section = config.schedule
+    options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
+    make = SCHEDULES[options.pop("name")]
+    known = inspect.signature(make).parameters
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
+    with named("schedule.", options):
+        return make(**options, total=config.training.total)

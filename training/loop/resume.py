@@ -1,0 +1,150 @@
+"""The state of a run to and from checkpoints: where to start, and what to save."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import draws
+from moespec.models.pytrees import flatten, nested
+from moespec.training.configuration.config import Config
+from moespec.training.data.loader import data_position
+from moespec.training.loop import checkpoint, hash_tables
+from moespec.training.loop.config_compatibility import NUMBER, check_evaluated, described, of_data
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.objectives.table import shapes_of
+from moespec.version import version
+
+__all__ = ["Start", "begin", "record_of", "settle", "trained_params"]
+
+GENERATOR = "threefry2x32-20"
+"""What draws noise and dropout. A checkpoint that names none is of an early 0.1, which drew its noise by another."""
+
+
+class Start(NamedTuple):
+    """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
+
+    owed: the evaluations of this step that a signal kept from being made, None for that of the run's own images.
+    logged: the lines that the log had.
+    """
+
+    state: Any
+    step: int
+    seconds: float
+    overrides: list[Any]
+    owed: list[str | None]
+    logged: int = 0
+
+
+def begin(
+    B: Backend,
+    config: Config,
+    directory: RunDirectory,
+    *,
+    stamp: Mapping[str, Any],
+    initial: Callable[[], dict[str, Any]],
+) -> Start:
+    """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
+
+    stamp: of the data, `Dataset.stamp`.
+
+    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or other data, or of
+    gating noise that another generator drew, and RunError for an initial parameter that is not finite.
+    """
+    model, seed = model_config(config.model), config.training.seed
+    alone = B.sizes.devices == 1
+    saved = directory.load(shapes_of(config, model), whole=alone)
+    if saved is None:
+        params = initial()
+        for name, value in flatten(params).items():
+            if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+                raise RunError(f"the initial parameter {name} has NaN or infinity")
+        return Start(B.init_state(B.from_numpy(params) if alone else params, config.optimizer), 0, 0.0, [], [])
+    step = saved.record["step"]
+    hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
+    if draws(model, config.training.batch) and saved.record.get("generator") != GENERATOR:
+        raise CheckpointError(
+            f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
+            f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
+            "a new run"
+        )
+    if data := of_data(saved.record.get("stamp", {}), stamp):
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: the data have changed: {described(data)}")
+    expected = {
+        "random": {"seed": seed, "step": step},
+        "data": data_position(stamp[NUMBER], config.training.batch, step),
+    }
+    for key, value in expected.items():
+        if saved.record[key] != value:
+            raise CheckpointError(
+                f"{directory.checkpoints}, step {step}: {key} {saved.record[key]}, but this run has {value} there "
+                f"(another seed or batch, or another number of training images than {stamp[NUMBER]})"
+            )
+    try:
+        state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)
+    except ValueError as error:  # of an array that is read only now
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
+    record = saved.record
+    return Start(
+        state, step, record["seconds"], record.get("overrides", []), record.get("owed", []), record.get("logged", 0)
+    )
+
+
+def record_of(
+    B: Backend, config: Config, step: int, *, stamp: Mapping[str, Any], seconds: float, overrides: list[Any]
+) -> dict[str, Any]:
+    """What a checkpoint after `step` steps, and `seconds` of training, says besides its arrays."""
+    return {
+        "step": step,
+        "config": asdict(config),
+        "overrides": overrides,
+        "random": {"seed": config.training.seed, "step": step},
+        "generator": GENERATOR,
+        "data": data_position(stamp[NUMBER], config.training.batch, step),
+        "stamp": dict(stamp),
+        "backend": B.name,
+        "seconds": seconds,
+        "version": version(),
+    }
+
+
+def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None]) -> None:
+    """Notes in the checkpoint of `step` which evaluations are still owed."""
+    if B.process == 0:
+        path = directory.checkpoints / f"{step:08d}"
+        checkpoint.amend(path, {**checkpoint.read_record(path), "owed": owed})
+
+
+def trained_params(
+    directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
+) -> tuple[dict[str, Any], int]:
+    """The parameters (NumPy), those of the objective too, and the step of a run's newest checkpoint, or of that of `step`.
+
+    average: with their average in place of those that have one.
+
+    Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
+    """
+    model = model_config(config.model)
+    place = directory.place(step)
+    if place is None:
+        raise CheckpointError(f"{directory.checkpoints}: there is no checkpoint yet")
+    check_evaluated(checkpoint.read_record(place), config, str(directory.checkpoints))
+    saved = checkpoint.read(place, shapes_of(config, model))
+    hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
+    params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
+    return nested(flatten(params) | flatten(averages)), saved.record["step"]
+
+
+def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
+    """float32 for the compiled backends; the numpy backend computes and saves in float64."""
+    if B.name == "numpy":
+        return state
+
+    def narrow(tree: Any) -> Any:
+        return nested({path: np.float32(leaf) for path, leaf in flatten(tree).items()})
+
+    return {name: tree if name == "step" else narrow(tree) for name, tree in state.items()}

@@ -1,0 +1,270 @@
+"""The folder of a run: what is in it, and whether a command may start or go on there.
+
+config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
+metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
+classes.json     the names of the classes, in order
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import zip_longest
+from os.path import exists, isfile
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from moespec.models.checks import OWN
+from moespec.models.errors import BusyError, CheckpointError, RunError
+from moespec.models.files import RECORD, read_file, signed, sweep, unsigned, write_atomically
+from moespec.models.pytrees import flatten
+from moespec.models.router_options import named
+from moespec.training.configuration import configfile, length
+from moespec.training.configuration.config import Config
+from moespec.training.data.dataset import Dataset
+from moespec.training.loop import checkpoint, config_compatibility
+from moespec.training.loop.checkpoint import Checkpoint
+from moespec.training.loop.resolve import model_config
+from moespec.training.objectives.table import shapes_of
+
+__all__ = ["RunDirectory"]
+
+CONFIG, CLASSES = "config.toml", "classes.json"
+LENGTH = "training.steps"
+ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
+
+
+class RunDirectory:
+    """The folder `path` of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    def config(self) -> Config | None:
+        """The configuration saved here, or None when no run was started here."""
+        file = self.path / CONFIG
+        if not exists(file):
+            return None
+        config = configfile.read(file)
+        with named(f"{file}: ", ("model",)):
+            model_config(config.model)
+        return config
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
+        file = self.path / CLASSES
+        if not exists(file):
+            return ()
+        try:
+            content = read_file(file, RECORD)  # version 0.1 and early 0.2 wrote a list
+            names = json.loads(content) if content[:1] == b"[" else unsigned(content).get("classes")
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(f"{file}: cannot be read ({error})") from error
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise RunError(f"{file}: expected a list of names")
+        return tuple(names)
+
+    def check_classes(self, names: Sequence[str], advice: str = "") -> None:
+        """RunError if the classes of the data have other names than those of the run: its labels would be others."""
+        known = self.classes()
+        for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
+            if before != now:
+                raise RunError(
+                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}{advice}"
+                )
+
+    def begun(self) -> bool:
+        """Whether a run was started here that has a checkpoint to go on from."""
+        return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
+
+    def finished(self, config: Config) -> bool:
+        """Whether the newest checkpoint is that of the last step of `config`, and no evaluation of it is owed."""
+        newest = checkpoint.latest(self.checkpoints) if self.begun() else None
+        if newest is None or int(newest.name) != config.training.steps:
+            return False
+        return not checkpoint.read_record(newest).get("owed")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training here meanwhile. The system ends the lock with the process, however it ends.
+
+        Raises BusyError when another process has the lock, and RunError for a folder that is not a run's.
+        """
+        self._make()
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise BusyError(f"run={str(self.path)!r}: another process is training there") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def claim(
+        self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
+    ) -> list[Path]:
+        """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
+
+        dataset: whose names of classes are kept, for people, and whose stamp is compared.
+
+        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
+        configuration, `config_compatibility.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
+        `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
+        has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
+        part of config.toml says.
+
+        A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
+        learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
+        """
+        self._make()
+        classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
+        aside: list[Path] = []
+        if self.begun():
+            aside = self._go_on(config, classes, stamp, resume=resume, override=override)
+        elif resume and (saved := self.config()) is not None:
+            self._check_whole(saved)
+        for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
+            sweep(folder)
+        self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
+        if classes:
+            write_atomically(self.path / CLASSES, signed({"classes": [*classes]}, indent=None) + b"\n")
+        write_atomically(self.path / CONFIG, configfile.dump(config).encode())
+        return aside
+
+    def _make(self) -> None:
+        """Makes the folder. RunError if it cannot be made, or there is one that is not a run's."""
+        where = f"run={str(self.path)!r}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            raise RunError(f"{where}: no such folder can be made ({error})") from error
+        rest = OWN if self.checkpoints.is_dir() else ()
+        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        if others := [name for name in others if name not in rest and not self.begun()]:
+            raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
+
+    def _check_whole(self, saved: Config) -> None:
+        """RunError if config.toml lacks what a run writes there, for which it would get defaults."""
+        lost = config_compatibility.keys(configfile.dump(saved)) - config_compatibility.keys(
+            (self.path / CONFIG).read_text()
+        )
+        if lost:
+            raise RunError(
+                f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; there is no checkpoint, "
+                "so start again without --resume"
+            )
+
+    def _go_on(
+        self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
+    ) -> list[Path]:
+        changed, later = self.compared(config, classes, resume=resume, override=override)
+        newest = self.checkpoints / f"{checkpoint.steps(self.checkpoints)[-1]:08d}"
+        record = checkpoint.read_record(newest)
+        if data := config_compatibility.of_data(record.get("stamp", {}), stamp):
+            told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {config_compatibility.described(data)}"
+            if config_compatibility.NUMBER in data:
+                raise RunError(f"{told}; that cannot be overridden, as the order of the images depends on it")
+            if not override:
+                raise RunError(f"{told}. {ADVICE}")
+        if changed or data:
+            self._override(newest, config, {**changed, **data}, stamp)
+        return [checkpoint.set_aside(self.checkpoints / f"{step:08d}") for step in later]
+
+    def compared(
+        self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
+    ) -> tuple[config_compatibility.Changes, list[int]]:
+        """How `config` and the classes differ from those of the run begun here, and its checkpoints that are then too late.
+
+        Raises RunError as `claim` does; nothing is written.
+        """
+        if classes and not override:
+            self.check_classes(classes, f". {ADVICE}")
+        steps = checkpoint.steps(self.checkpoints)
+        where, newest = f"run={str(self.path)!r}", self.checkpoints / f"{steps[-1]:08d}"
+        record, written = checkpoint.read_record(newest), config_compatibility.keys((self.path / CONFIG).read_text())
+        recorded = flatten(record["config"], separator=".")
+        changed = {
+            key: pair
+            for key, pair in config_compatibility.changes(record["config"], config).items()
+            # a free field that is lost was not changed on purpose; one that is None, or of a later version, is not written
+            if key not in config_compatibility.FREE or (key not in written and recorded.get(key) is not None)
+        }
+        if classes and (known := self.classes()) and known != tuple(classes):
+            changed[CLASSES] = (list(known), list(classes))
+        later: list[int] = []
+        if not override and LENGTH in written and changed.get(LENGTH, (None,))[0] is not None:
+            before = int(changed[LENGTH][0])
+            same = min(length.settled(config.schedule, total) for total in (before, config.training.total))
+            # Back to before a cooldown only: not from a cosine to a checkpoint of its warm-up.
+            if steps[0 if config.schedule.name == "rsqrt" else -1] <= same:
+                del changed[LENGTH]
+                later = [step for step in steps if step > same]
+            elif changed.keys() == {LENGTH}:
+                raise RunError(_other_rates(where, config, before, same, steps))
+        if changed and not override:
+            raise RunError(
+                f"{where}: it has another configuration: {config_compatibility.described(changed)}. {ADVICE}"
+            )
+        if not resume:
+            raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
+        if record["step"] > config.training.total:
+            raise RunError(f"{where}: training.steps={config.training.total}: {record['step']} steps are done already")
+        return changed, later
+
+    def _override(
+        self, newest: Path, config: Config, changed: config_compatibility.Changes, stamp: Mapping[str, Any]
+    ) -> None:
+        """Notes in the newest checkpoint that the run goes on from there with `config`."""
+        if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
+            raise RunError(
+                f"run={str(self.path)!r}: {config_compatibility.described({key: changed[key] for key in fixed})}; that cannot be "
+                "overridden, as the order of the images depends on it"
+            )
+        model = model_config(config.model)
+        shapes = shapes_of(config, model)
+        saved = checkpoint.read(newest, shapes)
+        record, trees = saved.record, [name for name in saved.state if name != "step"]
+        needed = config.optimizer.state_shapes(shapes)
+        if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
+            raise RunError(
+                f"run={str(self.path)!r}: {config_compatibility.described(changed)}; that cannot be overridden, as the checkpoint does "
+                "not have what this optimizer keeps of each parameter"
+            )
+        entry = {"step": record["step"], "changes": changed}
+        overrides = [*record.get("overrides", []), entry]
+        of_data = {"stamp": stamp} if stamp else {}
+        checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
+
+    def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
+        """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.
+
+        whole: False reads arrays when slices of them are asked for.
+        """
+        path = self.place()
+        return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
+
+    def place(self, step: int | None = None) -> Path | None:
+        """The folder of the newest checkpoint, or of that of `step`; None if there is none. CheckpointError if there is not that one."""
+        steps = checkpoint.steps(self.checkpoints)
+        if step is not None and step not in steps:
+            listed = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(
+                f"step={step!r}: not in {self.checkpoints}, which has checkpoints of the steps {listed}"
+            )
+        return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
+
+
+def _other_rates(where: str, config: Config, before: int, same: int, steps: list[int]) -> str:
+    """Why a run of another length is another run."""
+    name, now = config.schedule.name, config.training.total
+    listed = ", ".join(map(str, steps))
+    why = (
+        f"the schedule {name!r} with {now} steps has the same rates as with {before} for the first {same} steps only, "
+        f"and the checkpoints are of the steps {listed}"
+    )
+    advice = "" if name == "rsqrt" else "; rsqrt is the schedule whose runs can go on for longer"
+    return f"{where}: training.steps={now}: {why}{advice}. {ADVICE}"

@@ -1,0 +1,161 @@
+"""The log of a run: metrics.jsonl always, TensorBoard files as well when the package tensorboard is installed.
+
+A line of metrics.jsonl is one JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
+made before it was measured, numbers, and "sha256", the checksum of the rest, which lines of version 0.1 do not have. A resumed run
+drops the lines after its checkpoint, so each step is in the log once.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.files import named_errors, read_file, signed, unsigned, write_atomically
+from moespec.training.loop import checkpoint
+
+__all__ = ["RunLog", "read_log", "scalars"]
+
+NAME = "metrics.jsonl"
+KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "images", "seconds"}}
+"""The kinds of lines, and what each has besides its step."""
+
+
+def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
+    """The lines of one kind in a run's metrics.jsonl, in order.
+
+    Raises RunError naming a line that is damaged, and with `some` when there are none. Warns of lines that the newest checkpoint
+    knows of and that are gone.
+    """
+    path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
+    lines, damaged = _read(read_file(path) if path.exists() else b"")
+    if damaged:
+        raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
+    with suppress(CheckpointError):  # that it is damaged says who reads its arrays
+        record = {"step": 0} if newest is None else checkpoint.read_record(newest)
+        there = sum(at["step"] <= record["step"] for _, at in lines)
+        if few := _fewer(there, record.get("logged", 0), record["step"]):
+            warnings.warn(f"{path}: {few}", stacklevel=1)
+    records = [record for _, record in lines if record["kind"] == kind]
+    if some and not records:
+        raise RunError(f"{path}: there is no line of the kind {kind!r}")
+    return records
+
+
+class RunLog:
+    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
+
+    again: the kinds of which it drops the line of `step` too, as that line is written again. logged: how many lines there were when
+    the state of `step` was saved; of fewer it says so. `lines` is how many there are.
+    """
+
+    def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
+        path, earlier, damaged = run / NAME, list[bytes](), list[str]()
+        if path.exists():
+            content = read_file(path)
+            lines, damaged = _read(content if step else b"")  # a run that starts anew has nothing to lose
+            if damaged:
+                aside = path.with_name(f"{NAME}.damaged-{time.time_ns()}")
+                write_atomically(aside, content)
+                print(f"{path}, {'; '.join(damaged)}. The run goes on without; all of the log is kept as {aside.name}")
+            earlier = [line for line, at in lines if at["step"] < step + (at["kind"] not in again)]
+            write_atomically(path, b"".join(line + b"\n" for line in earlier))
+        if few := _fewer(len(earlier) + len(damaged), logged, step):
+            print(f"{path}: {few}. The run goes on without the rest")
+        self.lines = len(earlier)
+        self._path, self._file = path, path.open("a")
+        self._board = _Board.open(run / "tensorboard", step)
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        """One record: numbers, lists of numbers, or dicts of these by name."""
+        with named_errors(self._path):
+            self._file.write(signed({"kind": kind, "step": step, **values}, indent=None).decode() + "\n")
+            self._file.flush()
+        self.lines += 1
+        if self._board is not None:
+            self._board.write(kind, step, values)
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk: a checkpoint must not be newer than the log. RunError if that is no longer there."""
+        with named_errors(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        if not (self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))):
+            raise RunError(f"{self._path}: removed or replaced while the run wrote to it; the last steps are not saved")
+
+    def close(self) -> None:
+        """Ends the log."""
+        with named_errors(self._path):
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _fewer(there: int, logged: int, step: int) -> str:
+    """What is wrong with a log of so many lines up to a step at which it had `logged`, if anything is."""
+    return f"has {there} of the {logged} lines that were there at step {step}" if there < logged else ""
+
+
+def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
+    """The lines of a log with their records, but for a last one without end, as of a killed process, and what is wrong with others."""
+    found, damaged = [], []
+    *lines, rest = content.split(b"\n")
+    whole = rest[-3:-1] == b'"}'  # a line with its checksum, whose end is damaged
+    for number, line in enumerate([*lines, rest] if whole else lines, start=1):
+        try:
+            found.append((line, _record(line)))
+        except (ValueError, OverflowError, RecursionError) as error:
+            damaged.append(f"line {number}: {error}")
+    return found, damaged
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """The record of a line. Raises ValueError for what `RunLog.write` does not write."""
+    record = unsigned(line, always=False)
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind.partition("/")[0] not in KINDS or type(record.get("step")) is not int:
+        raise ValueError('damaged, not the "kind" and the "step" of a record')
+    if missing := sorted(KINDS.get(kind, set()) - record.keys()):
+        raise ValueError(f"damaged, {kind} without {missing[0]!r}")
+    scalars({**record, "kind": 0}, kind)
+    return record
+
+
+class _Board:
+    """Scalars in TensorBoard's event files, by TensorBoard's own writer (no other framework is needed)."""
+
+    def __init__(self, folder: Path, step: int, writer: Any, event: Any, summary: Any) -> None:
+        self._writer, self._event, self._summary = writer(str(folder)), event, summary
+        start = event.SessionLog(status=event.SessionLog.START)  # TensorBoard forgets what came after this step
+        self._writer.add_event(event.Event(wall_time=time.time(), step=step + 1, session_log=start))
+
+    @classmethod
+    def open(cls, folder: Path, step: int) -> "_Board | None":
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError:
+            return None
+        return cls(folder, step, EventFileWriter, event_pb2, summary_pb2.Summary)
+
+    def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        points = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars(values, kind)]
+        event = self._event.Event(wall_time=time.time(), step=step, summary=self._summary(value=points))
+        self._writer.add_event(event)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def scalars(values: Any, name: str) -> list[tuple[str, float]]:
+    """The numbers in nested dicts and lists, each with its name, `train/moe/1/load/0`. Raises ValueError for anything else."""
+    if isinstance(values, dict):
+        return [pair for key, value in values.items() for pair in scalars(value, f"{name}/{key}")]
+    if isinstance(values, list):
+        return [pair for index, value in enumerate(values) for pair in scalars(value, f"{name}/{index}")]
+    if not isinstance(values, int | float):
+        raise ValueError(f"damaged, {name}={values!r} is not a number")
+    return [(name, float(values))]

@@ -1,0 +1,157 @@
+"""Where a run is logged besides metrics.jsonl, `--log NAME[,NAME]`: by packages that track experiments, or by a user's own function.
+
+TensorBoard's files are written with the log itself (`moespec.training.loop.runlog`). The others get the same numbers under the same
+names, `train/loss`; each is imported when it is asked for, by process 0 alone, and is set by its own environment variables
+(WANDB_MODE, MLFLOW_TRACKING_URI, ...). trackers.json in the run's folder keeps what each calls its run, which a resumed run goes on with.
+"""
+
+import importlib
+import os
+import secrets
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from moespec.backends.contract import Backend
+from moespec.models.checks import check_installed, imported
+from moespec.models.files import read_record, signed, write_atomically
+from moespec.models.pytrees import flatten
+from moespec.spec.errors import ConfigError
+from moespec.training.configuration.config import TRACKERS, Config
+from moespec.training.loop.devices import led
+from moespec.training.loop.hooks import AfterStep, Hook
+from moespec.training.loop.runlog import scalars
+
+__all__ = ["check_log", "loggers"]
+
+PROJECT, NAME = "moespec", "trackers.json"
+Started = tuple[str, Callable[[dict[str, float], int], Any], Callable[[], Any]]
+"""What a tracker calls a run, how numbers by name are logged at a step, and how it ends."""
+
+
+def check_log(config: Config) -> None:
+    """ConfigError, naming the extra, for a package of `config.log` that is missing, and for a function that cannot be imported."""
+    for name in config.logs:
+        if name not in TRACKERS:
+            imported("log", name)
+        else:
+            check_installed(f"log={name!r}", name, TRACKERS[name])
+
+
+@contextmanager
+def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable[[str], None]) -> Iterator[list[Hook]]:
+    """The hooks of `config.log`, of process 0, which are closed at the end. begun: whether the run goes on from a checkpoint.
+
+    What a logger raises after its start is a warning, the first time, and the run goes on.
+
+    Raises ConfigError for one that does not start. One that cannot go on with its earlier run begins a new one, and that is said.
+    """
+    hooks: dict[str, Any] = {}
+    failed: set[str] = set()
+
+    def start() -> dict[str, str]:
+        file = run / NAME
+        ids = _known(file) if begun else {}
+        for name in config.logs:
+            if name in STARTS:
+                hooks[name] = hook = _Tracked(name, config, run, ids.get(name), say)
+                ids[name] = hook.id
+                write_atomically(file, signed(ids))
+            elif name not in TRACKERS:
+                hooks[name] = _own(name, config, run)
+        return ids
+
+    def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:  # whatever a logger raises
+            if name not in failed:
+                tqdm.write(f"warning: log={name!r}: {type(error).__name__}: {error}; the run goes on")
+            failed.add(name)
+
+    try:
+        led(B, start)
+        yield [partial(guarded, name, hook) for name, hook in hooks.items()]
+    finally:
+        for name, hook in hooks.items():
+            guarded(name, getattr(hook, "close", lambda: None))
+
+
+def _known(file: Path) -> dict[str, str]:
+    """What each tracker calls its run; nothing of a file that is damaged, of which it warns. Version 0.2 wrote no checksum."""
+    try:
+        ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
+        if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
+            raise ValueError(f"damaged, {wrong[0]}={ids[wrong[0]]!r:.40} is not the name of a run")
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{file}: {error}; the trackers begin new runs", stacklevel=1)
+        return {}
+    return ids
+
+
+class _Tracked:
+    """The hook that gives a tracker what metrics.jsonl has of a step."""
+
+    def __init__(self, name: str, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
+        start = partial(STARTS[name], importlib.import_module(name), run.resolve().name, config)
+        try:
+            self.id, self._log, self.close = _told(name, start, known)
+        except ConfigError as error:
+            if known is None:
+                raise
+            say(f"{error}; it cannot go on with its run {known}")
+            self.id, self._log, self.close = _told(name, start, None)
+        say(f"log: {name} {'goes on with' if self.id == known else 'begins'} the run {self.id}")
+
+    def __call__(self, after: AfterStep) -> None:
+        lines = {"train": after.logged, **after.evaluations}
+        if values := dict(pair for kind, line in lines.items() for pair in scalars(line, kind)):
+            self._log(values, after.done)
+
+
+def _own(name: str, config: Config, run: Path) -> Hook:
+    hook: Hook = _told(name, imported("log", name), config, run)
+    if not callable(hook):
+        raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
+    return hook
+
+
+def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:  # no account, no network, whatever a user's function raises
+        raise ConfigError(f"log={name!r}: {type(error).__name__}: {error}") from error
+
+
+def _wandb(wandb: Any, title: str, config: Config, known: str | None) -> Started:
+    project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
+    run = wandb.init(project=project, name=title, config=asdict(config), **how)
+    run.define_metric("*", step_metric="step")  # its own steps never go back, as those of a resumed run do
+    return run.id, lambda values, step: run.log({"step": step, **values}), run.finish
+
+
+def _mlflow(mlflow: Any, title: str, config: Config, known: str | None) -> Started:
+    if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & os.environ.keys():
+        mlflow.set_experiment(PROJECT)
+    run = mlflow.start_run(run_id=known, run_name=None if known else title)
+    settings = [] if known else list(flatten(asdict(config), separator=".").items())
+    for first in range(0, len(settings), 100):  # it takes no more at once
+        mlflow.log_params(dict(settings[first : first + 100]))
+    return run.info.run_id, lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
+
+
+def _trackio(trackio: Any, title: str, config: Config, known: str | None) -> Started:
+    name = known or f"{title}-{secrets.token_hex(3)}"
+    how = {"name": name, "resume": "allow" if known else "never", "config": asdict(config)}
+    trackio.init(project=os.environ.get("TRACKIO_PROJECT", PROJECT), **how)
+    return name, lambda values, step: trackio.log(values, step=step), trackio.finish
+
+
+STARTS: dict[str, Callable[..., Started]] = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+"""What starts the run of a tracker: of its module, the title, the configuration, and what it calls an earlier one."""

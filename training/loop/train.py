@@ -1,0 +1,162 @@
+"""The training loop, one for all backends.
+
+Everything a step depends on is a function of the configuration and of the step's number, so a run that was stopped,
+however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.random_keys import of_step
+from moespec.spec.errors import SpecError
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.length import before_cooldown
+from moespec.training.data.dataset import Dataset
+from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.prefetch import Prefetcher
+from moespec.training.interruption import Interruption
+from moespec.training.loop.checkpoint import latest
+from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.divergence import diverged
+from moespec.training.loop.evaluations import Evaluate, EvaluationSet
+from moespec.training.loop.hash_tables import initial_params
+from moespec.training.loop.hooks import AfterStep, Finite, Hook, Log, Save, Stop
+from moespec.training.loop.progress import Progress
+from moespec.training.loop.resolve import model_config, schedule
+from moespec.training.loop.resume import Start, begin, settle
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.step import step_maker
+from moespec.training.loop.watchdog import tell
+from moespec.training.objectives.table import besides, draws, objective_of
+
+__all__ = ["Trained", "train"]
+
+
+class Trained(NamedTuple):
+    """The end of a run: the parameters (NumPy), the last evaluation, and the seconds that training took in all."""
+
+    params: dict[str, Any]
+    evaluation: dict[str, Any]
+    seconds: float
+
+
+def train(
+    B: Backend,
+    config: Config,
+    dataset: Dataset,
+    run: Path,
+    *,
+    initial: dict[str, Any] | None = None,
+    sets: Mapping[str, EvaluationSet] | None = None,
+    hooks: Sequence[Hook] = (),
+) -> Trained:
+    """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
+
+    Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
+    `initial_params` and `besides`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`)
+    each process calls it, and one of them writes the log. Raises CheckpointError for a checkpoint that is damaged or of
+    another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated or saved is
+    finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not make are
+    owed, and made when the run goes on.
+
+    hooks: functions that are called with an `AfterStep` after each step, in all processes, when it has been logged and evaluated,
+        and before it is saved, and for evaluations that were owed; see `moespec.training.loop.hooks`. Those of `config.log` are
+        made by `moespec.training.loop.trackers.loggers`.
+    """
+
+    settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
+
+    def begun() -> Start:
+        own = partial(besides, config, model_config(config.model))
+        how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
+        return begin(B, config, directory, stamp=stamp, **how)
+
+    state, start, seconds, overrides, owed, logged = begun()
+    objective, model = objective_of(config), model_config(config.model)
+    dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
+    make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
+    update = make_step(config.optimizer)
+    # Nothing is there to be saved while the log is read: a signal ends the process.
+    progress = Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0)
+    with (
+        Interruption() as interruption,
+        progress,
+        Saver(B, directory.checkpoints, keep=settings.keep, spare=before_cooldown(config)) as saver,
+        batches.ahead(start) as steps,
+    ):
+        stop = Stop(interruption, saver, run)
+        finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
+        evaluate = Evaluate(B, config, sets or {}, dataset, progress)
+        save = Save(saver, progress, stamp=stamp, overrides=overrides)
+        each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+        after = AfterStep(B, config, state, start, due=owed)
+        if owed:
+            evaluate(after)
+            progress.sync()
+            for hook in hooks:
+                hook(after)
+            settle(B, directory, start, owed)
+            stop.end(after)
+
+        made = iter(steps)
+        for _ in range(start, settings.total):
+            try:
+                step, batch = next(made)
+            except SpecError as error:
+                if after.measured and not after.saves and B.processes == 1:  # which can save the last step alone
+                    after.unread = True
+                    finite(after)
+                    save(after)
+                    saver.wait()
+                newest = latest(directory.checkpoints)
+                error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
+                raise
+            state, metrics = update(state, batch, rate(step))
+            after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
+            for hook in each:
+                hook(after)
+        return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
+
+
+class Batches:
+    """`batches(step)` is the batch of a step on the devices of `B`, a function of its number; `ahead` makes them in advance."""
+
+    def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
+        self._B, self._config, self._dataset = B, config, dataset
+        batch = config.training.batch
+        objective = objective_of(config)
+        self._rows, self._views = B.rows(batch), objective.views
+        self._draws = draws(config, model_config(config.model))
+        # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
+        own = self._rows if B.sizes.devices > 1 else None
+        # What worker processes run; they have no backend.
+        self._on_host = objective.make_batch(config, dataset, own)
+
+    def __call__(self, step: int) -> Any:
+        return self._on_devices(step, self._on_host(step))
+
+    def ahead(self, start: int) -> Prefetcher:
+        """Those from step `start` to the end of the run, in order."""
+        data = self._config.data
+        how: Any = {"ahead": data.prefetch, "workers": data.workers, "receive": self._on_devices}
+        return Prefetcher(self._on_host, start, self._config.training.total, **how)
+
+    def _on_devices(self, step: int, batch: dict[str, Any]) -> Any:
+        if self._views == 1:
+            return self._view(step, batch, 0)
+        return {name: self._view(step, one, view) for view, (name, one) in enumerate(batch.items())}
+
+    def _view(self, step: int, batch: dict[str, Any], view: int) -> Any:
+        if self._draws:
+            images, seed = self._config.training.batch, self._config.training.seed
+            first = view * images  # the images of each view have numbers of their own
+            numbers = of_step(self._views * images, seed=seed, step=step)
+            batch = {**batch, "random": numbers[first + self._rows.start : first + self._rows.stop]}
+        arrays = self._B.put(batch)
+        if "images" not in arrays:
+            return arrays
+        mixing = arrays.pop("mixup", None), arrays.pop("neighbours", None)
+        return {**arrays, "images": prepared(self._B, self._dataset, arrays.pop("images"), *mixing)}

@@ -1,0 +1,292 @@
+"""Several processes know of each other that they live, whatever their framework waits for.
+
+Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. Each then says
+every two seconds, on a thread, how many steps it has done. When one ends, fails or says nothing for `timeout` seconds, all others
+end with a line that names it, where they might wait for it for half an hour. While processes come, and until one has done its first
+step, it has `START` times as long: a compiler may keep it from speaking.
+
+There is no authentication: whoever reaches the port can end a run. Messages are lines of JSON.
+"""
+
+import ipaddress
+import json
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any, ClassVar
+
+from moespec.backends.processes import Process
+from moespec.models.errors import RunError
+from moespec.spec.errors import ConfigError
+from moespec.training.loop.hooks import AfterStep
+
+__all__ = ["Watchdog", "ended", "tell"]
+
+START = 5
+"""Times the timeout for processes to come, and to do their first step."""
+WORD, AGAIN = 5.0, 60.0
+"""Seconds before the first word about processes that are waited for, and between that and the next."""
+GRACE = 5.0
+"""Seconds that a process has to end with words of its own after another has failed: all may have the same error."""
+MOST = 4096
+"""Bytes of a message."""
+
+
+class _Contact:
+    """The connection to another process, and what was last heard of it."""
+
+    def __init__(self, connection: socket.socket, timeout: float) -> None:
+        self.connection, self.index, self.host = connection, 0, ""
+        self.step: int | None = None
+        self.heard, self._rest = time.monotonic(), b""
+        connection.settimeout(1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the system notices a network that is cut also while a compiler runs
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * timeout))
+
+    def send(self, **message: Any) -> None:
+        """What cannot be sent will be noticed by who listens."""
+        with suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """The messages that came. Raises OSError at the end of the connection, and for what is no message."""
+        if not (received := self.connection.recv(MOST)):
+            raise ConnectionError("its connection has ended")
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        try:
+            messages = [dict(json.loads(line)) for line in lines]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConnectionError("it sent what is no message") from error
+        if len(self._rest) > MOST:
+            raise ConnectionError("it sent too long a message")
+        self.heard = time.monotonic()
+        return messages
+
+
+class Watchdog:
+    """What one process knows of the others, from when all are there.
+
+    `address` is that by which others reach this process; `step` the number of steps that it has done, None before the first.
+    """
+
+    current: "ClassVar[Watchdog | None]" = None
+    abandoned: ClassVar[bool] = False
+
+    def __init__(self, process: Process, timeout: float) -> None:
+        """Waits for all, and says for which. Raises RunError when one does not come within `START` times the timeout."""
+        host, _, port = process.address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port) + 1
+        if self._port == 2**16:
+            raise ConfigError(f"MASTER_PORT={port}: expected less, the processes need the next port too")
+        self.step: int | None = None
+        self._index, self._count, self._timeout, self._beat = (
+            process.index,
+            process.count,
+            timeout,
+            min(2.0, timeout / 10),
+        )
+        self._contacts: list[_Contact] = []
+        self._leaving: list[_Contact] = []
+        self._failed: tuple[float, str] | None = None
+        self._left = False
+        self._until, self._word = time.monotonic() + START * timeout, time.monotonic() + WORD
+        self.address = self._lead() if process.index == 0 else self._follow()
+        self._thread = threading.Thread(target=self._watch, name="moespec-watchdog", daemon=True)
+        self._thread.start()
+        Watchdog.current = self
+
+    # All come.
+
+    def _lead(self) -> str:
+        """Process 0, to which the others come; returns its address."""
+        strangers: list[_Contact] = []
+        missing = set(range(1, self._count))
+        with self._listening() as server:
+            while missing:
+                self._still(f"process{'es' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)[:9]))}")
+                ready = wait([server, *(each.connection for each in (*strangers, *self._contacts))], 0.2)
+                if server in ready:
+                    strangers.append(_Contact(server.accept()[0], self._timeout))
+                for gone in [each for each in self._contacts if each.connection in ready]:
+                    self._contacts.remove(gone)  # nobody says anything before all are there
+                    missing.add(gone.index)
+                for new in [each for each in strangers if each.connection in ready]:
+                    strangers.remove(new)
+                    if self._is_missing(new, missing):
+                        missing.remove(new.index)
+                        self._contacts.append(new)
+        far = [c for c in self._contacts if not ipaddress.ip_address(_ip(c.connection.getpeername())).is_loopback]
+        own = _ip((far or self._contacts)[0].connection.getsockname())
+        for each in self._contacts:
+            each.send(address=_ip(each.connection.getpeername()) if each in far else own, host=socket.gethostname())
+        return own
+
+    def _listening(self) -> socket.socket:
+        near = self._host in ("127.0.0.1", "localhost")
+        both = not near and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            return socket.create_server(("127.0.0.1" if near else "", self._port), family=family, dualstack_ipv6=both)
+        except OSError as error:
+            raise RunError(
+                f"port {self._port}, the next after MASTER_PORT, cannot be listened on: {error.strerror}"
+            ) from error
+
+    def _is_missing(self, new: _Contact, missing: Collection[int]) -> bool:
+        try:
+            said = new.read()[0]
+            new.index, new.host, count = int(said["index"]), str(said["host"])[:100], int(said["count"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return False  # another program
+        if new.index in missing and count == self._count:
+            return True
+        new.send(refused=f"process {new.index} of {count}: there is one already, or they are {self._count} processes")
+        return False
+
+    def _follow(self) -> str:
+        """Another process, which comes to process 0; returns its address."""
+        while True:
+            try:
+                contact = _Contact(socket.create_connection((self._host, self._port), timeout=WORD), self._timeout)
+                contact.send(index=self._index, count=self._count, host=socket.gethostname())
+                self._word = math.inf  # process 0 says for whom it waits
+                while True:
+                    self._still("process 0 or others")
+                    for said in contact.read() if wait([contact.connection], 0.2) else ():
+                        if "refused" in said:
+                            raise RunError(str(said["refused"]))
+                        if "address" in said:
+                            contact.host = str(said["host"])
+                            self._contacts = [contact]
+                            return str(said["address"])
+            except OSError as error:
+                self._word = min(self._word, time.monotonic() + WORD)
+                self._still("process 0", f" ({error.strerror or error})")
+                time.sleep(0.2)
+
+    def _still(self, missing: str, why: str = "") -> None:
+        """Says, now and then, who is waited for. Raises RunError when all have waited long enough."""
+        where, now = f"{missing} of {self._count} at {self._host}:{self._port}{why}", time.monotonic()
+        if now > self._until:
+            text = f"{where}: not there after {START * self._timeout:.0f} s"
+            for each in self._contacts:
+                each.send(refused=text)
+            raise RunError(text)
+        if now > self._word:
+            self._word = now + AGAIN
+            self._say(f"waiting for {where}")
+
+    # All live.
+
+    def _watch(self) -> None:
+        said = before = time.monotonic()
+        while self._contacts or self._failed:
+            ready, now = wait([each.connection for each in self._contacts], self._beat), time.monotonic()
+            if now - before > self._timeout / 2:  # this process itself stood still, as all may have
+                for each in self._contacts:
+                    each.heard = now
+            before = now
+            for each in [each for each in self._contacts if each.connection in ready]:
+                try:
+                    for message in each.read():
+                        self._heard(each, message)
+                except OSError as error:
+                    self._lose(each, error.strerror or str(error))
+            if now - said >= self._beat and not self._left:
+                said = now
+                for each in self._contacts:
+                    each.send(step=self.step)
+            for each in self._contacts:
+                if now - each.heard > self._timeout * (START if each.step is None else 1):
+                    self._lose(each, f"it has said nothing for {now - each.heard:.0f} s")
+            if self._failed and now > self._failed[0]:
+                self._end(self._failed[1])
+
+    def _heard(self, contact: _Contact, message: dict[str, Any]) -> None:
+        if isinstance(message.get("step"), int):
+            contact.step = message["step"]
+        if "lost" in message:
+            self._end(str(message["lost"]))
+        if "left" in message and (message["left"] is None or self._left):
+            if self._index and contact in self._contacts:  # process 0 waits until it is gone
+                self._contacts.remove(contact)
+                self._leaving.append(contact)  # what ends the connection is the end of this process
+        elif "left" in message:
+            text = f"process {contact.index} of {self._count} on {contact.host} ended with an error: {message['left']}"
+            self._failed = self._failed or (time.monotonic() + GRACE, text)
+
+    def _lose(self, contact: _Contact, why: str) -> None:
+        if contact in self._contacts:
+            self._contacts.remove(contact)
+            contact.connection.close()
+        if not self._left and not self._failed:
+            known = self.step if contact.step is None else contact.step  # told now and then; none is far ahead
+            step = "before its first step" if known is None else f"its last known step was {known}"
+            self._end(f"lost process {contact.index} of {self._count} on {contact.host}, {step}: {why}")
+
+    def _end(self, text: str) -> None:
+        """Ends this process, whose main thread may wait for ever."""
+        if not self._left:
+            for each in self._contacts:
+                each.send(lost=text)
+            self._say(f"{text}; --resume goes on from the last checkpoint")
+            sys.stdout.flush()
+            time.sleep(1 if self._index == 0 else 0)
+            os._exit(LOST)
+
+    def _say(self, text: str) -> None:
+        line = "" if self.step is None else "\n"  # after the bar
+        with suppress(OSError):  # the terminal may be gone
+            print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
+
+    # One leaves.
+
+    def settle(self) -> None:
+        """Waits after an error of the framework until it is clear whether another process is lost, which then ends this one."""
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until or any(
+            time.monotonic() - each.heard > 3 * self._beat for each in self._contacts
+        ):
+            time.sleep(self._beat / 2)
+
+    def leave(self, error: str | None = None, *, well: bool = True) -> None:
+        """Tells the others that this process ends, and with which error if with one; they end soon after then.
+
+        well: whether it has left them through its framework too; else `ended` ends it.
+        """
+        self._left, Watchdog.current = True, None
+        Watchdog.abandoned = not well
+        for each in self._contacts:
+            each.send(left=error and error[:1000])
+        # Until they have read it; and JAX aborts the others when process 0, its coordinator, is gone before they are.
+        self._thread.join(GRACE + 2 if self._index == 0 else 1)
+
+
+def tell(after: AfterStep) -> None:
+    """A hook: the watchdog tells the others what is done."""
+    if Watchdog.current is not None:
+        Watchdog.current.step = after.done
+
+
+def ended(status: int) -> int:
+    """The exit status of a command. After an error among several processes it ends this one at once: JAX and torch would wait
+    for the others, or abort when these have ended."""
+    if Watchdog.abandoned:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+LOST = 2
+"""The exit status where another process is lost."""
+
+
+def _ip(address: Any) -> str:
+    return str(address[0]).removeprefix("::ffff:")

@@ -1,0 +1,162 @@
+"""MoCo v3: an encoder whose features of one view of an image find those of another view, by a momentum encoder, in a batch.
+
+    q = predictor(projector(features of the model))          of both views
+    k = the same of the average of the parameters, without the predictor
+    loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
+
+The momentum encoder is the average of the parameters that the optimiser keeps (`optimizer.ema`), with the rate of the
+configuration. It runs as at evaluation: without noise, dropout and stochastic depth, and with the capacity of evaluation; auxiliary
+losses are of the encoder alone, the mean of both views. Batch normalisation, negatives and the loss are over the images of all
+devices: each device has the features of all, and computes what comes after them.
+
+Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
+main_moco.py (both augmentations).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.backends.mesh import leaves
+from moespec.models import parameters
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.layers import returned
+from moespec.models.parameters import Parameter, glorot_uniform, norm
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+from moespec.training.compilation import compile_if
+from moespec.training.configuration.config import Config
+from moespec.training.data.dataset import Dataset, Split
+from moespec.training.data.loader import views_of_step
+from moespec.training.evaluation.evaluate import evaluation_size, features
+from moespec.training.evaluation.metrics import make_features, moe_metrics
+from moespec.training.evaluation.neighbours import nearest_neighbours, spread
+from moespec.training.objectives.record import Loss, Objective, Passes, as_it_is, contrasted, is_plain, trained
+
+__all__ = ["MOCO"]
+
+Array = Any
+MOMENTUM = 0.99
+"""That of the averages where none is given (main_moco.py, moco-m)."""
+NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
+"""Of the evaluation by nearest neighbours: how many vote, how, and among how many training images at most."""
+
+
+def _layout(config: Config, model: Model) -> Params:
+    """The kernels of the projector, three layers, and of the predictor, two; all but the last of each have a normalisation."""
+    width, section = getattr(model, "representation", 0) or model.width, config.moco
+    return {
+        "projector": _perceptron(width, section.hidden, section.hidden, section.output),
+        "predictor": _perceptron(section.output, section.hidden, section.output),
+    }
+
+
+def _perceptron(*widths: int) -> Params:
+    layers: Params = {}
+    for number, (inputs, outputs) in enumerate(pairwise(widths)):
+        normalised = {"norm": norm(outputs)} if number < len(widths) - 2 else {}
+        layers[str(number)] = {"kernel": Parameter((inputs, outputs), glorot_uniform(inputs, outputs)), **normalised}
+    return layers
+
+
+def _projected(B: Backend, layers: Params, x: Array) -> Array:
+    """`x` (N, D) of all images after layers without bias, each batch-normalised, but for the last with scale, bias and ReLU."""
+    for number in sorted(layers):
+        x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
+        if (p := layers[number].get("norm")) is not None:
+            x = B.relu(x * p["scale"] + p["bias"])
+    return x
+
+
+def _loss(B: Backend, config: Config, model: Model) -> Loss:
+    module, recompute, temperature = family(model), config.training.recompute, config.moco.temperature
+
+    def projected(params: Params, features: Array) -> Array:
+        return _projected(B, params["projector"], B.over_devices(features, {})[0])
+
+    def loss(params: Params, batch: dict[str, dict[str, Array]], average: Params) -> tuple[Any, ...]:
+        views = [batch["first"], batch["second"]]
+        outputs = [trained(B, model, params, one["images"], one.get("random"), recompute=recompute) for one in views]
+        queries = [_projected(B, params["predictor"], projected(params, output.features)) for output in outputs]
+        keys = [projected(average, module.forward(B, model, average, view["images"]).features) for view in views]
+        main = B.moco_loss(*queries, *keys, temperature=temperature)
+        total = sum((value / 2 for output in outputs for value in output.losses.values()), main)
+        layers = module.moe_layers(model, views[0]["images"].shape[0])
+        first, second = (moe_metrics(layers, output) for output in outputs)
+        metrics = {"contrastive": main, **{name: (value + second[name]) / 2 for name, value in first.items()}}
+        sums = {
+            path: {name: value + outputs[1].statistics[path][name] for name, value in each.items()}
+            for path, each in outputs[0].statistics.items()
+        }
+        return returned(total, metrics, sums)
+
+    return loss
+
+
+def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[int], dict[str, Any]]:
+    """Two views of each image: the second has its own rates of blur and solarisation."""
+    other = replace(config.data, blur=config.moco.blur, solarise=config.moco.solarise)
+    views, training = {"first": config.data, "second": other}, config.training
+    return partial(views_of_step, dataset, views, training.batch, training.seed, rows=rows)
+
+
+def _evaluation(
+    B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
+) -> Callable[[Any], dict[str, Any]]:
+    """By nearest neighbours among training images, evenly taken: "accuracy"; and how far the features are spread."""
+    most = config.training.evaluation_batch
+    extract = compile_if(B, compiled, make_features(B, model))
+    places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
+    references = Split(lambda indices: dataset.train.read(places[indices]), dataset.train.labels[places])
+
+    def found(params: Any, split: Split) -> Any:
+        batch = evaluation_size(B.sizes, model, most, len(split))
+        return features(B, extract, params, dataset, split, batch=batch), split.labels
+
+    def evaluate(params: Any) -> dict[str, Any]:
+        train, test = found(params, references), found(params, dataset.validation)
+        vote: Any = {"neighbours": [min(NEIGHBOURS, len(places))], "temperature": TEMPERATURE}
+        (result,) = nearest_neighbours(train, test, classes=len(dataset.classes), **vote).values()
+        return {**result, "spread": spread(test[0]), "images": len(test[1])}
+
+    return evaluate
+
+
+def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
+    """The optimiser keeps the average that makes keys."""
+    config = as_it_is(contrasted(config, dataset), model, dataset)
+    if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
+        raise ConfigError(
+            "data: without augmentation the two views of an image are the same; see --data.crop, --data.flip, --data.blur"
+        )
+    momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
+    rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
+    return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))
+
+
+def _of_batch(config: Config, model: Model) -> tuple[int, int]:
+    """Of projector and predictor, the former for both views."""
+    own = _layout(config, model)
+    outputs = sum(shape[-1] for path, shape in leaves(parameters.shapes(own)) if path[-1] == "kernel")
+    return 2 * outputs, 2 * parameters.count(own)
+
+
+MOCO = Objective(
+    ("contrastive", "contrastive loss"),
+    _loss,
+    _batch,
+    _evaluation,
+    layout=_layout,
+    settled=_settled,
+    head=False,
+    averaged=True,
+    views=2,
+    towers=lambda config, model: [Passes(model, trained=2, forward=2)],
+    of_batch=_of_batch,
+)

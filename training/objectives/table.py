@@ -1,0 +1,54 @@
+"""The objectives by name."""
+
+from functools import partial
+
+from moespec.models import counts, parameters
+from moespec.models.families import Config as Model
+from moespec.models.families import Tower, family
+from moespec.models.families import draws as draws_of
+from moespec.spec.routing import Params
+from moespec.training.configuration.config import Config
+from moespec.training.objectives.classification import CLASSIFICATION
+from moespec.training.objectives.lit import LIT
+from moespec.training.objectives.moco import MOCO
+from moespec.training.objectives.record import Objective
+
+__all__ = ["besides", "draws", "forward_passes", "objective_of", "shapes_of", "training_flops"]
+
+OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
+
+
+def objective_of(config: Config) -> Objective:
+    """What a run minimises."""
+    return OBJECTIVES[config.objective]
+
+
+def draws(config: Config, model: Model) -> bool:
+    """Whether a step draws random numbers: gating noise, dropout or stochastic depth of what it trains."""
+    towers = objective_of(config).towers(config, model)
+    return any(trained and draws_of(tower, config.training.batch) for tower, trained, _ in towers)
+
+
+def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
+    """Each tower with the forward passes that training costs for each image, where a backward pass is two, three with recomputation."""
+    each = 4 if config.training.recompute else 3
+    return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
+
+
+def training_flops(
+    config: Config, model: Model, images: int, *, batch: int | None = None, every_slot: bool = False
+) -> float:
+    """The operations of a run that sees so many images, and as many texts: `counts.training_flops` of all its towers."""
+    of = partial(counts.training_flops, images=images, batch=batch, every_slot=every_slot)
+    return sum(of(tower, passes=passes) for tower, passes in forward_passes(config, model))
+
+
+def shapes_of(config: Config, model: Model) -> Params:
+    """The shapes of all parameters of a run: those of its model, and beside them those of its objective."""
+    own = objective_of(config).layout(config, model)
+    return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
+
+
+def besides(config: Config, model: Model, *, lazily: bool = False) -> Params:
+    """The initial parameters of the objective, which stand beside those of the model."""
+    return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

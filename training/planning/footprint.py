@@ -1,0 +1,156 @@
+"""Bytes of a training step, from how a mesh splits the parameters: what a device keeps of them, has to receive and moves.
+
+It keeps its part of the parameters, of their gradients and of what the optimiser keeps.
+
+On the links it has to receive, and to send as much:
+
+    slots        what is in the slots of the device's groups, without the part that stays: it goes to the experts and back, forward
+                 and backward, and once more forward where blocks are recomputed
+    gathers      parts of parameters that other devices along `fsdp` have, in float32, in each part of a batch
+    reductions   gradients: of n devices with the same part of a parameter, 2 (n - 1)/n of it, once in a step; along `fsdp`,
+                 where gradients are scattered, n - 1 parts in each part of a batch
+
+Of the memory, with the optimiser: parameters are read forward, backward (where blocks are recomputed, forward again) and by the
+optimiser, and written; gradients are written and read in each part of a batch; what the optimiser keeps is read and written.
+Activations come on top.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moespec.backends.mesh import AXES, MeshSizes, Split, Transport, axes_of_slot, leaves, split_axes
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.counts import slots
+from moespec.models.families import family
+from moespec.spec.routing import Params
+from moespec.training.objectives.record import Passes
+from moespec.training.planning.activations import bytes_of_dtype
+
+__all__ = ["Owned", "Row", "bytes_of_slot", "links", "memory_traffic", "owned", "rows"]
+
+_BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
+
+
+class Owned(NamedTuple):
+    """Bytes of a device. computed: of the parameters as it computes with them, those that `fsdp` splits whole."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    computed: int = 0
+
+    def __add__(self, other: Any) -> "Owned":
+        return Owned(*map(sum, zip(self, other, strict=True)))
+
+
+def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
+    """Of all parameters, from a nested dict of their shapes. Raises ConfigError for experts that do not divide."""
+    total = Owned()
+    for path, shape in leaves(shapes):
+        total += of_parameter(path, tuple(shape), optimizer, sizes)
+    return total
+
+
+def of_parameter(path: tuple[str, ...], shape: tuple[int, ...], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
+    """Of one parameter. The gradient is that which the optimiser takes, in float32 as the parameter; none of one not trained."""
+    split = split_axes(path, shape, sizes)
+    own = 4 * part(shape, split, sizes)
+    kept = sum(
+        bytes_of_slot(slot, optimizer) * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
+        for slot, of_slot in optimizer.slots(path, shape).items()
+    )
+    gathered = own * (sizes.fsdp if "fsdp" in split else 1)
+    return Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
+
+
+def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
+    """Numbers that a device has of an array."""
+    return math.prod(shape) // sizes.size([axis for axis in split if axis])
+
+
+def bytes_of_slot(slot: str, optimizer: OptimizerConfig) -> int:
+    """Bytes of a number in a slot."""
+    return 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
+
+
+def links(
+    towers: Sequence[Passes],
+    shapes: Params,
+    optimizer: OptimizerConfig,
+    sizes: MeshSizes,
+    *,
+    images: int,
+    accumulate: int,
+    recompute: bool,
+    transport: Transport,
+) -> dict[str, float]:
+    """Bytes that a device receives in a step, with `images` images of its own, by what they are for.
+
+    towers: those whose slots travel, as `transport` says.
+    """
+    received = {"slots": 0.0, "gathers": 0.0, "reductions": 0.0}
+    for tower, trained, forward in towers if sizes.expert > 1 else ():
+        of_slot = bytes_of_dtype(tower) if transport == "model" else 2
+        ways = accumulate * (trained * (6 if recompute else 4) + 2 * forward) * (1 - 1 / sizes.expert)
+        for layer in family(tower).moe_layers(tower, images // accumulate):
+            received["slots"] += ways * layer.groups * slots(layer, train=True) * layer.settings.width * of_slot
+    for path, shape in leaves(shapes):
+        split = split_axes(path, shape, sizes)
+        own = 4 * math.prod(shape) / sizes.size([axis for axis in split if axis])
+        moved = bool(optimizer.rate_of(path))
+        if "fsdp" in split:
+            again = recompute and "blocks" in path
+            received["gathers"] += (2 if again else 1) * accumulate * own * (sizes.fsdp - 1)
+            received["reductions"] += moved * accumulate * own * (sizes.fsdp - 1)
+        others = sizes.size([axis for axis in AXES if axis not in split])
+        received["reductions"] += moved * 2 * own * (1 - 1 / others)
+    return received
+
+
+def memory_traffic(owned: Owned, *, accumulate: int, recompute: bool) -> float:
+    """Bytes between memory and cores in a step, without activations."""
+    passes = (3 if recompute else 2) * accumulate
+    return passes * owned.computed + 2 * owned.parameters + 2 * accumulate * owned.gradients + 2 * owned.optimizer
+
+
+class Row(NamedTuple):
+    """Parameters with the same name, shape and split. names: a pattern, such as `blocks/{1,3-5}/mlp/w1`; parameters: how
+    many. bytes: of one, of a device, in float32."""
+
+    names: str
+    parameters: int
+    shape: tuple[int, ...]
+    split: Split
+    bytes: int
+
+
+def rows(shapes: Mapping[str, Any], sizes: MeshSizes) -> list[Row]:
+    """The rows, in the order of the parameters, from a nested dict of their shapes."""
+    numbers: dict[tuple[str, tuple[int, ...], Split], list[int]] = {}
+    for path, shape in leaves(shapes):
+        split, name, number = split_axes(path, shape, sizes), "/".join(path), -1
+        if match := _BLOCK.match(name):
+            name, number = f"{match[1]}/*/{match[3]}", int(match[2])
+        numbers.setdefault((name, tuple(shape), split), []).append(number)
+    return [
+        Row(name.replace("*", ranges(which), 1), len(which), shape, split, 4 * part(shape, split, sizes))
+        for (name, shape, split), which in numbers.items()
+    ]
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers, runs of them as ranges.
+
+    >>> ranges([1]), ranges([0, 1, 2, 5])
+    ('1', '{0-2,5}')
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return texts[0] if len(numbers) == 1 else f"{{{','.join(texts)}}}"

@@ -1,0 +1,185 @@
+"""Which meshes a training step can have on so many chips, what each takes, and the best of them.
+
+The time of a step is at least the longest of three, where they overlap as well as can be, and about their sum where they do
+not overlap at all:
+
+    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16, of each tower for each
+                 of the images or texts that a step trains it on, and once where it is not trained; and what a loss has of its
+                 own, such as projector and predictor, for the images of all devices
+    memory       parameters, gradients and what the optimiser keeps, at the bandwidth of the memory
+    links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
+                 change from link to link
+
+The best mesh is the one with the least longest of those that fit, of equal ones (to four digits) the one with the least sum, and
+of equal ones (to two digits) the one that splits the least: parameters, then experts.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from moespec.backends.mesh import MeshSizes, mesh_sizes
+from moespec.models import families
+from moespec.models.families import family, fewest_images
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.routing import Params
+from moespec.training.configuration.config import Config, MeshConfig
+from moespec.training.loop.devices import check_batch, check_expert_axis
+from moespec.training.loop.resolve import model_config
+from moespec.training.objectives.table import forward_passes, objective_of, shapes_of, training_flops
+from moespec.training.planning.activations import activations, padded
+from moespec.training.planning.chips import Chip
+from moespec.training.planning.footprint import links, memory_traffic, owned
+
+__all__ = ["Plan", "best", "plan", "plans", "settled"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step takes on a mesh, of each device. Bytes by what they are for; operations; seconds at the chip's best."""
+
+    sizes: MeshSizes
+    memory: dict[str, float]
+    links: dict[str, float]
+    traffic: float
+    flops: float
+    chip: Chip
+
+    @property
+    def bytes(self) -> float:
+        """All memory."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip has that much."""
+        return self.bytes <= self.chip.memory
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What each part takes at least."""
+        hops = self.chip.hops(self.sizes.expert)
+        return {
+            "compute": self.flops / self.chip.flops,
+            "memory": self.traffic / self.chip.bandwidth,
+            "links": (sum(self.links.values()) + self.links["slots"] * (hops - 1)) / self.chip.link,
+        }
+
+    @property
+    def longest(self) -> float:
+        """Of the parts: the bound if they overlap."""
+        return max(self.seconds.values())
+
+    @property
+    def sum(self) -> float:
+        """Of the parts: if they do not overlap."""
+        return math.fsum(self.seconds.values())
+
+
+def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
+    """What a step of a configuration takes. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
+    config = settled(config)
+    model = model_config(config.model)
+    return _plan(model, shapes_of(config, model), config, sizes, chip)
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what its objective decides."""
+    return objective_of(config).settled(config, model_config(config.model), None)
+
+
+def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
+    training = config.training
+    objective, split = objective_of(config), sizes.expert > 1
+    towers = objective.towers(config, model)
+    for tower in dict.fromkeys([model, *(tower for tower, *_ in towers)]):
+        check_batch(sizes, tower, f"training.batch={training.batch!r}", training.batch, training.accumulate)
+        check_expert_axis(sizes, tower, training.batch // training.accumulate)
+    images = training.batch // sizes.devices
+    part = images // training.accumulate
+    how: Any = {"accumulate": training.accumulate, "recompute": training.recompute}
+    kept, besides = objective.of_batch(config, model)
+    of_device = owned(shapes, config.optimizer, sizes)
+    of_towers = [n * activations(tower, part, split=split, recompute=training.recompute) for tower, n, _ in towers]
+    numbers = [max(times) * (_padded(tower.input_shape) + tower.classes) for tower, *times in towers]
+    memory = {
+        "parameters": of_device.parameters,
+        "optimizer": of_device.optimizer,
+        "gradients": of_device.gradients * (2 if training.accumulate > 1 else 1),
+        "copies": _copies(model, shapes, config, sizes),
+        "activations": 12 * training.batch * kept + sum(of_towers),
+        "batch": 4 * images * sum(numbers),
+    }
+    passes = max(times for _, times in forward_passes(config, model))
+    operations = training_flops(config, model, images, batch=part, every_slot=split)
+    return Plan(
+        sizes,
+        {name: float(value) for name, value in memory.items()},
+        links(towers, shapes, config.optimizer, sizes, images=images, transport=config.mesh.transport, **how),
+        memory_traffic(of_device, **how),
+        operations + passes * training.batch * besides,
+        chip,
+    )
+
+
+def _padded(shape: tuple[int, ...]) -> int:
+    """Numbers of an image or a text in the memory of a TPU, where rows of pixels fill tiles."""
+    return math.prod((*shape[:1], *map(padded, shape[1:2]), *shape[2:]))
+
+
+def _copies(model: families.Config, shapes: Params, config: Config, sizes: MeshSizes) -> float:
+    """Bytes of parameters of blocks besides those that are kept: of all blocks in the dtype of the computation, which their
+    backward pass takes again, and gathered; of one block where they are recomputed."""
+    found = []
+    for tower, of_tower in ((model, shapes), *([(config.text, shapes["text"])] if "text" in shapes else [])):
+        for number, block in of_tower["blocks"].items():
+            of_block = owned({"blocks": {number: block}}, config.optimizer, sizes)
+            gathered = of_block.computed if of_block.computed > of_block.parameters else 0
+            found.append(gathered + (of_block.computed / 2 if tower.dtype == "bfloat16" else 0))
+    return max(found) if config.training.recompute else sum(found)
+
+
+def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
+    """Plans of all meshes of so many devices that divide batch, groups and experts, or of the one that is given, best first.
+
+    Raises ConfigError where there is none, with the reason of the first.
+    """
+    if devices < 1:
+        raise ConfigError(f"devices={devices!r}: expected an integer >= 1")
+    if config.mesh != MeshConfig():
+        return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
+    candidates: list[Plan] = []
+    reasons: list[SpecError] = []
+    config = settled(config)
+    model = model_config(config.model)
+    shapes, experts = shapes_of(config, model), bool(family(model).moe_layers(model, fewest_images(model)))
+    for sizes in _meshes(devices, experts=experts):
+        try:
+            candidates.append(_plan(model, shapes, config, sizes, chip))
+        except ConfigError as error:
+            reasons.append(error)
+    if not candidates:
+        raise reasons[0]
+    return sorted(candidates, key=_order)
+
+
+def best(found: list[Plan]) -> Plan | None:
+    """The best of those that fit, if any does."""
+    return next((each for each in found if each.fits), None)
+
+
+def _order(each: Plan) -> tuple[bool, float, float, int, int]:
+    return not each.fits, float(f"{each.longest:.3e}"), float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert
+
+
+def _meshes(devices: int, *, experts: bool) -> Iterator[MeshSizes]:
+    """All meshes of so many devices; without `experts` to split, those that do not."""
+    for expert in _divisors(devices) if experts else (1,):
+        for fsdp in _divisors(devices // expert):
+            yield MeshSizes(devices // expert // fsdp, fsdp, expert)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})

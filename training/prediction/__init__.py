@@ -1,0 +1,1 @@
+"""`moespec predict`: classify images with a trained model."""

@@ -1,0 +1,104 @@
+"""What a model costs for an image: counted from its configuration, and measured; the command `moespec count`."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from moespec.backends.contract import Backend
+from moespec.models import counts
+from moespec.models.families import Config as Model
+from moespec.models.families import family, fewest_images
+from moespec.training.compilation import compile_if, pays
+from moespec.training.configuration.config import Config
+from moespec.training.evaluation.metrics import make_forward
+from moespec.training.loop.resolve import model_config, without_data
+from moespec.training.objectives.table import forward_passes, objective_of, training_flops
+
+__all__ = ["aligned", "count_command", "described", "milliseconds", "of_run", "scaled"]
+
+REPEATS, SECONDS = 5, 0.3
+"""A forward pass is timed at least so often, and at least for so long."""
+
+
+def milliseconds(
+    B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
+) -> float:
+    """Milliseconds an image of a forward pass of `batch` images, the median of several; `params` are arrays of `B`.
+
+    forward: that of `make_forward`, where the caller has it compiled.
+
+    The logits are brought to the host; compilation, and what makes the images ready, are not in it.
+    """
+    random = np.random.default_rng(0)
+    shape = (batch, model.image_size, model.image_size, model.channels)
+    images = B.from_numpy(random.uniform(-1.0, 1.0, shape).astype(np.float32))
+    forward = forward or compile_if(B, pays(B, REPEATS), make_forward(B, model))
+    B.to_numpy(forward(params, images)[0])
+    times: list[float] = []
+    while len(times) < REPEATS or sum(times) < SECONDS:
+        start = time.perf_counter()
+        B.to_numpy(forward(params, images)[0])
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times) / batch
+
+
+def described(model: Model, *, batch: int | None = None) -> str:
+    """Parameters and operations of a model in words; `batch` images go together, by default as few as fill a group."""
+    operations, size = sum(counts.flops(model, batch).values()), model.image_size
+    parameters = f"{family(model).parameter_count(model):,} parameters"
+    return f"{parameters}, {scaled(operations)} an image of {size} x {size} pixels"
+
+
+def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> str:
+    """The operations of a run that sees so many images, in words: see `moespec.training.objectives.table.training_flops`."""
+    total = training_flops(config, model, images, batch=batch)
+    each = [
+        f"{passes} forward passes of each{' text' * (tower.inputs == 'ids')}"
+        for tower, passes in forward_passes(config, model)
+    ]
+    return f"training on {images:,} images: {scaled(total)} ({', '.join(each)})"
+
+
+def moe_of(model: Model) -> str:
+    """The MoE blocks of a model in words, with their routers and experts."""
+    layers = family(model).moe_layers(model, fewest_images(model))
+    blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
+    routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
+    return f"MoE in blocks {blocks} of 0 to {model.depth - 1}: {routers}" if layers else "no MoE blocks"
+
+
+def scaled(operations: float) -> str:
+    """Operations with a unit.
+
+    >>> scaled(1.7273e21), scaled(35_119_378_432), scaled(4_905_000), scaled(640)
+    ('1727.3 EFLOP', '35.1 GFLOP', '4.9 MFLOP', '0.6 kFLOP')
+    """
+    units = {1e18: "E", 1e15: "P", 1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k"}
+    size, unit = next((size, unit) for size, unit in units.items() if operations >= size or unit == "k")
+    return f"{operations / size:.1f} {unit}FLOP"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal, the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+    return "\n".join(form.format(*row).rstrip() for row in rows)
+
+
+def count_command(config: Config, *, images: int | None, seen: int | None) -> None:
+    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run.
+
+    images: of a batch. seen: images that the run sees, None where that is not known.
+    """
+    model = model_config(without_data(config))
+    parts = counts.flops(model, images)
+    total = sum(parts.values())
+    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")
+    for name, value in parts.items():
+        print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
+    if seen is not None:
+        config = objective_of(config).settled(config, model, None)
+        print(f"  {of_run(config, model, seen, batch=images)}")

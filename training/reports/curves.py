@@ -1,0 +1,178 @@
+"""The curves of a run's report: loss, accuracy and what the MoE layers do, against the steps.
+
+What is the same at every logged step is not drawn but said: the load of Soft MoE or of Expert Choice, whose slots are
+always full, or the tokens dropped by a router that drops none. A single value is no curve.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.training.inspection.inspect_run import COLOURS
+
+__all__ = ["Chart", "Line", "constant", "curves", "in_order", "loads", "plotted", "running_mean"]
+
+QUANTITIES = {
+    "load": "load of each expert",
+    "dropped": "tokens dropped (fraction)",
+    "entropy": "routing entropy (nats)",
+}
+NAMED = 9
+"""Largest number of experts that have a line each."""
+POINTS = 200
+"""Largest number of points of a line."""
+WIDTH, HEIGHT, MARGIN, FOOT = 320, 170, 44, 26
+"""Of the picture of a chart; of that, on the left and at the foot, what the numbers take."""
+Records = Sequence[Mapping[str, Any]]
+
+
+class Line(NamedTuple):
+    """Values against the steps. faint: drawn pale, behind its running mean."""
+
+    label: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    faint: bool = False
+
+
+class Chart(NamedTuple):
+    """Lines with one scale, from `low`. limit: where there is a dotted line, what it says, and its value."""
+
+    title: str
+    lines: list[Line]
+    low: float
+    limit: tuple[str, float] | None = None
+
+
+def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
+    """The mean of each value and its neighbours, those h before it and those h after it, as far as there are any:
+
+        mean[i] = mean of values[max(i - h, 0)] .. values[min(i + h, N - 1)],   h = N // 20 + 2
+
+    >>> running_mean([1.0, 3.0, 2.0, 2.0]).tolist()
+    [2.0, 2.0, 2.0, 2.3333333333333335]
+    """
+    number = len(values)
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(values, np.float64))])
+    place, half = np.arange(number), number // 20 + 2
+    first, after = np.maximum(place - half, 0), np.minimum(place + half + 1, number)
+    means: NDArray[np.float64] = (total[after] - total[first]) / (after - first)
+    return means
+
+
+def curves(
+    training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
+) -> list[Chart]:
+    """Loss (training and, of a head, validation), and what is measured of the validation images, against the steps.
+
+    measure: the part of the loss that is drawn: its name in the records, and what it is called.
+
+    called: what the accuracy is called.
+
+    mixes: whether batches are mixed by weights of their own (mixup, cutmix), so that the loss of a step depends most on its
+    weight; the training loss is then its running mean, with the steps themselves faint behind.
+    """
+    logged, steps = _steps(training), _steps(evaluations)
+    losses = [record[measure[0]] for record in training]
+    lines = [Line("training", logged, losses)]
+    if mixes:
+        means = Line("training, running mean", logged, running_mean(losses).tolist())
+        lines = [Line("training, single steps", logged, losses, faint=True), means]
+
+    def measured(names: dict[str, str]) -> list[Line]:
+        there = [name for name in names if name in evaluations[-1]]
+        return [Line(names[name], steps, [record[name] for record in evaluations]) for name in there]
+
+    first = Chart(f"loss ({measure[1]})", [*lines, *measured({"loss": "validation"})], 0.0)
+    rest = measured({"accuracy": called, "spread": "spread of features"})
+    return _drawable([first, Chart("validation images", rest, min(min(line.values) for line in rest))])
+
+
+def constant(training: Records) -> dict[str, str]:
+    """For each MoE layer, in order, what is the same at every logged step, in words; layers without such are left out."""
+    words = {}
+    for block in _blocks(training):
+        values = {text: value for name, text in QUANTITIES.items() for value in _unchanged(training, block, name)}
+        if values:
+            words[block] = ", ".join(f"{text} {_said(value)}" for text, value in values.items())
+    return words
+
+
+def loads(training: Records) -> list[Chart]:
+    """For each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy over the steps.
+
+    Where there are many experts, the largest, median and smallest load. What does not vary has no chart.
+    """
+    steps, charts = _steps(training), []
+    for block in _blocks(training):
+        for name, text in QUANTITIES.items():
+            if _unchanged(training, block, name):
+                continue
+            values, limit, labels = _series(training, block, name), None, [text]
+            if name == "load":
+                labels = [f"expert {expert}" for expert in range(values.shape[1])]
+                if len(labels) > NAMED:
+                    labels, values = ["largest", "median", "smallest"], np.quantile(values, (1, 0.5, 0), axis=1).T
+            if name == "entropy":
+                limit = ("all weights equal", float(np.log(len(training[-1]["moe"][block]["load"]))))
+            lines = [Line(label, steps, line.tolist()) for label, line in zip(labels, values.T, strict=True)]
+            charts.append(Chart(f"block {block}: {text}", lines, 0.0, limit))
+    return _drawable(charts)
+
+
+def _drawable(charts: list[Chart]) -> list[Chart]:
+    """The charts with their lines of several points, as far as they have any that rises or falls."""
+    several = [chart._replace(lines=[line for line in chart.lines if len(line.steps) > 1]) for chart in charts]
+    return [chart for chart in several if any(len(set(line.values)) > 1 for line in chart.lines)]
+
+
+def plotted(chart: Chart) -> dict[str, Any]:
+    """What the template of a chart needs: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the numbers at its sides."""
+    last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
+    high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
+
+    def y(value: float) -> float:
+        return round(bottom - (value - chart.low) / (high - chart.low) * (bottom - 8), 1)
+
+    lines = []
+    for line, colour in zip(chart.lines, COLOURS, strict=False):
+        kept = np.linspace(0, len(line.steps) - 1, min(len(line.steps), POINTS)).round().astype(int)
+        xs = [MARGIN + line.steps[i] / last * (WIDTH - MARGIN - 8) for i in kept]
+        points = " ".join(f"{x:.1f},{y(line.values[i])}" for x, i in zip(xs, kept, strict=True))
+        lines.append({"label": line.label, "colour": colour, "faint": line.faint, "points": points})
+    ticks = [(y(value), f"{value:.3g}") for value in (chart.low, (chart.low + high) / 2, high)]
+    limit = chart.limit and (chart.limit[0], y(chart.limit[1]))
+    return {"title": chart.title, "lines": lines, "ticks": ticks, "last": last, "limit": limit}
+
+
+def in_order(block: str) -> tuple[int, str]:
+    """By the number of the block, then by what it mixes: "2", "10_channels", "10_tokens"."""
+    number, _, items = block.partition("_")
+    return int(number), items
+
+
+def _blocks(training: Records) -> list[str]:
+    return sorted(training[-1].get("moe", ()), key=in_order)  # none where the features of a locked tower are cached
+
+
+def _steps(records: Records) -> list[int]:
+    return [record["step"] for record in records]
+
+
+def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:
+    """The values of one quantity of a layer, `(steps, experts)` or `(steps, 1)`."""
+    return np.array([record["moe"][block][name] for record in training], np.float64).reshape(len(training), -1)
+
+
+def _unchanged(training: Records, block: str, name: str) -> list[NDArray[np.float64]]:
+    """The one value of each expert if it is the same at every step, up to rounding in float32; else nothing."""
+    values = _series(training, block, name)
+    return [values[-1]] if np.allclose(values, values[-1], rtol=1e-5, atol=1e-6) else []
+
+
+def _said(values: NDArray[np.float64]) -> str:
+    """One number if all are the same, else the smallest and the largest."""
+    low, high = (f"{value + 0.0:.3g}" if abs(value) > 1e-6 else "0" for value in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,181 @@
+"""The report of a run: one page, report.html, with all that it shows inside.
+
+What the model gets wrong (classes that it confuses, accuracy of each, mistakes that it is surest of), loss and accuracy, load per
+expert, and the routing of a few validation images. Curves are SVG and grids are pictures of as many pixels: matplotlib, which takes
+seconds for the same, is not imported.
+"""
+
+import io
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.models.families import family
+from moespec.models.files import write_atomically
+from moespec.training.compilation import compile_if, pays
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import dump
+from moespec.training.data.dataset import Dataset, as_picture
+from moespec.training.evaluation.evaluate import evaluation_size
+from moespec.training.evaluation.metrics import line, make_forward
+from moespec.training.evaluation.mistakes import Predictions, confused, confusion, predictions
+from moespec.training.inspection.inspect_run import (
+    BlockRouting,
+    colours_of,
+    explanation,
+    main_experts,
+    make_route,
+    panels,
+    prediction,
+    shaded,
+    weights_of,
+)
+from moespec.training.loop.progress import called, told
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.runlog import read_log
+from moespec.training.objectives.table import objective_of
+from moespec.training.reports.cost import described, milliseconds, of_run
+from moespec.training.reports.curves import constant, curves, in_order, loads, plotted
+from moespec.training.reports.machine import machine
+from moespec.training.reports.templates import render
+
+__all__ = ["write_report"]
+
+IMAGES, MISTAKES = 4, 12
+"""Validation images whose routing is shown, and mistakes, at most."""
+CLASSES = 20
+"""Most classes that have a whole table; of more, as many pairs are shown that are confused most, and classes of the least accuracy."""
+SIDE = 112
+"""Longer side of a small picture, in pixels."""
+MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_image")
+"""What a report says of the last evaluation."""
+
+
+def write_report(
+    B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any], *, devices: int = 1
+) -> Path:
+    """Writes report.html into the folder `run`, and returns its path. `params` are NumPy arrays.
+
+    devices: on which the run was trained, for its device-days: the seconds of all sittings, evaluations included, times these.
+    """
+    model, arrays = model_config(config.model), B.from_numpy(params)
+    training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
+    measure, mixes = objective_of(config).measure, bool(config.data.mixup or config.data.cutmix)
+    steps, last, held = config.training, evaluations[-1], len(dataset.validation)
+    routed = bool(family(model).moe_layers(model, steps.batch))
+    batch = evaluation_size(B.sizes, model, steps.evaluation_batch, held)
+    forward = compile_if(B, pays(B, held // batch), make_forward(B, model))
+    measured = milliseconds(B, model, arrays, batch=batch, forward=forward)
+    cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
+    spent = of_run(config, model, last["step"] * steps.batch, batch=steps.batch // steps.accumulate)
+    spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
+    facts = _facts(config, dataset, last, cost, spent)
+    rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
+    facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
+    facts |= machine(B.name)
+    facts |= {f"block {block}, each training step": words for block, words in constant(training).items()}
+    for block in sorted(last.get("moe", {}), key=in_order):
+        facts[f"block {block}, validation"] = line(last["moe"][block])
+    for name in config.evaluation:
+        if lines := read_log(run, f"evaluation/{name}"):
+            facts[f"evaluation {name}"] = told({k: v for k, v in lines[-1].items() if k not in ("kind", "step")})
+    made = None
+    if "loss" in last:  # of a head
+        made = predictions(B, forward, arrays, dataset, batch=batch, kind=steps.loss)
+    page = render(
+        "run.html.jinja",
+        title=f"Report of {run.resolve().name}",
+        facts=facts,
+        classes=None if made is None else _classes(made, dataset),
+        mistakes=[] if made is None else _mistakes(made, dataset),
+        curves=[plotted(c) for c in curves(training, evaluations, measure=measure, called=called(last), mixes=mixes)],
+        loads=[plotted(chart) for chart in loads(training)],
+        routing=_routing(B, config, dataset, arrays) if routed else [],
+        configuration=dump(config),
+    )
+    write_atomically(run / "report.html", page.encode())
+    return run / "report.html"
+
+
+def _classes(made: Predictions, dataset: Dataset) -> dict[str, Any]:
+    """What is read as what, and the accuracy of each class, of validation images; of many classes those that stand out."""
+    counts, names = confusion(made, len(dataset.classes)), dataset.classes
+    images = counts.sum(axis=1)
+    right = np.divide(counts.diagonal(), images, out=np.full(len(names), np.inf), where=images > 0)
+    accuracies = [f"{right[i]:.1%}" if images[i] else "" for i in range(len(names))]
+    rows = [
+        {"name": names[i], "images": int(images[i]), "accuracy": accuracies[i], "read": counts[i]}
+        for i in (np.argsort(right, kind="stable")[:CLASSES] if len(names) > CLASSES else range(len(names)))
+    ]
+    return {
+        "names": names,
+        "rows": rows,
+        "pairs": [(names[i], names[j], int(counts[i, j]), int(images[i])) for i, j in confused(counts, CLASSES)],
+        "whole": len(names) <= CLASSES,
+        "images": len(made.labels),
+        "all": len(dataset.validation),
+    }
+
+
+def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
+    """The images that are read as another class with the largest probability."""
+    found = []
+    for place in made.worst(MISTAKES):
+        own, read = (dataset.classes[part[place]] for part in (made.labels, made.read))
+        pixels = dataset.validation.read(made.indices[place : place + 1])[0]
+        words = f"{own}, read as {read} ({made.probabilities[place]:.3f})"
+        found.append({"words": words, "number": f"image {made.indices[place]}", "picture": _small(pixels, dataset)})
+    return found
+
+
+def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[dict[str, Any]]:
+    """Of a few validation images, evenly spaced, how each MoE layer routes them; `params` are arrays of `B`."""
+    route, split, shown = make_route(B, model_config(config.model)), dataset.validation, []
+    for index in np.unique(np.linspace(0, len(split) - 1, IMAGES).round().astype(int)):
+        pixels = split.read(np.array([index]))
+        logits, routings = route(params, dataset.normalize(pixels)[0])
+        label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
+        title = f"Validation image {index}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
+        blocks, words = [_block(routing, routings) for routing in routings], explanation(routings, on_image=False)
+        shown.append({"title": title, "picture": _small(pixels[0], dataset), "blocks": blocks, "words": words})
+    return shown
+
+
+def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str, Any]:
+    """The grids of a layer: the main expert of each patch, and a panel for each expert or slot."""
+    tiles = [("main expert", _png(main_experts(routing, colours_of(routings))))]
+    tiles += [(panel.name, _png(shaded(routing, panel))) for panel in panels(routing)]
+    items = "" if routing.items == "patches" else f": {routing.items}"
+    return {"name": f"block {routing.block.split('_')[0]}{items}", "weights": weights_of(routing), "tiles": tiles}
+
+
+def _small(pixels: NDArray[np.uint8], dataset: Dataset) -> bytes:
+    return _png(pixels / dataset.maximum)
+
+
+def _png(image: NDArray[np.float64]) -> bytes:
+    """An image of numbers from 0 to 1, made no larger than `SIDE`, as PNG."""
+    picture, buffer = as_picture((255 * image).round().astype(np.uint8)), io.BytesIO()
+    picture.thumbnail((SIDE, SIDE))
+    picture.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: str, spent: str) -> dict[str, str]:
+    blocks = getattr(config.model, "block", {}).values()
+    names = dict.fromkeys([getattr(config.model, "router", None), *(own.get("router") for own in blocks)])
+    router = [f"router {' and '.join(filter(None, names))}"] if hasattr(config.model, "router") else []
+    return {
+        "model": ", ".join([config.model.name, *router]),
+        "cost": cost,
+        "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
+        "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
+        "cost of the run": spent,
+        "backend": config.backend,
+        "validation": told({name: evaluation[name] for name in MEASURED if name in evaluation}),
+    }

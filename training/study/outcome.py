@@ -1,0 +1,141 @@
+"""What a study keeps of each of its runs: which validation images are right, and what the run cost."""
+
+import base64
+import os
+import platform
+import re
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.backends.contract import Backend
+from moespec.models import counts
+from moespec.models.errors import RunError
+from moespec.models.families import family
+from moespec.models.files import read_record, signed, write_atomically
+from moespec.models.pytrees import flatten
+from moespec.training.commands import LoadedRun
+from moespec.training.compilation import compile_if, pays
+from moespec.training.configuration.config import Config
+from moespec.training.evaluation.evaluate import evaluation_size, features
+from moespec.training.evaluation.metrics import make_forward
+from moespec.training.evaluation.retrieval import RECALLS
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.runlog import read_log
+from moespec.training.objectives.table import objective_of, training_flops
+from moespec.training.reports.cost import milliseconds
+from moespec.version import UNKNOWN, version
+
+__all__ = ["make", "measures", "read", "right_of"]
+
+PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
+NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
+OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "machine": dict}  # besides these numbers
+
+
+def make(loaded: LoadedRun, run: Path, path: Path) -> None:
+    """Measures a finished run and writes its outcome, JSON, to `path`.
+
+    "right": a bit for each validation image, whether the largest logit is that of its label; None without a head, where "accuracy" is
+    that of the run's own evaluation and "loss" that of the last training step. "training_milliseconds": of an
+    image, from the median of the images per second that the run logged, so that compilation and evaluation are not in it.
+    "training_operations": of the whole run (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass.
+    "evaluations": what the evaluations by schedule measured last. "dropped", "imbalance": the share of the tokens without
+    an expert, and the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
+    """
+    config, B, training = loaded.config, loaded.backend, loaded.config.training
+    part, seen = training.batch // training.accumulate, loaded.step * training.batch
+    model, most = model_config(config.model), config.training.evaluation_batch
+    batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
+    params = B.from_numpy(loaded.params)
+    right = _right(B, model, params, loaded.dataset, batch) if objective_of(config).head else None
+    trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
+    rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
+    blocks = list(last.get("moe", {}).values())
+    busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
+    kept = {
+        "step": loaded.step,
+        "accuracy": last["accuracy"] if right is None else float(right.mean()),
+        "loss": last.get("loss", trained[-1]["loss"]),
+        "images": len(loaded.dataset.validation),
+        "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
+        "seconds": last["seconds"],
+        "training_milliseconds": 1e3 / statistics.median(rates),
+        "milliseconds": milliseconds(B, model, params, batch=batch),
+        "training_operations": training_flops(config, model, seen, batch=part),
+        "operations": sum(counts.flops(model, batch).values()),
+        "parameters": family(model).parameter_count(model),
+        "evaluations": _measured(config, run),
+        "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
+        "imbalance": statistics.mean(busiest) if blocks else 1.0,
+        "backend": B.name,
+        "config": asdict(config),
+        "machine": _machine(),
+        "version": version(),
+    }
+    write_atomically(path, signed(kept))
+
+
+def read(path: Path, measure: str = "") -> dict[str, Any]:
+    """An outcome that `make` wrote. Raises RunError, naming the file, for one that is damaged, or without the measure."""
+    try:
+        outcome = read_record(path, always=False)  # version 0.1 wrote no checksum
+        for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
+            if not isinstance(outcome.get(name), kind):
+                raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
+        if measure and measure not in outcome.get("evaluations", {}):
+            raise ValueError(f"without {measure}")
+        bits = outcome["right"]
+        if bits is not None and len(base64.b64decode(bits, validate=True)) != -(-outcome["images"] // 8):
+            raise ValueError(f"damaged, 'right' is not of {outcome['images']} images")
+        if "training_operations" not in outcome:  # version 0.1 did not write them
+            training = outcome["config"]["training"]
+            images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
+            outcome["training_operations"] = images * outcome["operations"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
+    return outcome
+
+
+def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
+    """Which images are right, `(images,)`."""
+    packed = np.frombuffer(base64.b64decode(outcome["right"]), np.uint8)
+    return np.unpackbits(packed, count=outcome["images"]).astype(bool)
+
+
+def _measured(config: Config, run: Path) -> dict[str, float]:
+    """Accuracies and recalls of the last of each evaluation by schedule: `{"few_shot/shots_10/accuracy": 0.5}`."""
+    last = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
+    return {
+        path: float(value)
+        for path, value in flatten(last).items()
+        if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
+    }
+
+
+def measures(config: Config) -> list[str]:
+    """The names of what an outcome has of the evaluations by schedule, as in `_measured`."""
+    ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
+    found: list[str] = []
+    for name, of in config.evaluation.items():
+        few, near = [f"shots_{n}/accuracy" for n in of.shots], [f"neighbours_{n}/accuracy" for n in of.neighbours]
+        each = {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
+        found += [f"{name}/{one}" for one in each]
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    """The machine and the versions that measure."""
+    versions = {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN}
+    processor = platform.processor() or platform.machine()
+    return {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
+
+
+def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:
+    forward = compile_if(B, pays(B, len(dataset.validation) // batch), make_forward(B, model))
+    logits = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, dataset.validation, batch=batch)
+    return np.asarray(logits.argmax(axis=1) == dataset.validation.labels)

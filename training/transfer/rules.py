@@ -1,0 +1,163 @@
+"""Which parameters of a source a model starts with, and how they are changed to fit.
+
+| parameter | what becomes of it |
+|---|---|
+| of the same name and shape | copied |
+| the head, where the number of classes differs | new |
+| positions on another grid | resized, bilinearly; those of class token and registers are copied |
+| positions of registers that the source lacks | new |
+| the MLP of a block that is MoE now | copied into every expert, if these are not gated; the router is new |
+| tables and codebook of hash layers of another size | new |
+| whatever matches `skip` | new; left out, where the model does not have it |
+| anything else that is missing, left over or of another shape | an error that names it |
+
+Sources: upcycling, Komatsuzaki et al. 2022 (arXiv 2212.05055), section 3.1; positions, google-research/vmoe,
+`vmoe/initialization/rules.py`, VitZoomRule, and big_vision, `resample_posemb`: `scipy.ndimage.zoom` of order 1.
+"""
+
+import math
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import zoom
+
+from moespec.models.families import Config
+from moespec.models.pytrees import flatten, nested
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params
+from moespec.training.weights.record import Weights
+
+__all__ = ["Transferred", "resized_positions", "transferred"]
+
+Array = NDArray[Any]
+
+
+class Transferred(NamedTuple):
+    """params: those that the training starts with. new, resized, upcycled: names of parameters of which that is so."""
+
+    params: Params
+    new: list[str]
+    resized: list[str]
+    upcycled: list[str]
+
+
+def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
+    """The parameters of a model with `config`: of `source` by the rules above, and of `initial` where they say new.
+
+    skip: a pattern that is searched for in the names of parameters, such as `head/kernel`.
+
+    Raises ConfigError for a pattern that is none, a source of another family of models, and a parameter that the rules do
+    not bring from the source into the model.
+    """
+    if type(source.config) is not type(config):
+        raise ConfigError(f"init: a {type(source.config).__name__}, but the model is a {type(config).__name__}")
+    try:
+        skipped = re.compile(skip) if skip is not None else None
+    except re.error as error:
+        raise ConfigError(f"init_skip={skip!r}: not a regular expression ({error})") from error
+    trained, wanted = flatten(source.params), flatten(initial)
+    found: dict[str, Array] = {}
+    result = Transferred({}, [], [], [])
+    used = {name for name in trained if skipped is not None and skipped.search(name)}
+    for name, fresh in wanted.items():
+        dense = re.sub(r"/moe/experts/", "/mlp/", name)
+        if skipped is not None and skipped.search(name):
+            found[name] = _new(name, fresh, result)
+            used |= {name, dense}
+        elif name in trained:
+            if name == "positions":
+                found[name] = _positions(trained[name], fresh, source.config, config, result)
+            else:
+                found[name] = _fitted(name, trained[name], fresh, result)
+            used.add(name)
+        elif dense in trained:
+            found[name] = _copied(name, trained[dense], fresh, result)
+            used.add(dense)
+        elif ("/moe/router/" in name and re.sub(r"/moe/router/.*", "/mlp/w1", name) in trained) or name.startswith(
+            _FREE
+        ):
+            found[name] = _new(name, fresh, result)
+        else:
+            part = re.search("moe/(router|shared)/", name)
+            where = part[0] if part else name
+            if dense != name and re.sub("w3$", "w1", dense) in trained:
+                raise ConfigError(f"init: {name}: the source's MLP is not gated, so that it makes no gated experts")
+            raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} starts it anew")
+    if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
+        raise ConfigError(
+            f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter; --init-skip {left[0]} leaves it out"
+        )
+    return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
+
+
+_FREE = ("head/", "ids/")
+"""Beginnings of names of parameters that a model, or a source, may have alone."""
+
+
+def _new(name: str, fresh: Array, result: Transferred) -> Array:
+    result.new.append(name)
+    return fresh
+
+
+def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array:
+    """A parameter that both have, in the shape of the model."""
+    if given.shape == fresh.shape:
+        return given
+    if name.startswith(_FREE) or name.endswith("/router/tables"):
+        return _new(name, fresh, result)
+    advice = ""
+    if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
+        advice = (
+            f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as fine-tuning in the paper does"
+        )
+    raise ConfigError(f"init: {name} has shape {given.shape}, the model {fresh.shape}{advice}")
+
+
+def _copied(name: str, dense: Array, fresh: Array, result: Transferred) -> Array:
+    """E copies of a dense parameter."""
+    if dense.shape != fresh.shape[1:]:
+        raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, the source's MLP {dense.shape}")
+    result.upcycled.append(name)
+    return np.broadcast_to(dense, fresh.shape)
+
+
+def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:
+    """Positions of the source on the grid of the model, after those of class token and registers."""
+    before, wanted = _prefix(source), _prefix(config)
+    patches = fresh.shape[1] - wanted
+    if given.shape[2] != fresh.shape[2] or before > wanted:
+        raise ConfigError(
+            f"init: positions has shape {given.shape}, {before} of them before the patches, "
+            f"the model {fresh.shape} and {wanted}; --init-skip positions starts them anew"
+        )
+    if given.shape[1] - before != patches or before != wanted:
+        result.resized.append("positions")
+    if given.shape[1] - before != patches:
+        given = resized_positions(given, before + patches, prefix=before)
+    return np.concatenate([given[:, :before], fresh[:, before:wanted], given[:, before:]], axis=1)
+
+
+def _prefix(config: Config) -> int:
+    """Positions before those of the patches."""
+    return config.prefix if isinstance(config, VitConfig) and config.positions == "learned" else 0
+
+
+def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
+    """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
+
+    prefix: positions of a class token and registers, which come first and are copied. Corners stay corners, and between
+    them values are interpolated linearly along rows and columns. Raises ConfigError unless both grids are squares.
+
+    >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
+    [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]
+    """
+    before, grid, patches = positions[:, :prefix], positions[0, prefix:], tokens - prefix
+    old, new = math.isqrt(len(grid)), math.isqrt(patches)
+    if old * old != len(grid) or new * new != patches or not old:
+        raise ConfigError(f"init: positions of {len(grid)} patches for {patches}: expected squares")
+    square = grid.reshape(old, old, -1)
+    resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
+    return np.concatenate([before, resized], axis=1)

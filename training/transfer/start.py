@@ -1,0 +1,138 @@
+"""What a run that has `init` starts with, and the model that fine-tuning takes over from its source."""
+
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from moespec.models import vit
+from moespec.models.families import Config as Model
+from moespec.models.families import family, names, of_name
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routing import Params
+from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.configuration.configfile import digits
+from moespec.training.data.dataset import Dataset
+from moespec.training.data.datasets import PICTURES
+from moespec.training.data.options import DataConfig
+from moespec.training.loop.hash_tables import initial_params
+from moespec.training.loop.resolve import choose_backend, model_config
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.objectives.table import besides
+from moespec.training.transfer.rules import transferred
+from moespec.training.weights.formats import Given, read
+from moespec.training.weights.record import Weights
+
+__all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
+
+
+def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
+    """The initial parameters of a run, with those of `config.init` by the rules, which says what became of which.
+
+    lazily: those of a run without `init` are drawn when they are read.
+
+    Raises RunError or CheckpointError for a source that is missing or damaged, ConfigError for one that does not fit.
+    """
+    lazily = lazily and config.init is None
+    initial = initial_params(config, dataset, lazily=lazily)
+    own = besides(config, model_config(config.model), lazily=lazily)
+    if config.init is None:
+        return {**initial, **own}
+    result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
+    print(f"init: {config.init}")
+    for what in ("new", "resized", "upcycled"):
+        if names := getattr(result, what):
+            print(f"  {what}: {_summary(names)}")
+    return {**result.params, **own}
+
+
+def source(path: str) -> Weights:
+    """The weights to start from: a run, a file of `moespec convert`, or a folder of the hub."""
+    return read(Path(path), Given())
+
+
+def model_of(weights: Weights) -> ModelConfig:
+    """The section `model` that describes the model of `weights`, but for what the data decide: channels, classes, size.
+
+    The slots of Soft MoE are pinned: as many as there are, whatever the size of the images.
+    """
+    config = weights.config
+    values = {**asdict(config), **dict.fromkeys(("image_size", "channels", "classes"))}
+    return ModelConfig(_name(config), **{**values, **_pinned(config)})
+
+
+def _pinned(config: Model) -> dict[str, Any]:
+    if not isinstance(config, vit.VitConfig) or not vit.moe_blocks(config):
+        return {}
+    own = {n: {**of, "router_options": _options(vit.of_block(config, int(n)))} for n, of in config.block.items()}
+    return {"router_options": _options(config), "block": own}
+
+
+def _options(config: vit.VitConfig) -> dict[str, Any]:
+    options = dict(config.router_options)
+    if ROUTERS[config.router].name == "soft_moe":
+        options["slots_per_expert"] = vit.router_config(config).capacity()  # type: ignore[attr-defined]
+    return options
+
+
+def _name(config: Model) -> str:
+    """The model's name, or that of its family's small one: every field is set, so that only the family matters."""
+    own = [name for name in names() if of_name(name) is family(config)]
+    return next((name for name in own if _same(config, of_name(name).named(name))), own[0])
+
+
+def _same(one: Model, other: Model) -> bool:
+    """Whether the sizes of two models of one family are the same, apart from data and MoE blocks."""
+    sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
+    return all(getattr(one, size, None) == getattr(other, size, None) for size in sizes)
+
+
+def _summary(given: list[str]) -> str:
+    return ", ".join(given) if len(given) <= 4 else f"{', '.join(given[:3])} and {len(given) - 3} more"
+
+
+def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
+    """The configuration with the model of the weights at `path`, from which it starts, and, of a run, with its data and backend.
+
+    other_data: data are given, so that of the run's only mean and deviation are taken over, which its weights are used to.
+    """
+    model, run = model_of(source(path)), RunDirectory(Path(path)).config()
+    if run is None:
+        return replace(config, model=model, init=path)
+    with suppress(ConfigError):  # it is not installed
+        choose_backend(run.backend)
+        config = replace(config, backend=run.backend)
+    if other_data:
+        data = replace(config.data, mean=run.data.mean, std=run.data.std)
+        return replace(config, model=model, data=data, init=path)
+    model = model.but(image_size=run.model.image_size)
+    return replace(config, model=model, data=run.data, evaluation=run.evaluation, init=path)
+
+
+def taken(config: Config, *, given: bool) -> str:
+    """What fine-tuning takes over from the run that it starts from besides its model, in words.
+
+    given: it is said what to train on. Raises ConfigError where it is not, and the source is not a run.
+    """
+    run = RunDirectory(Path(config.init or "")).config()
+    if run is None:
+        if not given and config.data in (DataConfig(), digits().data):
+            raise ConfigError(
+                f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
+            )
+        return ""
+    same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
+    words = [f"{run.data.name} {run.data.path}".strip()] * same
+    for name in ("mean", "std"):
+        if getattr(DataConfig(), name) != getattr(run.data, name) == getattr(config.data, name):
+            words.append(f"{name} {getattr(run.data, name)}")
+    words += [f"evaluation {name}" for name in config.evaluation if name in run.evaluation]
+    return f"data: {', '.join(words)} (of the run)" if words else ""
+
+
+def sized(config: Config) -> Config:
+    """The configuration with images as large as the source's, where the data have no size and none was asked for."""
+    if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
+        return config
+    return replace(config, model=config.model.but(image_size=source(config.init).config.image_size))

@@ -1,0 +1,311 @@
+"""The formats of weights: how each is told, read and written.
+
+A foreign file has no configuration, or its own project's. What the shapes of its parameters show is read off them; the
+rest comes from `Given`: that project's description of the model, and fields that the user sets.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from moespec.models import families
+from moespec.models.errors import CheckpointError
+from moespec.models.mixer import MixerConfig
+from moespec.models.pytrees import flatten, nested
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.training import interop
+from moespec.training.interop.layouts import Project, unwrapped
+from moespec.training.interop.sizes import mixer_sizes, vit_sizes
+from moespec.training.weights import hub, own
+from moespec.training.weights.files import read_json, read_npz, read_safetensors, write_npz, write_safetensors
+from moespec.training.weights.record import Weights, of_description, with_fields
+from moespec.training.weights.vmoe_files import (
+    is_vmoe_checkpoint,
+    prefix_of,
+    read_vmoe_checkpoint,
+    write_vmoe_checkpoint,
+)
+
+__all__ = ["FORMATS", "Format", "Given", "format_of", "read", "write"]
+
+PT = {"format": "pt"}
+"""The metadata that torch's projects write into their safetensors files."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user says of a model that its file does not: see `moespec convert --help`."""
+
+    model: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = None
+
+
+class Format(NamedTuple):
+    """One format: what it is, how it is read, and how written (None: it is only read)."""
+
+    text: str
+    read: Callable[[Path, Given], Weights]
+    write: Callable[[Path, Weights], None] | None
+
+
+def read(path: Path, given: Given, name: str | None = None) -> Weights:
+    """The weights at `path` in the format `name`, by default the one that `format_of` tells.
+
+    Raises CheckpointError for files that are damaged or of no format, ConfigError for parameters that do not fit the
+    model, ShapeError and DtypeError for one that has another shape or is not floating. Each names the file.
+    """
+    chosen = FORMATS[name or format_of(path)]
+    try:
+        return chosen.read(path, given)
+    except SpecError as error:
+        raise type(error)(f"{error}" if str(path) in str(error) else f"{path}: {error}") from error
+
+
+def write(path: Path, weights: Weights, name: str) -> None:
+    """Writes the weights to `path` in the format `name`. Raises ConfigError where that has no such model."""
+    chosen = FORMATS[name]
+    if chosen.write is None:
+        raise ConfigError(f"to={name!r}: is only read")
+    chosen.write(path, weights)
+
+
+def format_of(path: Path) -> str:
+    """The format of a file or folder, by what is in it. Raises CheckpointError if it is none."""
+    if path.is_dir():
+        if (path / "config.toml").is_file():
+            return "run"
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path}: neither a run (config.toml) nor a folder of the hub (config.json)")
+        description = read_json(path / "config.json")
+        kind = description.get("model_type")
+        if kind in ("moespec", "vit"):
+            return {"moespec": "hub", "vit": "huggingface"}[kind]
+        if "architecture" in description:
+            return "timm"
+        raise CheckpointError(f"{path / 'config.json'}: model_type={kind!r}: expected 'moespec' or 'vit', or timm's")
+    if is_vmoe_checkpoint(path):
+        return "vmoe"
+    if path.suffix == ".npz":
+        return _told(path, read_npz(path))
+    try:
+        arrays, metadata = read_safetensors(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; expected a run, a folder of the hub, a .safetensors or an .npz file"
+        ) from error
+    return "moespec" if own.MODEL in metadata else _told(path, arrays)
+
+
+MARKS = {
+    "patch_embed.proj.weight": "timm",
+    "vit.embeddings.patch_embeddings.projection.weight": "huggingface",
+    "embeddings.patch_embeddings.projection.weight": "huggingface",
+    "Encoder/encoder_norm/scale": "vmoe",
+    "stem/kernel": "vision_transformer",
+    "Transformer/posembed_input/pos_embedding": "vision_transformer",
+    "Transformer/encoder_norm/scale": "big_vision",
+}
+"""A parameter by which a project's file is told; the first that is there counts."""
+
+
+def _told(path: Path, arrays: Mapping[str, Any]) -> str:
+    names = flatten(unwrapped(nested(arrays)))
+    for mark, name in MARKS.items():
+        if mark in names:
+            return name
+    raise CheckpointError(f"{path}: of no known format; it has {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
+
+
+# ------------------------------------------------------------------------------------------------------- other projects
+
+
+def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
+    """The configuration of a project's ViT: of `given.model`, with what the shapes show, and the fields that are set."""
+    sizes = vit_sizes(project, _shapes(arrays))
+    if given.model is not None:
+        named = _of_model(project is interop.TIMM, given.model)
+        wrong = {name: value for name, value in sizes.items() if name in _SHOWN and getattr(named, name) != value}
+        if wrong:
+            name, value = next(iter(wrong.items()))
+            raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the parameters {value!r}")
+        return with_fields(named, {**sizes, **given.fields}, "set")
+    if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
+        warnings.warn(
+            f"{' and '.join(assumed)}: they cannot be inferred from the weights, so timm's defaults are taken (1e-6, 'erf'); models of "
+            "CLIP have others: --model with a name of timm's says them",
+            stacklevel=2,
+        )
+    values = {**sizes, **given.fields}
+    for name, advice in _ASKED.items():
+        if name not in values:
+            raise ConfigError(f"{name}: cannot be inferred from the weights; {advice}")
+    return cast(VitConfig, of_description({"family": "vit", **values}, "set"))
+
+
+def _of_model(timm: bool, name: str) -> VitConfig:
+    """The ViT `name`, which may be a name of timm's where the parameters are."""
+    if timm and name in interop.models_of_timm():
+        return interop.config_from_timm(interop.models_of_timm()[name])
+    try:
+        named = families.of_name(name).named(name)
+    except ConfigError as error:
+        if not timm:
+            raise
+        raise ConfigError(
+            f"model={name!r}: neither a name of moespec's nor of timm's vision_transformer.py; any other VisionTransformer of "
+            "timm is described by its arguments, a JSON file: --arguments FILE in place of --model"
+        ) from error
+    if not isinstance(named, VitConfig):
+        raise ConfigError(f"model={name!r}: expected a ViT")
+    return named
+
+
+_SHOWN = ("width", "depth", "hidden", "patch_size", "heads")
+_ASKED = {
+    "heads": "give --set heads=6, or --model vit_s16",
+    "image_size": "give --set image_size=224",
+    "positions": "give --set positions=sincos2d, or what VitConfig has beside it",
+}
+
+
+def _weights(
+    project: Project, path: Path, arrays: Mapping[str, Any], config: Any, classes: Sequence[str] = ()
+) -> Weights:
+    """Ours from a project's parameters by name."""
+    tree = nested(arrays) if project.separator == "/" else arrays
+    about = {"Source": f"{project.name}, {path.name}"}
+    return Weights(config, project.from_theirs(tree, config), about, tuple(classes))
+
+
+def _read_timm(path: Path, given: Given) -> Weights:
+    file, arguments = path, given.arguments
+    if path.is_dir():
+        file, description = path / "model.safetensors", read_json(path / "config.json")
+        arguments = arguments or interop.timm_arguments(description)
+    arrays, _ = read_safetensors(file)
+    config = (
+        _vit(interop.TIMM, arrays, given) if arguments is None else _with(interop.config_from_timm(arguments), given)
+    )
+    return _weights(interop.TIMM, path, arrays, config)
+
+
+def _write_timm(path: Path, weights: Weights) -> None:
+    write_safetensors(path, interop.to_timm(weights.params, weights.config), PT)
+
+
+def _read_huggingface(path: Path, given: Given) -> Weights:
+    folder = path if path.is_dir() else path.parent
+    arrays, _ = read_safetensors(folder / "model.safetensors" if path.is_dir() else path)
+    description = given.arguments or read_json(folder / "config.json")
+    bias, pooler = (arrays.get(name) for name in ("classifier.bias", "pooler.dense.bias"))
+    classes, representation = (0 if array is None else len(array) for array in (bias, pooler))
+    described = interop.config_from_huggingface(description, classes=classes, representation=representation)
+    config = _with(described, given)
+    return _weights(interop.HUGGINGFACE, path, arrays, config, _labels(description, config.classes))
+
+
+def _labels(description: Mapping[str, Any], classes: int) -> tuple[str, ...]:
+    """The names of the classes in transformers' config.json; none where it has placeholders, or not one for each class."""
+    labels = description.get("id2label")
+    if not isinstance(labels, Mapping):
+        return ()
+    names = tuple(name for label in range(classes) if isinstance(name := labels.get(str(label)), str))
+    placeholders = tuple(f"LABEL_{label}" for label in range(classes))
+    return names if len(names) == len(labels) == classes and names != placeholders else ()
+
+
+def _write_huggingface(path: Path, weights: Weights) -> None:
+    arrays = interop.to_huggingface(weights.params, weights.config)
+    description = interop.config_to_huggingface(cast(VitConfig, weights.config))  # as `to_huggingface` has looked
+    if weights.classes:
+        del description["num_labels"]
+        description |= hub.labels(weights.classes)
+    hub.write_folder(path, {"config.json": description}, arrays, PT)
+
+
+def _read_vmoe(path: Path, given: Given) -> Weights:
+    arrays = _params(read_npz(path)) if path.suffix == ".npz" else read_vmoe_checkpoint(path)
+    if given.arguments is not None:
+        size = given.fields.get("image_size") or vit_sizes(interop.VMOE, _shapes(arrays)).get("image_size")
+        if size is None:
+            raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
+        config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
+    elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
+        raise ConfigError(
+            "there are MoE blocks, and how they route cannot be inferred from the weights: give --arguments FILE, the JSON of vmoe's "
+            "config.model, or --set for moe, router, experts, router_options, group_images"
+        )
+    else:
+        config = _vit(interop.VMOE, arrays, given)
+    return _weights(interop.VMOE, prefix_of(path), arrays, config)
+
+
+def _write_vmoe(path: Path, weights: Weights) -> None:
+    tree = interop.to_vmoe(weights.params, weights.config)
+    if path.suffix == ".npz":
+        write_npz(path, flatten(tree))
+    else:
+        write_vmoe_checkpoint(path, tree)
+
+
+def _read_big_vision(path: Path, given: Given) -> Weights:
+    arrays = interop.BIG_VISION.prepared(_params(read_npz(path)))
+    return _weights(interop.BIG_VISION, path, arrays, _vit(interop.BIG_VISION, arrays, given))
+
+
+def _write_big_vision(path: Path, weights: Weights) -> None:
+    write_npz(path, flatten({"params": interop.to_big_vision(weights.params, weights.config)}))
+
+
+def _read_vision_transformer(path: Path, given: Given) -> Weights:
+    arrays = interop.VISION_TRANSFORMER.prepared(_params(read_npz(path)))
+    if "stem/kernel" in arrays:
+        config = _with(MixerConfig(**mixer_sizes(_shapes(arrays))), given)
+    else:
+        config = _vit(interop.VISION_TRANSFORMER, arrays, given)
+    return _weights(interop.VISION_TRANSFORMER, path, arrays, config)
+
+
+def _write_vision_transformer(path: Path, weights: Weights) -> None:
+    write_npz(path, flatten(interop.to_vision_transformer(weights.params, weights.config)))
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(array) for name, array in arrays.items()}
+
+
+def _params(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters by name, of a file that may hold more: under `params`, or in old files under `opt/target`."""
+    tree: Any = nested(arrays)
+    if isinstance(tree.get("opt"), Mapping) and isinstance(tree["opt"].get("target"), Mapping):
+        tree = tree["opt"]["target"]
+    return flatten(unwrapped(tree))
+
+
+def _with(config: Any, given: Given) -> Any:
+    if given.model is not None:
+        raise ConfigError(f"model={given.model!r}: the file or --arguments say which model it is")
+    return with_fields(config, given.fields, "set")
+
+
+FORMATS: Mapping[str, Format] = {
+    "run": Format("the folder of a run of moespec train", own.read_run, None),
+    "moespec": Format("a safetensors file with the configuration in it", own.read_file, own.write_file),
+    "hub": Format("a folder for the Hugging Face hub: weights, config.json, model card", hub.read, hub.write),
+    "vmoe": Format("google-research/vmoe: PREFIX.index and PREFIX.data-*, or npz", _read_vmoe, _write_vmoe),
+    "big_vision": Format("google-research/big_vision: npz", _read_big_vision, _write_big_vision),
+    "vision_transformer": Format(
+        "google-research/vision_transformer: npz of its ViT or MLP-Mixer",
+        _read_vision_transformer,
+        _write_vision_transformer,
+    ),
+    "timm": Format("timm's VisionTransformer: safetensors, or a folder of the hub", _read_timm, _write_timm),
+    "huggingface": Format("transformers' ViT: a folder with config.json", _read_huggingface, _write_huggingface),
+}

@@ -1,0 +1,164 @@
+"""The layout of a repository of the Hugging Face hub, as a folder: config.json, model.safetensors, README.md.
+
+`model.safetensors` is a file of `own`; config.json says the same of the model, for people and for the hub's pages.
+Nothing is sent anywhere: `huggingface-cli upload NAME FOLDER` does that.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.families import Config, family, fewest_images
+from moespec.models.files import sync_directory, write_synced
+from moespec.models.pytrees import flatten
+from moespec.models.tensors import sealed
+from moespec.training.weights import own
+from moespec.training.weights.files import read_json
+from moespec.training.weights.record import Weights, described, of_description
+from moespec.version import version
+
+__all__ = ["OWN", "check_folder", "labels", "read", "write", "write_folder"]
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+
+
+def read(path: Path, given: Any) -> Weights:
+    """The folder's weights. Raises CheckpointError if config.json describes another model than the weights do."""
+    weights, description = own.read_file(path / WEIGHTS, given), read_json(path / CONFIG)
+    model = description.get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{path / CONFIG}: model={model!r}: expected a table")
+    config = of_description(model, f"{path / CONFIG}: model")
+    if config != weights.config:
+        raise CheckpointError(f"{path / CONFIG}: describes another model than {WEIGHTS} holds")
+    names = labels(weights.classes)
+    if any(key in description and description[key] != names.get(key) for key in ("id2label", "label2id")):
+        raise CheckpointError(f"{path / CONFIG}: names other classes than {WEIGHTS} does")
+    return weights
+
+
+def write(path: Path, weights: Weights) -> None:
+    """Writes the folder, with a model card made from what is known of the weights."""
+    model = {"model_type": "moespec", "moespec_version": version(), "model": described(weights.config)}
+    documents: dict[str, Any] = {CONFIG: model | labels(weights.classes), CARD: card(path.resolve().name, weights)}
+    write_folder(path, documents, flatten(weights.params), own.metadata_of(weights))
+
+
+def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The names of the classes as config.json has them on the hub; nothing if they are not known."""
+    if not classes:
+        return {}
+    return {
+        "id2label": {str(label): name for label, name in enumerate(classes)},
+        "label2id": {name: label for label, name in enumerate(classes)},
+    }
+
+
+def write_folder(
+    path: Path, documents: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+) -> None:
+    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears when it is whole.
+
+    A folder that has such files and no others is replaced. Raises RunError for one that has others.
+    """
+    check_folder(path)
+    path = path.resolve()  # a link stays one
+    temporary, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("tmp", "old"))
+    for rest in (temporary, old):
+        shutil.rmtree(rest, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        write_synced(temporary / WEIGHTS, sealed(arrays, metadata))
+        for name, document in documents.items():
+            text = document if isinstance(document, str) else json.dumps(document, indent=1) + "\n"
+            write_synced(temporary / name, text.encode())
+        sync_directory(temporary)
+        if path.is_dir():
+            path.rename(old)
+        temporary.rename(path)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    sync_directory(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """RunError for a folder that has other files than `write_folder` writes, or in which this process stands."""
+    if path.resolve() in ((here := Path.cwd()), *here.parents):
+        raise RunError(
+            f"target={str(path)!r}: this command stands in it, and it would be replaced; name a folder in it"
+        )
+    if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
+        raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
+
+
+OWN = (WEIGHTS, CONFIG, CARD)
+
+
+def card(name: str, weights: Weights) -> str:
+    """A model card: what the model is, where the weights come from, how they are used."""
+    config = weights.config
+    lines = ["---", "library_name: moespec", "tags:", "- vision", *_tags(config), "---", "", f"# {name}", ""]
+    count = family(config).parameter_count(config)
+    lines += [
+        f"A {_kind(config)} for images of {config.image_size} x {config.image_size} pixels with {config.channels} "
+        f"channel{'s' * (config.channels > 1)}, and {config.classes} classes. It has {count:,} parameters.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {title} | {text} |" for title, text in weights.about.items()),
+        "",
+        "```python",
+        *_usage(name, weights),
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _usage(name: str, weights: Weights) -> list[str]:
+    """The lines from a picture to its label, or its features."""
+    config = weights.config
+    images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
+    picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"
+    together = fewest_images(config)
+    batch = (
+        "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
+    )  # it routes so many together
+    lines = [
+        "from pathlib import Path",
+        "",
+        "import numpy as np",
+        "",
+        "from moespec import training",
+        "from moespec.training.data.pictures import read_image",
+        "",
+        f"model, params = training.load({name!r})",
+        f'pixels = read_image(Path("photo.jpg"), {picture})  # 0 to 255',
+        f"image = ((pixels / 255 - {images['mean']}) / {images['std']}).astype(np.float32)",
+        f"output = model.forward(params, model.backend.from_numpy({batch}))",
+    ]
+    if not config.classes:
+        return [*lines, "print(output.features[0])"]
+    label = "int(output.logits[0].argmax())"
+    return [*lines, f"print(model.classes[{label}])" if weights.classes else f"print({label})"]
+
+
+def _kind(config: Config) -> str:
+    kind = {"vit": "vision transformer", "mixer": "MLP-Mixer", "sparse_mlp": "Sparse-MLP"}[described(config)["family"]]
+    layers = family(config).moe_layers(config, fewest_images(config))
+    if not layers:
+        return kind
+    routers = " and ".join(dict.fromkeys(layer.router for layer in layers))
+    blocks = ", ".join(dict.fromkeys(layer.name.split("_")[0] for layer in layers))
+    return f"{kind} with mixture-of-experts layers (router {routers}, blocks {blocks})"
+
+
+def _tags(config: Config) -> list[str]:
+    return ["- image-classification"] if config.classes else []

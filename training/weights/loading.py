@@ -1,0 +1,68 @@
+"""`moespec.training.load`: a model with its weights, for the framework of choice."""
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.model import Model, chosen_backend
+from moespec.spec.errors import ConfigError
+from moespec.training.loop.resolve import choose_backend, load_backend
+from moespec.training.weights.formats import Given, read
+from moespec.training.weights.record import Weights
+
+__all__ = ["Loaded", "load"]
+
+
+class Loaded(NamedTuple):
+    """model: see `moespec.models.Model`. params: its parameters, arrays of the model's backend."""
+
+    model: Model
+    params: Any
+
+    def module(self) -> Any:
+        """The model as a `moespec.training.pretrained.PretrainedModel`, a torch module with these weights, also for the hub.
+
+        Raises ConfigError when the weights were loaded for another framework than torch.
+        """
+        B = self.model.backend
+        if B.name != "torch":
+            raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
+        pretrained: Any = importlib.import_module("moespec.training.weights.pretrained")
+        about = {"Source": self.model.name}
+        known = self.model.classes, self.model.images
+        return pretrained.PretrainedModel(Weights(self.model.config, B.to_numpy(self.params), about, *known))
+
+
+def load(
+    path: str | Path,
+    *,
+    backend: str | None = None,
+    step: int | None = None,
+    format: str | None = None,
+    model: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Loaded:
+    """The model at `path` with its weights: `model, params = load("runs/x"); model.forward(params, images).logits`.
+
+    path: the folder of a run, a file of `moespec convert`, a folder of the hub, or weights of another project.
+    backend: "jax", "torch" or "numpy"; by default the one chosen at import.
+    step: of a run, the checkpoint of this step instead of the newest.
+    format: a key of `moespec.training.weights.formats.FORMATS`, where the files do not tell.
+    model, arguments, fields: of another project's weights, what the files do not say (`moespec convert --help`).
+
+    `load(path, backend="torch").module()` is the model as a torch module.
+
+    Raises RunError or CheckpointError for files that are missing or damaged, ConfigError for what fits no model.
+    """
+    weights = read(Path(path), Given(model, arguments, fields, step), format)
+    B: Backend = chosen_backend() if backend is None else _backend(backend)
+    known = weights.classes, weights.images
+    return Loaded(Model(Path(path).name, weights.config, B, *known), B.from_numpy(weights.params))
+
+
+def _backend(name: str) -> Backend:
+    if name not in ("jax", "torch", "numpy"):
+        raise ConfigError(f"backend={name!r}: expected one of jax, torch, numpy")
+    return load_backend(choose_backend(name)[0])
