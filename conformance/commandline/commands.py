@@ -185,10 +185,10 @@ def _golden(options: argparse.Namespace) -> int:
 
 def _variants(options: argparse.Namespace) -> int:
     from moespec.conformance.cases import variants
-    from moespec.conformance.check import survey
+    from moespec.conformance.check import mutation_report
 
-    surveyed = survey.survey(load(options.vectors, _only(options)), variants().values())
-    print(survey.table(surveyed))
+    surveyed = mutation_report.survey(load(options.vectors, _only(options)), variants().values())
+    print(mutation_report.table(surveyed))
     return 1 if surveyed.problems or not surveyed.cases else 0
 
 

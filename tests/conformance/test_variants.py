@@ -11,7 +11,7 @@ from committed import BY_ID, CASES, results_of
 
 from moespec.conformance.author.variant import Variant, module_of, variant
 from moespec.conformance.cases import variants
-from moespec.conformance.check import survey
+from moespec.conformance.check import mutation_report
 from moespec.conformance.check.match_variant import Known, recognise
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.single_detection import ALONE
@@ -81,11 +81,11 @@ def test_a_variant_is_caught_and_recognised(name):
     known = variants()[name]
     module, results = module_of(known.replaced), []
     cases = [case for case in VALUES if case.algorithm in known.algorithms - {"vit"}]
-    for case in [*cases, *(survey.first_step(case) for case in OTHERS if case.algorithm in known.algorithms)]:
+    for case in [*cases, *(mutation_report.first_step(case) for case in OTHERS if case.algorithm in known.algorithms)]:
         results += results_of(module, [case])
-        if survey.falls(results[-1]):
+        if mutation_report.falls(results[-1]):
             break
-    assert survey.falls(results[-1])
+    assert mutation_report.falls(results[-1])
     if case in cases and results[-1].returned:
         matches = [match for match in recognise(results, KNOWN) if match.algorithm == case.algorithm]
         assert name in {match.variant for match in matches}
@@ -208,14 +208,14 @@ def test_a_variant_that_falls_to_one_case_is_listed_and_no_other(monkeypatch):
     listed, other, ids = "square_of_the_mean", "z_summed", [case.id for case in CASES]
     monkeypatch.setitem(ALONE, listed, "a reason")
     one, two = {"z_loss/values": "z_loss/loss"}, {"z_loss/values": "z_loss/loss", "z_loss/large": "z_loss/loss"}
-    assert survey.Survey({listed: one, other: two}, ids).problems == []
-    assert survey.Survey({listed: one, other: one}, ids).problems == [
+    assert mutation_report.Survey({listed: one, other: two}, ids).problems == []
+    assert mutation_report.Survey({listed: one, other: one}, ids).problems == [
         f"{other} falls to z_loss/values alone, and is not listed"
     ]
-    assert survey.Survey({listed: two, other: two}, ids).problems == [
+    assert mutation_report.Survey({listed: two, other: two}, ids).problems == [
         f"{listed} is listed, and falls to two cases or more"
     ]
-    assert survey.Survey({listed: two, other: one}, ["z_loss/values"]).problems == []
+    assert mutation_report.Survey({listed: two, other: one}, ["z_loss/values"]).problems == []
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -225,7 +225,7 @@ def test_what_falls_to_one_case_is_a_variant_and_has_a_reason(name):
 
 
 def test_the_first_step_of_a_trajectory_is_enough():
-    step = survey.first_step(BY_ID["vit/training_soft_moe"])
+    step = mutation_report.first_step(BY_ID["vit/training_soft_moe"])
     (stage,) = step.stages
     assert len(stage.options["rates"]) == 1
     assert {"losses", "parameters/1"} <= stage.outputs.keys()

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from moespec.training import cli, resolve
+from moespec.training import cli
 from moespec.training.commandline.chosen import chosen
 from moespec.training.commandline.parsing import Settings, parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits
+from moespec.training.loop import resolve
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
 from moespec.training.loop.train import train

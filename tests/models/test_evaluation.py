@@ -15,7 +15,7 @@ import moespec.backends.numpy as N
 from moespec.backends.mesh import MeshSizes
 from moespec.models import families, vit
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training import cli, resolve
+from moespec.training import cli
 from moespec.training.commands import load_run
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import load, load_others
@@ -25,6 +25,7 @@ from moespec.training.evaluation.few_shot import best_l2, few_shot, ridge
 from moespec.training.evaluation.metrics import make_features, make_forward
 from moespec.training.evaluation.neighbours import nearest_neighbours
 from moespec.training.evaluation.options import EvaluationConfig
+from moespec.training.loop import resolve
 from moespec.training.loop.evaluations import load_sets
 from moespec.training.loop.runlog import read_log
 

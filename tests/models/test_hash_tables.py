@@ -17,9 +17,8 @@ from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
 from moespec.models.router_options import settings
 from moespec.spec.errors import ConfigError
-from moespec.training import resolve
 from moespec.training.configuration.config import Config, HashConfig, ModelConfig
-from moespec.training.loop import checkpoint, hash_tables
+from moespec.training.loop import checkpoint, hash_tables, resolve
 from moespec.training.loop.resolve import model_config
 
 

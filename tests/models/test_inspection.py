@@ -15,7 +15,7 @@ from PIL import Image
 
 from moespec.models import vit
 from moespec.spec.errors import ConfigError
-from moespec.training import cli, resolve
+from moespec.training import cli
 from moespec.training.commands import load_run
 from moespec.training.evaluation import mistakes
 from moespec.training.evaluation.mistakes import Predictions, confused, confusion
@@ -30,6 +30,7 @@ from moespec.training.inspection.inspect_run import (
     shaded,
     times_uniform,
 )
+from moespec.training.loop import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports import report
 from moespec.training.reports.curves import Chart, Line, constant, curves, in_order, loads, plotted

@@ -7,12 +7,12 @@ import pytest
 
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
 from moespec.spec.errors import ConfigError
-from moespec.spec.implementations import table
+from moespec.spec.implementations import places, positions, table
 from moespec.spec.implementations.entries import algorithm_of, entries_of
 from moespec.spec.implementations.positions import Measured, find, measured, seen
 from moespec.spec.ledger import entries
 from moespec.training import cli
-from moespec.training.ledger import command, implementations, places, show
+from moespec.training.ledger import command, show
 
 FEW = """
 XX-1: Is it round?

@@ -27,12 +27,12 @@ from moespec.models.pytrees import flatten
 from moespec.spec.errors import SpecError
 from moespec.spec.routers import ROUTERS
 from moespec.training import cli, interruption
-from moespec.training import train as training
 from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.evaluation import evaluate as evaluation
 from moespec.training.interruption import Interruption
 from moespec.training.loop import checkpoint
+from moespec.training.loop import train as training
 from moespec.training.loop.config_compatibility import FREE
 from moespec.training.loop.resolve import load_backend, load_data, resolve
 from moespec.training.loop.rundirectory import RunDirectory

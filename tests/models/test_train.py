@@ -19,14 +19,14 @@ from of_models import saved
 import moespec.backends.numpy as numpy_backend
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError, Interrupted, RunError
-from moespec.training import cli, commands, resolve
+from moespec.training import cli, commands
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.evaluate import evaluate
 from moespec.training.interruption import Interruption
-from moespec.training.loop import checkpoint, divergence
+from moespec.training.loop import checkpoint, divergence, resolve
 from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook

@@ -7,9 +7,9 @@ from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.families import Tower, family, fewest_images
 from moespec.models.layers import MoeLayer, renewal
-from moespec.training import resolve
 from moespec.training.compilation import pays
 from moespec.training.configuration import config
+from moespec.training.loop import resolve
 from moespec.training.objectives.table import objective_of
 
 __all__ = ["step_maker"]
