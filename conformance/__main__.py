@@ -31,6 +31,6 @@ def keep_apart(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     keep_apart(sys.argv[1:])
-    from moespec.training import cli  # here, for the suite alone needs nothing that trains
+    from moespec import cli
 
-    sys.exit(cli.main(["conformance", *sys.argv[1:]], more={"conformance": (__doc__ or "", main)}))
+    sys.exit(cli.main(["conformance", *sys.argv[1:]]))

@@ -97,7 +97,7 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
-    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
     return words.get(hint, none or "")
 
 

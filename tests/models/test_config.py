@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 
+from moespec import cli
 from moespec.models import vit
 from moespec.models.mixer import MixerConfig
 from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
+from moespec.training.commands import train
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.configfile import digits, dump, read
+from moespec.training.configuration.effect import unconcerned
 from moespec.training.configuration.modelconfig import SHORT
-from moespec.training.configuration.option_constraints import unconcerned
 from moespec.training.data.datasets import load
 from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
 
@@ -35,18 +36,14 @@ def names(kind: type) -> set[str]:
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """The configuration that `moespec train` with these arguments would run."""
     seen: list[Config] = []
-    from moespec.training import commands
-
-    monkeypatch.setattr(commands, "train_command", lambda config, **options: seen.append(config))
+    monkeypatch.setattr(train, "train_command", lambda config, **options: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
     return seen[0]
 
 
 def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moespec.training import commands
-
     seen: list[Path] = []
-    monkeypatch.setattr(commands, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
+    monkeypatch.setattr(train, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
     for arguments in ((), ("--router", "switch"), ("--model", "mixer_tiny")):
         assert cli.main(["train", "--backend", "numpy", *arguments]) == 0
     assert list(map(str, seen)) == [
@@ -241,12 +238,12 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("from moespec.models import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
-        ("from moespec.models import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
-        ("from moespec.models import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
+        ("from moespec import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
+        ("from moespec import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
-        ("import moespec.training.commands", "jax torch matplotlib"),
+        ("import moespec.training.commands.train", "jax torch matplotlib"),
     ],
     ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
 )  # fmt: skip

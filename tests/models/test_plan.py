@@ -16,6 +16,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import counts, families
 from moespec.models.parameters import shaped
 from moespec.spec.errors import ConfigError
+from moespec.training.commands.plan import options
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, LitConfig, MeshConfig, TrainingConfig
 from moespec.training.configuration.modelconfig import ModelConfig
@@ -23,7 +24,6 @@ from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.lit import tower_of
 from moespec.training.planning.chips import CHIPS
-from moespec.training.planning.command import options
 from moespec.training.planning.footprint import owned, rows
 from moespec.training.planning.plan import best, plan, plans, settled
 

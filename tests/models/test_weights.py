@@ -25,13 +25,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
-from moespec import models, training
+from moespec import cli, models, training
 from moespec.models import vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights, described, of_description

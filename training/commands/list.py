@@ -1,12 +1,30 @@
 """`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 from moespec.models import families
+from moespec.models.options import option
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
+from moespec.training.commandline.parse import parse
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import DATASETS
 
-__all__ = ["list_command"]
+__all__ = ["list_command", "main"]
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """List what there is to choose from."""
+
+    what: Literal["all", "models", "routers", "datasets", "recipes"] = option("all", positional=True)
+    """what to list"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    list_command(parse("list", ListArguments, words).what)
 
 
 def list_command(what: str) -> None:

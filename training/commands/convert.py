@@ -3,18 +3,54 @@
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moespec.models.checks import check_output, check_sources
 from moespec.models.families import family, fewest_images
+from moespec.models.options import option
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.parse import parse
 from moespec.training.weights.average import average as averaged
 from moespec.training.weights.files import read_json
 from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
 
-__all__ = ["convert_command", "fields_of"]
+__all__ = ["convert_command", "fields_of", "main"]
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+
+    moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
+    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are inferred from the parameters; what cannot be, such as
+    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
+    """
+
+    paths: tuple[Path, ...] = option((), positional=True)
+    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
+    average: bool = False
+    """write the mean of the parameters of several sources, which are of the same model"""
+    from_format: str | None = option(None, flags=("--from",))
+    """format of the source (default: told by what is in it)"""
+    to_format: str | None = option(None, flags=("--to",))
+    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    model: str | None = None
+    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    arguments: Path | None = None
+    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    settings: tuple[str, ...] = option((), flags=("--set",), single=True)
+    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    convert_command(**vars(parse("convert", ConvertArguments, words)))
 
 
 def convert_command(

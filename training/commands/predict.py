@@ -27,10 +27,12 @@ from moespec.models.errors import DataError
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.files import write_atomically
+from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
-from moespec.training.commands import configuration, left_out, read_data
+from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.parse import parse
 from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.folder import find_pictures
@@ -42,8 +44,9 @@ from moespec.training.interruption import Interruption, check
 from moespec.training.loop.resolve import choose_backend, load_backend, model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.reports.templates import render
+from moespec.training.runs import configuration, left_out, read_data
 
-__all__ = ["Prediction", "make_shares", "predict_command", "table"]
+__all__ = ["Prediction", "main", "make_shares", "predict_command", "table"]
 
 BATCH = 64
 """Images of a batch, at most: more are no faster on a CPU, and take memory."""
@@ -55,6 +58,30 @@ BUSIEST = 3
 """Experts of a layer that are named."""
 LEAST = 1e-30
 """Added to a sum of weights, which may be 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(OfRun):
+    """Say what the pictures of a folder are: the classes with their probabilities, and which experts handle them.
+
+    moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
+    cannot be read are named and left out. Each is routed alone, so that what is said of it does not depend on the others.
+    The page is one file, a gallery with the least certain first, which are those to look at.
+    """
+
+    folder: Path = option(positional=True)
+    """a folder of pictures, also in folders below it, or one picture"""
+    csv: Path | None = None
+    """the table to write: a row for each picture"""
+    html: Path | None = None
+    """the page to write: a gallery"""
+    top: int = 3
+    """classes that are named for each picture, the most probable ones"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    predict_command(**vars(parse("predict", PredictArguments, words)))
 
 
 class Prediction(NamedTuple):

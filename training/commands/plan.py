@@ -1,13 +1,18 @@
 """The command `moespec plan`: prints what a step takes on each mesh, and which it would be."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits
 from moespec.training.configuration.length import images_seen
 from moespec.training.loop.resolve import model_config, without_data
 from moespec.training.objectives.table import shapes_of, training_flops
@@ -16,7 +21,41 @@ from moespec.training.planning.footprint import rows
 from moespec.training.planning.plan import Plan, best, plans, settled
 from moespec.training.reports.cost import aligned, described, of_run
 
-__all__ = ["plan_command"]
+__all__ = ["main", "plan_command"]
+
+NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
+"""Options of train that a plan does not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments(Configured):
+    """Say what a training step takes on devices that are not here, and which mesh they should have.
+
+    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
+    bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
+    The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
+    """
+
+    devices: int
+    """devices, all along the axes of the mesh"""
+    chip: str
+    """what they are: v5e, v5p, v6e, h100 or h200"""
+    utilisation: float | None = None
+    """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
+    sharding: bool = False
+    """print how each parameter is split, on the mesh of --mesh or the best"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    parsed = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
+    check_written(words, parsed.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
+        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
+    how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
+    plan_command(parsed.settings, **how, as_json=parsed.json)
 
 
 def plan_command(
