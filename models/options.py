@@ -60,16 +60,19 @@ def option(
     flags: Sequence[str] = (),
     positional: bool = False,
     single: bool = False,
+    rare: bool = False,
 ) -> Any:
     """A field of a dataclass: its default, or a function that makes it, and the conditions under which it applies.
 
-    On a command line it has `flags` in place of its name, or is `positional`; with `single` each use of the flag adds one value.
+    On a command line it has `flags` in place of its name, or is `positional`; with `single` each use of the flag adds one value. Help
+    does not list an option that is `rare`.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),
         "flags": tuple(flags),
         "positional": positional,
         "single": single,
+        "rare": rare,
     }
     made = {"default": default} if factory is None else {"default_factory": factory}
     return field(metadata=about, hash=hash, **made)

@@ -89,8 +89,8 @@ class RouterSection:
 
     owner: ClassVar[str] = ""
     decided: ClassVar[tuple[str, ...]] = ()
-    kind: ClassVar[Any] = None
-    """The class of the router's options, in which each is described."""
+    described_in: ClassVar[Any]
+    """The class of the router's options, whose fields have the texts for help."""
 
     def __post_init__(self) -> None:
         if self.owner:
@@ -116,6 +116,6 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
             if default is MISSING:
                 raise TypeError(f"{router}: the option {option.name} has no default, and no model decides it")
             members.append((option.name, options_of(router)[option.name], default))
-    doc, kind = f"Options of the router {router}.", ROUTERS[router].Options
-    namespace = {"__doc__": doc, "owner": router, "decided": decided.names, "kind": kind}
+    about = {"owner": router, "decided": decided.names, "described_in": ROUTERS[router].Options}
+    namespace = {"__doc__": f"Options of the router {router}.", **about}
     return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)

@@ -94,7 +94,7 @@ class SparseMlpConfig(layers.CommonConfig):
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """options of the router that differ from its defaults, and those of them that the router of the channel-mixing MoE has too,
     for that one; the capacity factor is 1.05"""
-    expert_init: Literal["independent", "shared"] = option("independent", only=MOE)
+    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values for each expert, or the same for all experts of a layer"""
     group_size: layers.Size = 0
     """channels that the token-mixing MoE routes together; 0: all those of the batch"""

@@ -65,7 +65,7 @@ class TransformerConfig(layers.BlocksConfig):
 
     heads: Count
     """attention heads"""
-    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = 1e-6
+    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = option(1e-6, rare=True)
     """what layer normalisations add to the variance"""
     qk_norm: bool = False
     """layer normalisation (scale only) of queries and keys over each head"""
@@ -78,14 +78,14 @@ class TransformerConfig(layers.BlocksConfig):
     """number of experts"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
-    expert_init: Literal["independent", "shared"] = option("independent", only=MOE)
+    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values for each expert, or the same for all experts of a block"""
     expert_hidden: layers.Size = option(0, only=MOE)
     """hidden width of an expert; 0: that of an MLP"""
     expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
     """what an expert is: a perceptron, gelu(x w1 + b1) w2 + b2, or a gated one, (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu has
     silu in the place of gelu"""
-    expert_bias: bool = option(True, only=MOE)
+    expert_bias: bool = option(True, only=MOE, rare=True)
     """experts have biases"""
     shared_experts: layers.Size = option(0, only=MOE)
     """experts of a block that serve every token, besides those that its router chooses among; they are one of their joint width"""

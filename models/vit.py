@@ -76,7 +76,7 @@ Array = Any
 class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
-    stem: int = 0
+    stem: int = option(0, rare=True)
     """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
     last has as many features as a token, the one before it half as many, and so on; 2^stem divides patch_size"""
     stem_depth: Annotated[int, Range(1, 1000, below=False)] = option(1, only=Only("stem"))
@@ -84,20 +84,20 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     pool: Literal["gap", "gap_norm", "token", "map"] = "gap"
     """gap: mean over patches, of the normalised tokens; gap_norm: normalisation of the mean; token: a class token; map: attention
     pooling of the patches by a learned probe"""
-    registers: layers.Size = 0
+    registers: layers.Size = option(0, rare=True)
     """learned tokens without a patch, after the class token and before the patches; no pooling sees them"""
     positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] = "learned"
     """position embedding; learned_patches: of the patches alone, not of class token and registers; sincos2d: frequencies
     10000^(-i/(P-1)) with P = width/4, sincos2d_moco: 10000^(-i/P)"""
-    pre_norm: bool = False
+    pre_norm: bool = option(False, rare=True)
     """a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP)"""
-    layer_scale: Scalar = 0.0
+    layer_scale: Scalar = option(0.0, rare=True)
     """initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none"""
-    qkv_bias: bool = True
+    qkv_bias: bool = option(True, rare=True)
     """queries, keys and values of the blocks have a bias"""
-    representation: layers.Size = 0
+    representation: layers.Size = option(0, rare=True)
     """width of a linear map with tanh between the pooling and the head; 0 for none"""
-    qk_norm_bias: bool = False
+    qk_norm_bias: bool = option(False, rare=True)
     """the normalisation of queries and keys also has a bias, as in timm; needs qk_norm"""
     group_images: Count = option(1, only=MOE)
     """images routed together as one group"""

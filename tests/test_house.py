@@ -3,7 +3,6 @@
 import ast
 import fnmatch
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -182,7 +181,17 @@ FLOORS = {
         *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model", "counts"),
     ),
     "moespec.training": (
-        *("rng", "progress_bar", "compilation", "interruption", "data", "evaluation", "configuration", "objectives", "loop"),
+        *(
+            "rng",
+            "progress_bar",
+            "compilation",
+            "interruption",
+            "data",
+            "evaluation",
+            "configuration",
+            "objectives",
+            "loop",
+        ),
         *("interop", "weights", "transfer", "runs", "inspection", "reports", "ledger", "planning", "pretrained"),
         *("commandline", "study", "commands"),
     ),

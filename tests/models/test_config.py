@@ -15,6 +15,7 @@ import pytest
 from moespec import cli
 from moespec.models import vit
 from moespec.models.mixer import MixerConfig
+from moespec.models.options import marks, no_effect
 from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
@@ -23,7 +24,6 @@ from moespec.training.commands import train
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.configfile import digits, dump, read
-from moespec.training.configuration.effect import unconcerned
 from moespec.training.configuration.modelconfig import SHORT
 from moespec.training.data.datasets import load
 from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
@@ -176,20 +176,29 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, "--help"])
     assert end.value.code == 0
-    flags = re.findall(r"^[│ ] (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
+    flags = re.findall(r"^  (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
     words = {word[2:] for flag in flags for word in re.findall(r"--[a-z][\w.-]*", flag)}
     return {word.replace("-", "_") for word in words if ".no-" not in word}
 
 
-def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any, capsys: Any) -> None:
+def rare(name: str) -> bool:
+    """Whether an option is marked as rarely set."""
+    section, _, field = name.rpartition(".")
+    kind = type(getattr(digits(), section, digits()) if "." not in section else None)
+    return bool(getattr(kind, "__dataclass_fields__", {}).get(field) and marks(kind, field).get("rare"))
+
+
+def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown, every = help_of(capsys, "train"), set(configfile.flat(asdict(Config())))
-    hidden = unconcerned(digits())
-    assert {"moco", "lit", "text"} < hidden
-    assert every - shown == {name for name in every if {name, name.partition(".")[0]} & hidden}
+    hidden = {name for name in every if no_effect(digits(), name)}
+    hidden |= {f"optimizer.{name}" for name in ("momentum", "nesterov", "decay_rate", "decay_cap", "factored_from")}
+    hidden |= {name for name in every if rare(name)}
+    assert {"moco.hidden", "lit.scale", "text.width", "data.hue", "schedule.timescale"} < hidden
+    assert every - shown == hidden
     for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
         found = help_of(capsys, "train", *flags)
-        assert len(found - set(SHORT)) <= 99, flags
+        assert len(found - set(SHORT)) <= 95, flags
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown

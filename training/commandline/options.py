@@ -36,7 +36,7 @@ class Option:
     single: bool = False
     """each use of the flag adds one value"""
     hidden: bool = False
-    """it has no effect, so that help leaves it out"""
+    """help leaves it out: it has no effect, or is rarely set"""
 
     @property
     def group(self) -> str:
@@ -46,7 +46,7 @@ class Option:
     @property
     def text(self) -> str:
         """What it does."""
-        described = getattr(self.kind, "kind", None) or self.kind  # of a model's section, its configuration
+        described = getattr(self.kind, "described_in", self.kind)
         return {**help_texts(described), **getattr(self.kind, "helps", {})}.get(self.field, "")
 
     @property
@@ -108,7 +108,8 @@ def _of_section(prefix: str, section: Any, config: Any) -> Iterator[Option]:
                 if hint is bool and not isinstance(section, RouterSection)
                 else ""
             )
-            hidden = isinstance(config, Config) and bool(no_effect(config, name) or _of_another(section, field.name))
+            useless = isinstance(config, Config) and (no_effect(config, name) or _of_another(section, field.name))
+            hidden = bool(useless) or field.metadata.get("rare", False)
             yield Option(name, field.name, hint, value, type(section), flags, off=off, hidden=hidden)
 
 

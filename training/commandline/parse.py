@@ -205,6 +205,7 @@ def _print_help(command: str, kind: Any, own: Sequence[Option], sections: Mappin
         prog=f"moespec {command}",
         usage=" ".join(usage),
         description="\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in paragraphs),
+        epilog="Rarely set options are not listed: every field of the configuration is one." if sections else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups: dict[str, Any] = {}

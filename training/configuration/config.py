@@ -121,15 +121,15 @@ class TrainingConfig:
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
-    cuda_graph: bool = False
+    cuda_graph: bool = option(False, rare=True)
     """torch on one GPU only: record what the loss and its gradients ask of the GPU, and ask it as a whole"""
     evaluate_every: Number = 150
     """steps between evaluations on the validation images"""
-    evaluation_batch: Number = 128
+    evaluation_batch: Number = option(128, rare=True)
     """images of one evaluation batch"""
     checkpoint_every: Number = 150
     """steps between checkpoints"""
-    keep: Number = 2
+    keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""

@@ -36,6 +36,8 @@ class ModelConfig:
     name: str
     kind: ClassVar[Any]
     """The class of the family's configurations."""
+    described_in: ClassVar[Any]
+    """The class whose fields have the texts for help."""
     helps: ClassVar[Mapping[str, str]]
     """What the fields do that the family's configuration does not have."""
 
@@ -105,16 +107,25 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
     hints = _fields(kind)
     members: list[Any] = [("name", str, name)]
     for field, hint in {**hints, **dict.fromkeys(extra, int)}.items():
-        only = marks(kind, field).get("only", ()) if field in hints else ()
+        about = marks(kind, field)
+        only, rare = about.get("only", ()), about.get("rare", field in extra)
         if field == "router_options":
             members.append((field, RouterSection, option(factory=RouterSection, only=only)))
         elif field == "block":  # tables of a TOML file, which have no options on a command line
             members.append((field, Mapping[str, Mapping[str, Any]], option(factory=dict, hash=False)))
         else:
-            members.append((field, hint | None, option(None, only=HEAD_BIAS if field == "head_bias" else only)))
+            members.append(
+                (field, hint | None, option(None, only=HEAD_BIAS if field == "head_bias" else only, rare=rare))
+            )
     title = kind.__name__.replace("Config", "Section")
     doc = f"The model. None: as the named model has it, or as the data need it{text}."
-    namespace = {"__doc__": doc, "__module__": __name__, "kind": kind, "helps": {"name": about, **extra}}
+    namespace = {
+        "__doc__": doc,
+        "__module__": __name__,
+        "kind": kind,
+        "described_in": kind,
+        "helps": {"name": about, **extra},
+    }
     return make_dataclass(title, members, bases=(ModelConfig,), frozen=True, namespace=namespace)
 
 

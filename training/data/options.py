@@ -16,7 +16,6 @@ __all__ = ["DataConfig", "numbers"]
 
 FILES = Only("name", unless="digits")
 DECODED = Only("name", unless="digits", why="the digits have nothing to decode")
-WHITE = Only("name", unless="digits", why="the digits are grey, with white at 16")
 JITTER = Only("jitter")
 TARGETS = Only("objective", "classification", why="the objective has no targets")
 
@@ -53,7 +52,7 @@ class DataConfig:
     """random crop: move images by up to this many pixels; 0 for none"""
     flip: bool = False
     """mirror half of the images"""
-    jitter: Share = option(0.0, only=WHITE)
+    jitter: Share = 0.0
     """probability that brightness, contrast, saturation and hue are changed"""
     brightness: Scalar = option(0.4, only=JITTER)
     """jitter: largest change of the brightness, as a factor"""
@@ -63,19 +62,19 @@ class DataConfig:
     """jitter: largest change of the saturation, as a factor"""
     hue: Annotated[float, Range(0, 0.5, below=False)] = option(0.1, only=JITTER)
     """jitter: largest change of the hue, in turns of the colour circle, at most 0.5"""
-    grey: Share = option(0.0, only=WHITE)
+    grey: Share = option(0.0, rare=True)
     """probability that an image loses its colours"""
-    blur: Share = option(0.0, only=WHITE)
+    blur: Share = option(0.0, rare=True)
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
-    solarise: Share = option(0.0, only=WHITE)
+    solarise: Share = option(0.0, rare=True)
     """probability that values of 128 and above are inverted"""
-    randaugment: Annotated[int, Range(0, 100, below=False)] = option(0, only=WHITE)
+    randaugment: Annotated[int, Range(0, 100, below=False)] = 0
     """operations of RandAugment on each image; 0 for none"""
     magnitude: Annotated[float, Range(0, 100, below=False)] = option(10.0, only=Only("randaugment"))
     """RandAugment: magnitude of the operations; the ViT and V-MoE recipes have 10 to 20"""
     transform: str = ""
     """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
-    erase: Share = 0.0
+    erase: Share = option(0.0, rare=True)
     """probability that a rectangle of an image is filled with noise (random erasing)"""
     mixup: Scalar = option(0.0, only=TARGETS)
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
@@ -87,7 +86,7 @@ class DataConfig:
     """folder where decoded images are kept for later epochs and runs; one in /dev/shm keeps them in memory"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)
     """processes that prepare batches; 0 for a thread of the training process"""
-    prefetch: Annotated[int, Range(1, 2**20, below=False)] = 2
+    prefetch: Annotated[int, Range(1, 2**20, below=False)] = option(2, rare=True)
     """batches prepared in advance, by each worker"""
 
     def __post_init__(self) -> None:
