@@ -552,7 +552,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "predict": (
         "say what the pictures of a folder are",
-        _of("predict", PredictArguments, "commandline.predict:predict_command"),
+        _of("predict", PredictArguments, "prediction.predict:predict_command"),
     ),
     "convert": ("convert weights from and to other projects' files", _convert),
     "export": (

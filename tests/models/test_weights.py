@@ -11,7 +11,6 @@ import json
 import random
 import re
 import shutil
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -340,32 +339,21 @@ def npz(**arrays) -> bytes:
     return content.getvalue()
 
 
-def claiming(shape: tuple[int, ...]) -> bytes:
-    """An array that has more numbers by its header than there are."""
-    header, content = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a.npy", header.getvalue())
-    return content.getvalue()
-
-
 SCALE = npz(**{"Transformer/encoder_norm/scale": np.ones(8, np.float32)})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (SCALE[:100], "not an array of an npz file"),
-        (SCALE.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': not an array"),
-        (b"", "not an array of an npz file"),
-        (npz(evil=np.array([Pickled()], object)), "'evil': not an array of an npz file"),
-        (claiming((2**60,)), "'a': not an array"),
+        (SCALE.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': "),
+        (npz(evil=np.array([Pickled()], object)), "'evil': "),
     ],
-    ids=["cut", "header", "empty", "pickle", "claim"],
+    ids=["header", "pickle"],
 )
 def test_a_damaged_npz(tmp_path, content, message, capsys):
+    """test_datasets has what else may be wrong with one."""
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"x\.npz: .*{message}"):
+    with pytest.raises(CheckpointError, match=rf"x\.npz: not an npz file of arrays \({message}"):
         read(tmp_path / "x.npz", Given())
     assert "must not run" not in capsys.readouterr().out
 
