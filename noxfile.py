@@ -59,7 +59,7 @@ def train(session: nox.Session) -> None:
     backend = _option(session, "backend", "jax")
     if backend not in BACKENDS:
         session.error(f"--backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-    _install(session, _extra(backend))
+    _install(session, "train", _extra(backend))
     chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
     session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)), env=QUIET)
     command = os.path.relpath(Path(session.bin, "moespec"))
@@ -193,14 +193,14 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def variants(session: nox.Session) -> None:
     """Run known variants of the algorithms: each must fail a vector, and two or more but for those of `check/alone.py`."""
-    _install(session)
+    _install(session, "conformance")
     session.run("python", "-m", "moespec.conformance", "variants", *session.posargs)
 
 
 @nox.session
 def golden(session: nox.Session) -> None:
     """Make the golden vectors from the specification; `-- --check` compares with the committed ones instead."""
-    _install(session)
+    _install(session, "conformance")
     session.run("python", "-m", "moespec.conformance", "golden", *session.posargs)
 
 
@@ -233,7 +233,7 @@ def environments(session: nox.Session) -> None:
     if python := _interpreter(NEWEST):
         variables["MOESPEC_NEWEST_PYTHON"] = newest = str(Path("build/environments/newest/bin/python").absolute())
         session.run(python, "-m", "venv", "build/environments/newest", external=True)
-        session.run(newest, "-m", "pip", "install", "--quiet", *CONSTRAINTS, "-e", ".[jax]", external=True)
+        session.run(newest, "-m", "pip", "install", "--quiet", *CONSTRAINTS, "-e", ".[jax,train]", external=True)
     else:
         session.log(f"no Python {NEWEST} on PATH or in ~/.pyenv/versions: its runs are skipped")
     session.run("pytest", "-n", "2", "tests/environments", *session.posargs, env=variables)
@@ -315,7 +315,7 @@ def study(session: nox.Session) -> None:
 
     `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
     """
-    _install(session, _extra(_option(session, "backend", "jax")))
+    _install(session, "train", _extra(_option(session, "backend", "jax")))
     session.run(
         "moespec", "study", "--routers", *ENTRIES, "--config", _option(session, "config", "benchmarks/study.toml"),
         "--out", "benchmarks/study", *session.posargs, env={**QUIET, **CACHE},
@@ -331,7 +331,7 @@ def bench(session: nox.Session, backend: str) -> None:
     `-- --vmoe FOLDER FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
     """
     vmoe = "--vmoe" in session.posargs
-    _install(session, backend)
+    _install(session, "train", backend)
     others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
     session.install(*CONSTRAINTS, "psutil", *others)
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
@@ -356,7 +356,7 @@ def gpu(session: nox.Session, backend: str) -> None:
     """
     folder = Path("conformance/reports") if shutil.which("nvidia-smi") else REPORTS
     folder.mkdir(parents=True, exist_ok=True)
-    _install(session, _extra(backend), "conformance")
+    _install(session, _extra(backend), "conformance", "train")
     session.run(
         "python", "-m", "moespec.conformance", "run", "--target", f"moespec.backends.{backend}",
         "--dtype", "f64,f32,bf16", "--report", str(folder / f"gpu-{backend}.json"),
@@ -373,7 +373,7 @@ def tpu(session: nox.Session) -> None:
     """
     if sys.version_info >= (3, 12):
         session.skip("the committed figures are those of JAX 0.10, which constraints.txt has for Python 3.11")
-    _install(session, "jax")
+    _install(session, "jax", "train")
     session.install(*CONSTRAINTS, "libtpu")
     session.run("python", "benchmarks/tpu_layers.py", "--check", *session.posargs)
     session.run("python", "benchmarks/tpu_mesh.py", "--check", *session.posargs)
