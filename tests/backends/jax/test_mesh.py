@@ -17,7 +17,7 @@ from moespec.spec import ConfigError
 pytest.importorskip("jax")
 OnMesh = importlib.import_module("moespec.backends.jax.mesh").OnMesh
 
-SCRIPT = Path(__file__).parents[1] / "jax_mesh_process.py"
+SCRIPT = Path(__file__).parents[2] / "jax_mesh_process.py"
 
 
 @pytest.fixture(autouse=True)

@@ -273,7 +273,7 @@ def test_tables_must_be_tables(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
     (tmp_path / "docs.toml").write_text(page.split("```toml\n")[1].split("```")[0])
     assert list(configfile.read(tmp_path / "docs.toml").evaluation) == ["real", "roomy", "pets", "near"]
 

@@ -48,7 +48,7 @@ def test_a_soup(tmp_path: Path, said: Any) -> None:
 
 
 def test_a_soup_of_runs_says_what_they_are(tmp_path: Path) -> None:
-    run = str(Path(__file__).parent / "runs_0_1" / "torch_dselect_k")
+    run = str(Path(__file__).parents[1] / "runs_0_1" / "torch_dselect_k")
     assert cli.main(["convert", run, run, str(tmp_path / "soup"), "--to", "hub", "--average"]) == 0
     card = (tmp_path / "soup" / "README.md").read_text()
     assert "| Source 2 | moespec train, " in card

@@ -14,7 +14,7 @@ from moespec.spec import ROUTERS
 for framework in ("jax", "flax", "equinox"):
     pytest.importorskip(framework)
 
-SCRIPT = Path(__file__).parents[1] / "explicit_process.py"
+SCRIPT = Path(__file__).parents[2] / "explicit_process.py"
 CHOSEN = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "base", "sigmoid_token_choice")
 """Routers that choose tokens, experts, neither, that solve, and whose statistics add; of the others what is traced is enough."""
 

@@ -266,7 +266,7 @@ def test_a_file_says_how_it_is_written(tmp_path: Path) -> None:
 
 def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> None:
     """Which a file of version 0.1, without a format, has; see `test_old_runs`."""
-    old = (Path(__file__).parent / "runs_0_1/jax_soft_moe/config.toml").read_text()
+    old = (Path(__file__).parents[1] / "runs_0_1/jax_soft_moe/config.toml").read_text()
     (tmp_path / "c.toml").write_text(old)
     assert read(tmp_path / "c.toml").model.router_options == ModelConfig(router="soft_moe").router_options
     (tmp_path / "c.toml").write_text(f"format = 2\n{old}")

@@ -27,7 +27,7 @@ from moespec.training.planning.command import options
 from moespec.training.planning.footprint import owned, rows
 from moespec.training.planning.plan import best, plan, plans, settled
 
-RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "plan.json"
+RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "plan.json"
 SMALL = ModelConfig(
     **{"name": "vit_tiny", "width": 128, "hidden": 256, "heads": 2, "depth": 2, "moe": "last_1", "experts": 4},
     **{"router": "softmax_token_choice", "image_size": 32, "patch_size": 8, "channels": 3, "classes": 10},

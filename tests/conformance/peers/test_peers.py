@@ -22,7 +22,7 @@ from moespec.spec import LEDGER
 from moespec.spec.implementations.positions import Measured
 from moespec.spec.implementations.table import page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECORDS = ROOT / "conformance" / "reports"
 
 

@@ -25,7 +25,7 @@ from moespec.training.reports.templates import render
 from moespec.training.weights.files import write_safetensors
 from moespec.training.weights.formats import PT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "photos.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "photos.md").read_text()
 
 
 @pytest.fixture(scope="module")

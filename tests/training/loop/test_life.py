@@ -539,7 +539,7 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     assert record(run)["config"]["training"]["steps"] == 14
     assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "13"]) == 2
     assert "training.steps=13: 14 steps are done already" in capsys.readouterr().err
-    text = Path(__file__).parents[2].joinpath("docs/training.md").read_text()
+    text = Path(__file__).parents[3].joinpath("docs/training.md").read_text()
     assert [field for field in FREE | {"training.steps"} if f"`{field}`" not in text] == [], (
         "the documentation has the list"
     )

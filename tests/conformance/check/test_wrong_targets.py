@@ -23,7 +23,7 @@ from moespec.conformance.compare import DTYPES
 from moespec.conformance.report.report import Report
 from moespec.spec import ROUTERS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGES = {"front": "moespec"} | {f: f"moespec/{f}" for f in ("spec", "backends", "models", "conformance")}
 
 

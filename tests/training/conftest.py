@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,6 @@ def quick_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
                 config.update(name, value)
             cache.reset_cache()  # it may have begun without a folder
         yield
-
-
-@pytest.fixture(autouse=True)
-def installed(request: pytest.FixtureRequest) -> None:
-    """Skips a test of a framework that is not installed."""
-    callspec = getattr(request.node, "callspec", None)
-    if callspec and "backend" in callspec.params:
-        pytest.importorskip(callspec.params["backend"])
 
 
 class Runs:
@@ -112,16 +104,3 @@ class Runs:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command line, which ends with that status: what it printed, or of one that fails what it says."""
-
-    def run(words: Sequence[str], status: int = 0) -> str:
-        capsys.readouterr()
-        assert cli.main(words) == status
-        streams = capsys.readouterr()
-        return streams.err if status else streams.out
-
-    return run

@@ -319,7 +319,7 @@ def test_values_are_drawn_when_they_are_read():
 @pytest.mark.full
 def test_the_loop_of_the_documentation_runs():
     pytest.importorskip("jax")
-    text = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "devices.md").read_text()
     program = text.partition("```python\n")[2].partition("```")[0]
     program = program.replace("mesh_sizes(jax.device_count())", "mesh_sizes(jax.device_count(), expert=2)")
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}

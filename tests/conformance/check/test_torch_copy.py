@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-SOURCE = Path(__file__).parents[2] / "backends"
+SOURCE = Path(__file__).parents[3] / "backends"
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Weights in files: those of other projects are read, compute what they computed there, and come back equal.
 
 The files in `weight_files` were written by those projects, see record.json there; timm's is made of the recorded
-parameters in `interop_vectors`.
+parameters in `interop/interop_vectors`.
 """
 
 import importlib
@@ -37,7 +37,8 @@ from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights, described, of_description
 from moespec.version import version
 
-FILES, VECTORS = Path(__file__).parent / "weight_files", Path(__file__).parent / "interop_vectors"
+FILES = Path(__file__).parent / "weight_files"
+VECTORS = Path(__file__).parents[1] / "interop" / "interop_vectors"
 
 WITH_OUTPUTS = {
     "big_vision.npz": {},

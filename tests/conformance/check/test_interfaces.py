@@ -264,7 +264,7 @@ def test_a_stage_of_another_name_fails(check, folder):
 
 @pytest.mark.parametrize("content", [b"", raw('{"token_choice/slots": 3}')])
 def test_damaged_files(check, folder, content):
-    """What all may be damaged in a file is in `tests/models/test_checkpoint.py`."""
+    """What all may be damaged in a file is in `tests/training/loop/test_checkpoint.py`."""
     (folder / TIED).write_bytes(content)
     status, printed, _ = check(folder)
     assert status == 1
@@ -362,7 +362,7 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     if compiler is None:
         pytest.skip("there is no C compiler on this machine")
     program, out = tmp_path / "allocations", tmp_path / "out"
-    source = Path(__file__).parent / "third_party" / "allocations.c"
+    source = Path(__file__).parents[1] / "third_party" / "allocations.c"
     options = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]
     subprocess.run([compiler, *options, program, source], check=True)
     subprocess.run([program, suite.VECTORS, out], check=True)
@@ -409,7 +409,7 @@ def test_the_known_variant_of_files_is_named(check, tmp_path):
 
 
 def test_the_commands_of_the_documentation_work_as_printed(run, tmp_path, monkeypatch):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     text = (root / "docs" / "conformance.md").read_text()
     for name in ("tests", "conformance"):
         (tmp_path / name).symlink_to(root / name)
