@@ -1,7 +1,7 @@
 """What holds of every algorithm that decides: zeros of both signs are equal."""
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from strategies import seeds, slots
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 
 from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError, expert_capacity
 from moespec.spec.examples import LOGITS

@@ -4,7 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from scipy.special import log_expit, log_softmax
 from scipy.stats import entropy
 from strategies import logits, one_of, seeds

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from strategies import GROUPS, one_of, seeds
 
 from moespec import spec

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from scipy.cluster.vq import kmeans2
 from scipy.spatial.distance import cdist
 from strategies import one_of, seeds

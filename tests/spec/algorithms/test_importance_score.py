@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import one_of, seeds, slots
 
 from moespec.spec.algorithms.importance_score import surviving_tokens

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from scipy.special import log_expit, log_softmax
 from scipy.stats import norm
 from strategies import one_of, seeds

@@ -2,7 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from strategies import even_logits, logits, one_of, seeds
 
 from moespec.spec import sinkhorn_affinity

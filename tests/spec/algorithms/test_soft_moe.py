@@ -2,7 +2,7 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from strategies import GROUPS, grid, one_of, seeds
 
 from moespec.spec import moe_layer, slot_tokens, soft_routing

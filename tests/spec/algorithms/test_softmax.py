@@ -1,7 +1,7 @@
 """Logits, their noise and the softmax, which is the minimum of an objective."""
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from strategies import logits, one_of, seeds, spread
 
 

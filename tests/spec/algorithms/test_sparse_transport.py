@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from scipy.optimize import linear_sum_assignment
 from strategies import grid, one_of, orders, seeds, shuffled, slots, spread_slots
 

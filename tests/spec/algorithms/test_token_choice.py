@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import one_of, orders, seeds, slots
 
 from moespec import spec

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from strategies import one_of, seeds
 
 from moespec.models.vit import VitConfig, regrouped, router_config
