@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import GROUPS, even_logits
 
 from moespec import spec

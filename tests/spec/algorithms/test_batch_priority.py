@@ -1,7 +1,7 @@
 """Batch Priority Routing: the order of the tokens, and why the best come first."""
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from strategies import one_of, orders, seeds, slots
 
 WRONG = ("tokens_in_heap_order", "least_important_first")

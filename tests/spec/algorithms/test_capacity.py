@@ -7,21 +7,21 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from implementations import SPEC, holds
+from properties import holds
 
 from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError, expert_capacity
 from moespec.spec.examples import LOGITS
 
 
-def sizes(few):
+def sizes():
     """tokens, experts, factor and choices, with quotients that are halves and integers."""
     factors = st.sampled_from([0.5, 1.0, 1.05, 1.25, 2.0])
     tokens, experts = st.integers(1, 20) | st.integers(1, 2000), st.sampled_from([2, 4, 8]) | st.integers(1, 64)
     return st.tuples(tokens, experts, factors, st.integers(1, 4))
 
 
-@holds(wrong=("choices_not_counted", "halves_rounded_up", "multiples_ignored"), on=SPEC, sizes=sizes,
-       multiple=lambda few: st.integers(1, 8))  # fmt: skip
+@holds(wrong=("choices_not_counted", "halves_rounded_up", "multiples_ignored"), sizes=sizes(),
+       multiple=st.integers(1, 8))  # fmt: skip
 def test_the_items_of_each_expert_are_rounded(B, sizes, multiple):
     """`K T factor / E` up, or to the nearest, a half to even, up to the rounding of the product; then up to a multiple. A
     capacity below 1 is an error that names the factor."""

@@ -1,7 +1,7 @@
 """Expert Choice against its definition, slot by slot."""
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from strategies import one_of, seeds, slots
 
 WRONG = (

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from implementations import holds
-from strategies import number, one_of, seeds, slots
+from properties import holds
+from strategies import one_of, seeds, slots
 
 from moespec.spec.algorithms.importance_score import surviving_tokens
 
-DROPS = number(0.25, 0.0, 0.1, 0.5, 0.9)
+DROPS = one_of(0.25, 0.0, 0.1, 0.5, 0.9)
 OF_THE_ORDER = ("important_in_heap_order", "nobody_removed")
 
 

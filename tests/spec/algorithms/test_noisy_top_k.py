@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from scipy.stats import norm
 from strategies import logits, seeds, slots, spread_slots
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from implementations import holds
-from strategies import integers, seeds
+from hypothesis import strategies as st
+from properties import holds
+from strategies import seeds
 
 from moespec.spec import ROUTERS
 
@@ -26,7 +27,7 @@ def trained(B, kernel, x, penalty, choices):
 @holds(
     wrong=("loss_without_load", "gates_leak", "penalty_in_proportion"),
     seed=seeds,
-    choices=integers(1, EXPERTS),
+    choices=st.integers(1, EXPERTS),
 )
 def test_the_equations_of_the_paper(B, seed, choices):
     random = np.random.default_rng(seed)

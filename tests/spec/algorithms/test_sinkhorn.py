@@ -1,9 +1,9 @@
 """The Sinkhorn affinity: against the iteration in the kernel domain, as a minimum, and where it stops."""
 
 import numpy as np
-from implementations import holds
-from strategies import even_logits, integers, logits, number, seeds
-from wrong import favouring, restarted
+from hypothesis import strategies as st
+from properties import holds
+from strategies import even_logits, logits, one_of, seeds
 
 from moespec.spec import sinkhorn_affinity
 
@@ -14,11 +14,10 @@ def column_error(plan):
     return np.abs(plan.sum(axis=-2) - tokens / experts).max(axis=-1)
 
 
-WRONG = ("rows_first", "rows_alone", "sinkhorn_of_the_softmax", "iterated_to_a_tolerance", "total_mass_of_one", restarted,
-         favouring("sinkhorn_affinity", 2))  # fmt: skip
+WRONG = ("rows_first", "rows_alone", "sinkhorn_of_the_softmax", "iterated_to_a_tolerance", "total_mass_of_one")
 
 
-@holds(wrong=WRONG, logits=logits, iterations=integers(1, 20))
+@holds(wrong=WRONG, logits=logits, iterations=st.integers(1, 20))
 def test_the_iteration_in_the_kernel_domain(B, logits, iterations):
     """Columns are scaled to sums of T / E, then rows to sums of 1."""
     groups, tokens, experts = logits.shape
@@ -49,7 +48,7 @@ def test_at_convergence_the_plan_minimises_cost_minus_entropy(B, logits, seed):
     assert (objective(plan) <= objective(balanced(logits.shape, seed)) + 1e-8).all()
 
 
-@holds(wrong="tolerance_ignored", logits=logits, tolerance=number(0.05, 0.5))
+@holds(wrong="tolerance_ignored", logits=logits, tolerance=one_of(0.05, 0.5))
 def test_a_tolerance_stops_at_the_first_plan_that_is_within_it(B, logits, tolerance):
     """Each group for itself, by the largest error of a column, too many tokens or too few."""
     plans = np.stack([B.sinkhorn_affinity(logits, iterations=n) for n in (1, 2, 3)])

@@ -2,9 +2,8 @@
 
 import numpy as np
 from hypothesis import strategies as st
-from implementations import holds
+from properties import holds
 from strategies import GROUPS, grid, one_of, seeds
-from wrong import norms_apart
 
 from moespec.spec import moe_layer, slot_tokens, soft_routing
 from moespec.spec.numerics import normalize_l2
@@ -14,9 +13,9 @@ TOKENS = RANDOM.normal(size=(7, 5))
 SLOTS = RANDOM.normal(size=(5, 3, 2))
 
 
-def tokens(few):
+def token_grids():
     """(groups, tokens, width) on a grid, also vectors of norm 0."""
-    shapes = st.sampled_from([(6, 4)] if few else [(1, 2), (4, 3), (6, 4)])
+    shapes = st.sampled_from([(1, 2), (4, 3), (6, 4)])
     return shapes.flatmap(lambda shape: grid(GROUPS, *shape))
 
 
@@ -35,11 +34,10 @@ WRONG = (
     "slots_dealt_round_robin",
     "exchanged",
     "combine_over_experts",
-    norms_apart,
 )
 
 
-@holds(wrong=WRONG, tokens=tokens, seed=seeds, scale=one_of(-2.0, 0.5, 4.0), form=one_of("paper", "rsqrt", None))
+@holds(wrong=WRONG, tokens=token_grids(), seed=seeds, scale=one_of(-2.0, 0.5, 4.0), form=one_of("paper", "rsqrt", None))
 def test_by_definition(B, tokens, seed, scale, form):
     """Softmaxes over tokens and over all slots, of logits of normalised tokens and slots; without a form neither is
     normalised, and there is no scale."""
@@ -54,7 +52,7 @@ def test_by_definition(B, tokens, seed, scale, form):
     np.testing.assert_allclose(routing.combine, softmax(logits, (2, 3)), rtol=1e-10)
 
 
-@holds(wrong="ablations_ignored", tokens=tokens, seed=seeds)
+@holds(wrong="ablations_ignored", tokens=token_grids(), seed=seeds)
 def test_an_ablation_replaces_one_tensor(B, tokens, seed):
     """What stays soft is as without the ablation; 1 / T and 1 / (E C) elsewhere."""
     slots = np.random.default_rng(seed).normal(size=(tokens.shape[2], 3, 2))

@@ -6,7 +6,7 @@ The loops follow `forward_train`, `update_threshold` and `forward_eval` of the a
 from dataclasses import replace
 
 import numpy as np
-from implementations import holds
+from properties import holds
 from strategies import seeds
 
 from moespec.spec import ROUTERS, capacity_logits

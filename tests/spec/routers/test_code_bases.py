@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import logits, one_of, seeds, slots
 
 from moespec.spec import ROUTERS, ConfigError, gshard_sample, softmax_affinity

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from implementations import holds
-from strategies import integers, one_of, seeds
+from hypothesis import strategies as st
+from properties import holds
+from strategies import one_of, seeds
 
 from moespec.models.vit import VitConfig, regrouped, router_config
 from moespec.spec import ROUTERS, ConfigError
@@ -20,7 +21,7 @@ def routing(B, kernel, x, choices, pool):
 @holds(
     wrong=("tokens_of_images_interleaved", "images_spread_in_turn", "class_token_always"),
     seed=seeds,
-    choices=integers(1, EXPERTS),
+    choices=st.integers(1, EXPERTS),
     pool=one_of("mean", "first"),
 )
 def test_the_words_of_the_paper(B, seed, choices, pool):

@@ -1,8 +1,9 @@
 """Mixture-of-Depths against eq. (1) of Raposo et al. 2024: what the layer adds to the tokens above a percentile of the weights."""
 
 import numpy as np
-from implementations import holds
-from strategies import integers, one_of, seeds
+from hypothesis import strategies as st
+from properties import holds
+from strategies import one_of, seeds
 
 from moespec.spec import ROUTERS
 
@@ -18,7 +19,7 @@ def routing(B, params, x, capacity, weights):
 @holds(
     wrong={"sigmoid_affinity": lambda B, logits: logits},
     seed=seeds,
-    capacity=integers(1, TOKENS - 1),
+    capacity=st.integers(1, TOKENS - 1),
     weights=one_of("raw", "sigmoid"),
 )
 def test_equation_1(B, seed, capacity, weights):

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import one_of, seeds
 
 from moespec.spec import ROUTERS, ConfigError, biased_scores, expert_load, required_biases, sigmoid_affinity

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from implementations import holds
+from properties import holds
 from strategies import seeds, spread
 
 from moespec.spec import ROUTERS

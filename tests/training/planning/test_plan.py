@@ -11,7 +11,8 @@ import pytest
 
 from moespec.backends.jax.mesh import OnMesh
 from moespec.backends.jax.optimizers import by_leaf
-from moespec.backends.mesh import MeshSizes, leaves
+from moespec.backends.mesh import MeshSizes
+from moespec.backends.pytrees import leaves
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import counts, families
 from moespec.models.parameters import shaped
