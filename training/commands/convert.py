@@ -1,4 +1,4 @@
-"""What the command `moespec convert` does. `moespec.training.cli` parses its arguments."""
+"""The command `moespec convert`."""
 
 import json
 import warnings

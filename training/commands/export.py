@@ -1,4 +1,4 @@
-"""What the command `moespec export` does, and what a program says of itself. `moespec.training.cli` parses its arguments."""
+"""The command `moespec export`, and what a program says of itself."""
 
 import importlib
 import json
