@@ -340,14 +340,37 @@ def test_the_citation_is_valid_and_names_a_release_only_if_it_has_a_tag():
 
 "The site's generator: what a page shows is what the specification says and computes, and what is wrong fails."
 
+import ast
+import doctest
+import json
+import re
+import subprocess
+from html import unescape
+from types import SimpleNamespace
 
 import pytest
+import yaml
+from docutils import nodes
 from generator import (
+    citations,
+    docstrings,
+    examples,
+    heads,
+    links,
+    names,
+    practice,
     reference,
+    revisions,
+    sources,
+    tables,
+    write,
 )
-from generator.catalogue import pages
+from generator.catalogue import ROOT, home, pages
 
-from moespec.spec import ROUTERS
+from moespec import spec
+from moespec.backends.torch import nn
+from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
+from moespec.training.data import dataset
 
 PAGES = {page.name: page for page in pages()}
 

@@ -1,6 +1,6 @@
 """The configuration of a training run: what model, data, optimiser, schedule and training it takes.
 
-Every field can be set in a TOML file and on the command line (`moespec.training.configuration.configfile`, `moespec.training.commandline`). The
+Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
 defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A field that is None is filled in from the named
 model or the data when the run starts (`moespec.training.loop.resolve`), and the filled-in configuration is saved with the run.
 """
