@@ -39,11 +39,11 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError naming the first field of a section whose value is not within the `Range` of its type."""
+    """ConfigError naming the first field of a section, or of a command's arguments (section ""), whose value is outside its type's `Range`."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):
-            check_value(f"{section}.{name}", getattr(config, name), hint)
+            check_value(f"{section}.{name}".lstrip("."), getattr(config, name), hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:

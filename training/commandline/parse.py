@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from moespec.models.checks import check_names, described
+from moespec.models.checks import check_fields, check_names, described
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.training.commandline.options import SETTINGS, Option, options_of, options_of_sections
@@ -54,7 +54,9 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
     ]
     if missing:
         raise ConfigError(f"{command}: {'; '.join(missing)}")
-    return kind(**values, **_changed(sections, texts))
+    arguments = kind(**values, **_changed(sections, texts))
+    check_fields("", arguments)
+    return arguments
 
 
 @dataclass(frozen=True)

@@ -50,29 +50,17 @@ class ConvertArguments:
 
 def main(words: list[str]) -> None:
     """Runs the command."""
-    convert_command(**vars(parse("convert", ConvertArguments, words)))
+    convert_command(parse("convert", ConvertArguments, words))
 
 
-def convert_command(
-    paths: Sequence[Path],
-    *,
-    average: bool = False,
-    from_format: str | None = None,
-    to_format: str | None = None,
-    model: str | None = None,
-    arguments: Path | None = None,
-    settings: Sequence[str] = (),
-    step: int | None = None,
-) -> None:
-    """Reads weights in one format, writes them in another, and says what they are.
-
-    paths: the source, or with `average` several of the same model, and the target.
-    """
+def convert_command(given: ConvertArguments) -> None:
+    """Reads weights in one format, writes them in another, and says what they are."""
+    paths, from_format, to_format = given.paths, given.from_format, given.to_format
     if len(paths) < 2:
         missing = "target is missing (the file or folder to write, which comes last)"
         raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
     *sources, target = paths
-    if len(sources) > 1 and not average:
+    if len(sources) > 1 and not given.average:
         raise ConfigError(f"convert: {len(sources)} sources, {', '.join(map(str, sources))}; --average averages them")
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
@@ -85,11 +73,13 @@ def convert_command(
     else:
         for path in (target, target / "model.safetensors"):
             check_sources("target", path, sources)
-    request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
+    request = Given(
+        given.model, read_json(given.arguments) if given.arguments else None, fields_of(given.settings), given.step
+    )
     one = partial(read, given=request, name=from_format)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        weights = averaged(sources, one) if average else one(sources[0])
+        weights = averaged(sources, one) if given.average else one(sources[0])
     for note in notes:
         print(f"note: {note.message}")
     write(target, weights, to_format)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moespec.models import counts
-from moespec.spec.errors import ConfigError
+from moespec.models.checks import Number
 from moespec.training.commandline.chosen import check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config, ModelConfig, TrainingConfig
@@ -14,7 +14,7 @@ from moespec.training.loop.resolve import model_config, without_data
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, moe_of, of_run, scaled
 
-__all__ = ["count_command", "main"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True)
@@ -27,35 +27,26 @@ class CountArguments:
 
     config: Path | None = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
-    images: int | None = None
+    images: Number | None = None
     """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
-    examples: int | None = None
+    examples: Number | None = None
     """images that a training run sees, with repetitions, for its operations (default: as the configuration says)"""
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
+    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run."""
     base = chosen(words, digits())
-    parsed = parse("count", CountArguments, words, model=base.model)
-    check_written(words, Config(model=parsed.model, training=TrainingConfig(loss="sigmoid")))
-    if parsed.examples is not None and parsed.examples < 1:
-        raise ConfigError(f"examples={parsed.examples!r}: expected an integer >= 1")
-    seen = images_seen(base.training) if parsed.config and parsed.examples is None else parsed.examples
-    count_command(replace(base, model=parsed.model), images=parsed.images, seen=seen)
-
-
-def count_command(config: Config, *, images: int | None, seen: int | None) -> None:
-    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run.
-
-    images: of a batch. seen: images that the run sees, None where that is not known.
-    """
+    given = parse("count", CountArguments, words, model=base.model)
+    check_written(words, Config(model=given.model, training=TrainingConfig(loss="sigmoid")))
+    seen = images_seen(base.training) if given.config and given.examples is None else given.examples
+    config = replace(base, model=given.model)
     model = model_config(without_data(config))
-    parts = counts.flops(model, images)
+    parts = counts.flops(model, given.images)
     total = sum(parts.values())
-    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")
+    print(f"{config.model.name}: {described(model, batch=given.images)}\n  {moe_of(model)}")
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
     if seen is not None:
         config = objective_of(config).settled(config, model, None)
-        print(f"  {of_run(config, model, seen, batch=images)}")
+        print(f"  {of_run(config, model, seen, batch=given.images)}")

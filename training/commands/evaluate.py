@@ -1,9 +1,7 @@
 """The command `moespec evaluate`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
@@ -26,7 +24,7 @@ from moespec.training.reports.cost import described, milliseconds
 from moespec.training.reports.curves import in_order
 from moespec.training.runs import load_run
 
-__all__ = ["evaluate_command", "main"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,37 +54,24 @@ class EvaluateArguments(OfRun):
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    parsed = parse("evaluate", EvaluateArguments, words)
-    for name in ("l2", "seeds"):
-        if not parsed.fewshot and getattr(parsed, name) != getattr(EvaluateArguments, name):
-            raise ConfigError(f"{name}={getattr(parsed, name)!r} has no effect here: there is no fewshot")
-    sets: dict[str, EvaluationConfig] = {}
-    if parsed.fewshot:
-        sets["few-shot"] = EvaluationConfig("few_shot", shots=parsed.fewshot, l2=parsed.l2, seeds=parsed.seeds)
-    if parsed.knn:
-        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=parsed.knn)
-    images = {"name": parsed.data, "path": parsed.path, "broken": parsed.broken}
-    others = None if list(images.values()) == [None, "", "error"] else images
-    evaluate_command(parsed.run, backend=parsed.backend, step=parsed.step, sets=sets, others=others)
-
-
-def evaluate_command(
-    run: Path,
-    *,
-    backend: str | None,
-    step: int | None,
-    sets: Mapping[str, EvaluationConfig],
-    others: Mapping[str, Any] | None = None,
-) -> None:
     """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
 
-    others: what `load_others` takes, for other images than the validation images. Raises Interrupted when a signal stops it.
+    Raises Interrupted when a signal stops it.
     """
-    loaded = load_run(run, backend, step)
+    given = parse("evaluate", EvaluateArguments, words)
+    for name in ("l2", "seeds"):
+        if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
+            raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
+    sets: dict[str, EvaluationConfig] = {}
+    if given.fewshot:
+        sets["few-shot"] = EvaluationConfig("few_shot", shots=given.fewshot, l2=given.l2, seeds=given.seeds)
+    if given.knn:
+        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=given.knn)
+    run, others = given.run, (given.data, given.path, given.broken) != (None, "", "error")
+    loaded = load_run(run, given.backend, given.step)
     config, dataset, most = loaded.config, loaded.dataset, loaded.config.training.evaluation_batch
-    if others is not None:
-        dataset = load_others(config.data, dataset, **others)
+    if others:
+        dataset = load_others(config.data, dataset, name=given.data, path=given.path, broken=given.broken)
         for note in dataset.notes:
             print(f"data: {on_one_line(note)}")
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})

@@ -18,7 +18,7 @@ from moespec.models.model import Model
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.parse import parse
-from moespec.training.commands.convert import convert_command
+from moespec.training.commands.convert import ConvertArguments, convert_command
 from moespec.training.loop.resolve import load_backend
 from moespec.training.weights.formats import Given, read
 from moespec.training.weights.loading import Loaded
@@ -80,7 +80,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     if format == "stablehlo":
         check_output("out", target.with_name(f"{target.name}{DESCRIPTION}"))
     if kind is None:
-        convert_command([source, target], to_format="moespec", step=step)
+        convert_command(ConvertArguments((source, target), to_format="moespec", step=step))
         return
     for package in kind.packages:
         check_installed(f"format={format!r}", package, f"export,{kind.backend}")

@@ -8,12 +8,11 @@ from moespec.spec.errors import ConfigError
 from moespec.training.commandline.arguments import Configured
 from moespec.training.commandline.chosen import check_written, chosen
 from moespec.training.commandline.parse import parse
-from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, with_model
 from moespec.training.loop import hash_tables
 from moespec.training.loop.resolve import load_data, model_config, resolve
 
-__all__ = ["hash_table_command", "main"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +28,10 @@ class HashTableArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    parsed = parse("hash-table", HashTableArguments, words, settings=chosen(words, with_model(digits(), None, "hash")))
-    check_written(words, parsed.settings)
-    hash_table_command(parsed.settings, parsed.out)
-
-
-def hash_table_command(config: Config, out: Path) -> None:
     """Makes the codebook and tables that the router of a model needs, and writes them to a file."""
+    given = parse("hash-table", HashTableArguments, words, settings=chosen(words, with_model(digits(), None, "hash")))
+    config, out = given.settings, given.out
+    check_written(words, config)
     check_output("out", out, [".safetensors"])
     dataset = load_data(config)
     config = resolve(config, dataset, "numpy")

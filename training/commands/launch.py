@@ -18,9 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from moespec.models.checks import Natural, Number
 from moespec.models.errors import Interrupted, RunError
 from moespec.models.options import option
-from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.errors import SpecError
 from moespec.training.commandline.parse import parse
 from moespec.training.loop import watchdog
 
@@ -50,9 +51,9 @@ class LaunchArguments:
     --nproc-per-node 4 --no-python -- moespec train ...` and srun start the processes as well.
     """
 
-    processes: int = option(flags=("-n", "--processes"))
+    processes: Number = option(flags=("-n", "--processes"))
     """processes to start"""
-    restarts: int = 0
+    restarts: Natural = 0
     """starts after the first, when a process ended with an error"""
 
 
@@ -70,9 +71,6 @@ def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> 
 
     Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
     """
-    if processes < 1 or restarts < 0:
-        name, value = ("processes", processes) if processes < 1 else ("restarts", restarts)
-        raise ConfigError(f"{name}={value!r}: expected an integer >= {int(processes < 1)}")
     arguments = list(command)
     for attempt in range(restarts + 1):
         failed = _run(arguments, processes)

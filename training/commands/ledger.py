@@ -1,7 +1,6 @@
 """The command `moespec ledger`."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moespec.models.options import option
@@ -13,7 +12,7 @@ from moespec.spec.ledger import LedgerEntry
 from moespec.training.commandline.parse import parse
 from moespec.training.ledger.show import as_json, comparison, full, positions
 
-__all__ = ["ledger_command", "main"]
+__all__ = ["main"]
 
 _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
@@ -36,19 +35,15 @@ class LedgerArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    ledger_command(**vars(parse("ledger", LedgerArguments, words)))
-
-
-def ledger_command(what: Sequence[str], *, by: Sequence[str], json: bool) -> None:
     """Prints entries of the ledger: all, or what the names mean; in full, or what implementations do about them.
 
     Raises ConfigError for a name that means nothing.
     """
-    entries = [entry for name in what for entry in selected(name)] if what else list(LEDGER.values())
+    given = parse("ledger", LedgerArguments, words)
+    entries = [entry for name in given.what for entry in selected(name)] if given.what else list(LEDGER.values())
     entries = list(dict.fromkeys(entries))
-    names = list(dict.fromkeys(map(find, by)))
-    if json:
+    names = list(dict.fromkeys(map(find, given.by)))
+    if given.json:
         print(as_json(entries, names))
     elif not names:
         print(full(entries))

@@ -11,7 +11,7 @@ from moespec.training.commandline.parse import parse
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import DATASETS
 
-__all__ = ["list_command", "main"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,8 @@ class ListArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    list_command(parse("list", ListArguments, words).what)
-
-
-def list_command(what: str) -> None:
     """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    what = parse("list", ListArguments, words).what
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
         for router in ROUTERS.values():

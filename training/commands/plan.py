@@ -21,7 +21,7 @@ from moespec.training.planning.footprint import rows
 from moespec.training.planning.plan import Plan, best, plans, settled
 from moespec.training.reports.cost import aligned, described, of_run
 
-__all__ = ["main", "plan_command"]
+__all__ = ["main"]
 
 NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
 """Options of train that a plan does not depend on."""
@@ -49,41 +49,34 @@ class PlanArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    parsed = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
-    check_written(words, parsed.settings)
-    if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
-        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
-    how: Any = {name: getattr(parsed, name) for name in ("devices", "chip", "utilisation", "sharding")}
-    plan_command(parsed.settings, **how, as_json=parsed.json)
-
-
-def plan_command(
-    config: Config, *, devices: int, chip: str, utilisation: float | None, sharding: bool, as_json: bool
-) -> None:
     """Prints the plans and what the whole run takes, or how the parameters are split on the mesh that is given, or the best.
 
     utilisation: fraction of the chip's peak that the operations of a run (`objectives.table.training_flops`) are assumed to reach.
     """
-    config = replace(config, model=without_data(config))
+    given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
+    check_written(words, given.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
+        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
+    devices, chip, utilisation = given.devices, given.chip, given.utilisation
+    config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
     if utilisation is not None:
-        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=sharding)
+        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=given.sharding)
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip_of(chip))
-    chosen = best(ranked)
+    fitting = best(ranked)
     config = settled(config)
-    if sharding:
-        _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
+    if given.sharding:
+        _print_sharding(config, (fitting or ranked[0]).sizes, as_json=given.json)
         return
     batch = training.batch // training.accumulate
     operations = None if seen is None else training_flops(config, model, seen, batch=batch)
     days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
-    if as_json:
+    if given.json:
         run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
         report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
         rows = [_json(config, each) for each in ranked]
-        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(chosen)] if chosen else None}, indent=1))
+        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(fitting)] if fitting else None}, indent=1))
         return
     print(f"{config.model.name}: {described(model)}")
     if seen is not None:
@@ -98,8 +91,8 @@ def plan_command(
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip_of(chip).memory)} GiB"
-    if chosen:
-        print(f"\nThe least bound of those that fit into {has}: {chosen.sizes}\n  {options(config, chosen.sizes)}")
+    if fitting:
+        print(f"\nThe least bound of those that fit into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
     else:
         less = "another mesh" if len(ranked) == 1 else "more devices"
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
-from moespec.models.checks import check_output
+from moespec.models.checks import Number, check_output
 from moespec.models.errors import DataError
 from moespec.models.families import Config as Model
 from moespec.models.families import family
@@ -46,7 +46,7 @@ from moespec.training.loop.resume import trained_params
 from moespec.training.reports.templates import render
 from moespec.training.runs import configuration, left_out, read_data
 
-__all__ = ["Prediction", "main", "make_shares", "predict_command", "table"]
+__all__ = ["Prediction", "main", "make_shares", "table"]
 
 BATCH = 64
 """Images of a batch, at most: more are no faster on a CPU, and take memory."""
@@ -75,13 +75,8 @@ class PredictArguments(OfRun):
     """the table to write: a row for each picture"""
     html: Path | None = None
     """the page to write: a gallery"""
-    top: int = 3
+    top: Number = 3
     """classes that are named for each picture, the most probable ones"""
-
-
-def main(words: list[str]) -> None:
-    """Runs the command."""
-    predict_command(**vars(parse("predict", PredictArguments, words)))
 
 
 class Prediction(NamedTuple):
@@ -118,16 +113,14 @@ class Reader:
         return images
 
 
-def predict_command(
-    run: Path, folder: Path, *, csv: Path | None, html: Path | None, top: int, backend: str | None, step: int | None
-) -> None:
+def main(words: list[str]) -> None:
     """Prints what the pictures of a folder, or one picture, are read as, and writes it as a table and a page.
 
     Raises ConfigError, RunError or DataError before anything is loaded for what cannot be done, DataError if no picture can be
     read, and Interrupted when a signal stops it.
     """
-    if top < 1:
-        raise ConfigError(f"top={top!r}: expected an integer >= 1")
+    given = parse("predict", PredictArguments, words)
+    run, folder, csv, html = given.run, given.folder, given.csv, given.html
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
             check_output(name, path, [f".{name}"], [folder] * folder.is_file())
@@ -140,8 +133,8 @@ def predict_command(
     if not model.classes or model.channels not in (1, 3):
         why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={config.objective!r})")
-    B = load_backend(choose_backend(backend or config.backend)[0])
-    params, found = trained_params(directory, config, step=step)
+    B = load_backend(choose_backend(given.backend or config.backend)[0])
+    params, found = trained_params(directory, config, step=given.step)
     names = [on_one_line(name) for name in directory.classes() or read_data(config).classes]
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
@@ -164,7 +157,7 @@ def predict_command(
             ):
                 if index in read.wrong:
                     continue
-                best = np.argsort(-probabilities, kind="stable")[:top]
+                best = np.argsort(-probabilities, kind="stable")[: given.top]
                 classes = [(names[label], float(probabilities[label])) for label in best]
                 picture = (read.small or {}).get(index, b"")
                 routed = dict(zip(layers, experts, strict=True))

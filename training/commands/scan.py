@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -10,13 +10,13 @@ from moespec.models.errors import DataError
 from moespec.models.memory import check_limits
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
-from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Range
 from moespec.training.commandline.parse import parse
 from moespec.training.data.datasets import PICTURES
 from moespec.training.data.pictures import Pictures
 from moespec.training.data.picturesets import SKIP, broken
 
-__all__ = ["main", "scan_command"]
+__all__ = ["main"]
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,23 @@ class ScanArguments:
     """folder of the data set"""
     data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
     """kind of data set"""
-    workers: int = 0
+    workers: Annotated[int, Range(0, 1024, below=False)] = 0
     """processes that decode; 0 for a thread of this one"""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.workers <= 1024:
-            raise ConfigError(f"workers={self.workers!r}: expected a number from 0 to 1024")
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    parsed = parse("scan", ScanArguments, words)
-    scan_command(parsed.path, parsed.data, workers=parsed.workers)
-
-
-def scan_command(path: Path, data: str, *, workers: int) -> None:
     """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
-    check_limits(workers=workers)
-    classes, *parts = PICTURES[data](path)
+    given = parse("scan", ScanArguments, words)
+    check_limits(workers=given.workers)
+    classes, *parts = PICTURES[given.data](given.path)
     total, wrong = 0, 0
     for part in parts:
         if part is not None:
             pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
             print(*map(on_one_line, part.notes), sep="\n", end="\n" * bool(part.notes))
-            texts = [on_one_line(text) for _, text in broken(pictures, workers=workers)]
+            texts = [on_one_line(text) for _, text in broken(pictures, workers=given.workers)]
             print(*texts, sep="\n", end="\n" if texts else "")
             total, wrong = total + len(pictures), wrong + len(texts)
     if wrong:
-        raise DataError(f"{path}: {wrong} of {total} pictures cannot be read; {SKIP}")
-    print(f"{path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")
+        raise DataError(f"{given.path}: {wrong} of {total} pictures cannot be read; {SKIP}")
+    print(f"{given.path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.training.commandline.arguments import Configured
@@ -48,7 +49,7 @@ class StudyArguments(Configured):
     """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
     out: Path
     """folder of the study"""
-    seeds: int = 5
+    seeds: Number = 5
     """seeds of each entry: 0, 1, ..."""
     measure: str = ""
     """what is compared in place of the accuracy of the head, of an evaluation by schedule: few_shot/shots_10/accuracy"""
@@ -75,8 +76,6 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
     """
     if not entries:
         raise ConfigError("routers: there is no entry")
-    if seeds < 1:
-        raise ConfigError(f"seeds={seeds!r}: expected an integer >= 1")
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
     configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
