@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases import functions
 from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
+from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.manifest import read
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
@@ -162,7 +162,7 @@ def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
 
 
 def _calls(place: str, path: str) -> Problems:
-    yield path.split(".")[0] not in {*functions(), "identity"}, f"{place}: there is no function {path!r}"
+    yield path.split(".")[0] not in {*FUNCTIONS, "identity"}, f"{place}: there is no function {path!r}"
 
 
 def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Mapping[str, Stage]) -> Problems:
@@ -174,7 +174,7 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
             yield from _reference(f"{place}, {name}", each, inputs, earlier)
     elif reference is not None and reference not in inputs:
         name, _, part = reference.partition("/")
-        described = functions()[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
+        described = FUNCTIONS[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
         known = name in earlier and (not part or part in {"routing", *earlier[name].outputs, *described})
         yield not known, f"{place}: reads {reference!r}, which nothing before it computes"
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec import spec
-from moespec.conformance.author.describe import Choice
 from moespec.conformance.author.outputs import PROBES, along
 from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import condition, pooled_spread, spread, stability
 from moespec.conformance.author.trace import Recorder
-from moespec.conformance.cases import function, functions
 from moespec.conformance.compare import CONSTANTS, DTYPES, LARGE, constant
 from moespec.conformance.format import Stage
+from moespec.conformance.functions import FUNCTIONS, function
+from moespec.conformance.functions.describe import Choice
 
 __all__ = ["choices", "decision", "ordered"]
 
@@ -142,8 +142,8 @@ def _of_groups(recorder: Recorder) -> Any:
     numpy = importlib.import_module("moespec.backends.numpy")
     groups = importlib.import_module("moespec.backends.numpy.groups")
     module = SimpleNamespace(**{name: getattr(numpy, name) for name in numpy.__all__})
-    for name in functions().keys() & set(spec.__all__):
-        if functions()[name].choice is not None:
+    for name in FUNCTIONS.keys() & set(spec.__all__):
+        if FUNCTIONS[name].choice is not None:
             setattr(module, name, groups.batched(getattr(recorder, name)))
     module.ROUTERS = {name: groups.router_of_groups(router.bind(recorder)) for name, router in spec.ROUTERS.items()}
     return module

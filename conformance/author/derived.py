@@ -21,11 +21,12 @@ from moespec import spec
 from moespec.backends.face import array_arguments
 from moespec.conformance import call
 from moespec.conformance.author.definition import Definition, Routed
-from moespec.conformance.author.describe import GROUPS
 from moespec.conformance.author.invalid import invalid
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.cases import definitions
 from moespec.conformance.cases.errors import WRONG, Size, Wrong
 from moespec.conformance.format import Case, Edit, Expectation, Reference, Stage, Tensor
+from moespec.conformance.functions import function
+from moespec.conformance.functions.describe import GROUPS
 from moespec.spec.ranges import Range, option_types
 
 __all__ = ["all_definitions", "derived", "valid_calls"]

@@ -15,9 +15,10 @@ from moespec.conformance.author.build import build
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.draw import salted
 from moespec.conformance.author.reference import GoldenError
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.cases import definitions
 from moespec.conformance.compare import DTYPES, certified
 from moespec.conformance.format import Case
+from moespec.conformance.functions import function
 from moespec.conformance.suite import problems
 
 __all__ = ["fresh", "ids", "is_drawn", "made"]

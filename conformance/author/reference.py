@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.author.describe import GROUPS, Output
 from moespec.conformance.author.trace import Recorder
-from moespec.conformance.cases import function
 from moespec.conformance.format import Stage, Tensor, finish
+from moespec.conformance.functions import function
+from moespec.conformance.functions.describe import GROUPS, Output
 from moespec.spec.numerics import softmax
 
 __all__ = ["SPEC", "Arrays", "GoldenError", "Making"]

@@ -1,8 +1,7 @@
-"""One file for each module of the specification, router and model: its cases, how it is compared, its known variants.
+"""One file for each module of the specification, router and model: its cases and its known variants.
 
 A file has some of
 
-    FUNCTIONS   how the results of public functions are stored and compared, see `author/describe.py`
     cases()     the definitions of its cases, see `author/definition.py`
     VARIANTS    what implementations are known, or likely, to do differently, see `author/variant.py`
 
@@ -16,37 +15,15 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.describe import ROUTE, UPDATE, Function
 from moespec.conformance.author.draw import salted
 from moespec.conformance.author.variant import Variant
 
-__all__ = ["definitions", "function", "functions", "variants"]
+__all__ = ["definitions", "variants"]
 
 
 @cache
 def _modules() -> tuple[ModuleType, ...]:
     return tuple(import_module(module.name) for module in iter_modules(__path__, f"{__name__}."))
-
-
-@cache
-def functions() -> Mapping[str, Function]:
-    """What is known of public functions, by name."""
-    by_name = {ROUTE.name: ROUTE}
-    for module in _modules():
-        for function in getattr(module, "FUNCTIONS", ()):
-            if by_name.setdefault(function.name, function) is not function:
-                raise ValueError(f"the function {function.name} is described twice")
-    return by_name
-
-
-def function(path: str) -> Function:
-    """What is known of the function at a path, by the first part of it."""
-    name = path.partition(".")[0]
-    if name == ROUTE.name and path.endswith(".update"):
-        return UPDATE
-    if name not in functions():
-        raise KeyError(f"{path}: no algorithm describes {name!r}")
-    return functions()[name]
 
 
 @cache

@@ -7,16 +7,12 @@ from itertools import product
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage
 from moespec.spec import CAPACITY_RULES
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-FUNCTIONS = tuple(
-    Function(name, {"capacity": Output("", "int")}, traced=False) for name in ("expert_capacity", "CAPACITY_RULES")
-)
 
 NAME = "capacity"
 

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
 NAME = "convolution"
-FUNCTIONS = (Function(NAME, {"features": Output("images height width features", rounded=True)}),)
 
 
 def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:

@@ -6,19 +6,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid, integers
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
 NAME = "dropout"
 AXES = "examples tokens width"
-
-FUNCTIONS = (
-    Function("dropout", {"kept": Output(AXES, rounded=True, follows=("x",))}),
-    Function("branch_rate", {"rate": Output("", scale="unit")}, traced=False),
-)
 
 
 def cases() -> Iterator[Definition]:

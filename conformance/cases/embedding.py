@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
 NAME = "embedding"
-FUNCTIONS = (Function(NAME, {"rows": Output("groups tokens width")}),)
 
 
 def cases() -> Iterator[Definition]:

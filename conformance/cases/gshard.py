@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid, to_bfloat16
 from moespec.conformance.author.inputs import groups_tokens, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
@@ -22,29 +21,10 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
-from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import of_router, variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-
-def _second(gates: Any, noise: Any) -> Any:
-    """Twice the second gate and the draw that it is compared with."""
-    return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
-
-
-FUNCTIONS = (
-    Function(
-        "gshard_keep",
-        {"keep": Output("groups tokens choices", "bool")},
-        Choice(_second, lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
-    ),
-    Function(
-        "gshard_sample",
-        {"scores": Output("groups tokens experts", scale="unit")},
-        Choice("logits", lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
-    ),
-)
 
 NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"
 T, E, D = 5, 3, 3

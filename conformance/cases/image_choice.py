@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.inputs import scores, tokens
 from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
 from moespec.conformance.author.variant import variant
 from moespec.spec.routers.composition import token_choice
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-FUNCTIONS = (
-    Function("pool_images", {"pooled": Output("groups images width")}),
-    Function("spread_images", {"scores": Output("groups tokens experts")}),
-)
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 

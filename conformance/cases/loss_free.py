@@ -7,27 +7,15 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import TIED, both, groups_tokens, logits, scores
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-SCORES = "groups tokens experts"
-FUNCTIONS = (
-    Function("biased_scores", {"biased": Output(SCORES)}),
-    Function(
-        "expert_load",
-        {"load": Output("experts", scale="unit", summed=True)},
-        Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"])),
-    ),
-    Function("balance_bias", {"bias": Output("experts")}),
-)
 BIASED, LOAD, BIAS = "biased_scores", "expert_load", "balance_bias"
 FLAG = "selection_bias"
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.models import forward_function, inputs_of, stage_of
+from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.models.random_keys import of_step
 
-__all__ = ["FUNCTIONS", "cases"]
+__all__ = ["cases"]
 
-FUNCTIONS = (forward_function("mixer", "layer_norm", "patch_embed", "transpose", "gelu", routed=False),)
 
 MIXER = {
     **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},

@@ -5,14 +5,12 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
 TOKENS = "groups tokens width"
-FUNCTIONS = (Function("router_jitter", {"jittered": Output(TOKENS)}),)
 
 NAME = "router_jitter"
 G, T, D = 2, 5, 3

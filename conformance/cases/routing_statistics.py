@@ -6,21 +6,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import scores
 
-__all__ = ["FUNCTIONS", "cases"]
+__all__ = ["cases"]
 
 NAME = "routing_statistics"
-COUNTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
-FUNCTIONS = (
-    Function("collapse_metrics", {name: Output(scale="unit") for name in ("dispatch_max", "combine_max")}),
-    Function("summed_dispatch", {"sums": Output("groups tokens", scale="unit")}),
-    Function("cumulative_dispatch", {"sums": Output("groups tokens", scale="unit")}),
-    Function("experts_per_token", {name: Output(scale="unit") for name in COUNTS}),
-    Function("slot_similarity", {"products": Output("slots slots", scale="unit")}),
-)
 G, T, E, D = 2, 6, 3, 4
 
 

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import (
@@ -19,9 +18,8 @@ from moespec.conformance.author.routers import (
 )
 from moespec.conformance.author.variant import of_router
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-FUNCTIONS = (Function("sigmoid_affinity", {"scores": Output("groups tokens experts")}),)
 
 NAME = "s_base"
 T, E, D = 5, 3, 3

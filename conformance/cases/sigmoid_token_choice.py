@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.draw import grid
 from moespec.conformance.author.inputs import logits, scores
 from moespec.conformance.author.reroute import configured, reweighted
@@ -14,11 +13,9 @@ from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradien
 from moespec.conformance.author.variant import of_router, variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-SCORES = "groups tokens experts"
 SOFTPLUS, SCALED, NAME = "sqrt_softplus_affinity", "scaled_gates", "sigmoid_token_choice"
-FUNCTIONS = (Function(SOFTPLUS, {"scores": Output(SCORES)}), Function(SCALED, {"gates": Output(SCORES)}))
 BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
-from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.author.draw import grid, integers, permutation
 from moespec.conformance.author.inputs import (
     CROWD,
@@ -23,23 +22,12 @@ from moespec.conformance.author.inputs import (
 )
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised, weighted_by
-from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
+__all__ = ["VARIANTS", "cases"]
 
-CHOICE = Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"]))
-
-FUNCTIONS = (
-    Function("token_choice", SLOTS, CHOICE),
-    Function(
-        "normalize_selected",
-        {"normalized": Output("groups tokens experts", follows=("combine_scores", "scores"))},
-        CHOICE,
-    ),
-)
 
 G, T, E = 2, 6, 3
 

@@ -2,7 +2,7 @@
 
 from moespec.conformance.author import large
 from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.cases import function
+from moespec.conformance.functions import function
 
 __all__ = ["CLASSES", "class_of", "kind"]
 

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance import call
-from moespec.conformance.cases import function
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Stage, Value
+from moespec.conformance.functions import function
 
 __all__ = ["judged", "ordered"]
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.variant import module_of
-from moespec.conformance.cases import function, variants
+from moespec.conformance.cases import variants
 from moespec.conformance.check.mutation_report import DTYPE, called
 from moespec.conformance.check.results import CaseResult, Match
 from moespec.conformance.check.target import Target, Values, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Value
+from moespec.conformance.functions import function
 
 __all__ = ["Known", "recognise"]
 

@@ -13,13 +13,14 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.variant import Variant, module_of, noting
-from moespec.conformance.cases import function, variants
+from moespec.conformance.cases import variants
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.single_detection import ALONE
 from moespec.conformance.check.target import Job, Target, execute, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.format import Case, Value
+from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 
 __all__ = ["Survey", "called", "falls", "first_step", "survey", "table"]

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.cases import function
 from moespec.conformance.check.reproduce import code
 from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
 from moespec.conformance.format import Case, Stage
+from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total

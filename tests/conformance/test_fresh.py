@@ -12,9 +12,10 @@ from moespec.conformance.author.draw import salted
 from moespec.conformance.author.fresh import fresh, is_drawn
 from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.author.variant import module_of
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.cases import definitions
 from moespec.conformance.check import reproduce
 from moespec.conformance.compare import DTYPES, certified
+from moespec.conformance.functions import function
 
 SEED = 7
 SOME = ("z_loss", "token_choice", "softmax_expert_choice")

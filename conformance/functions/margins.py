@@ -6,15 +6,23 @@ Neighbours that are both exactly 0, or both exactly 1, are no choice between sco
 affinity at their bound, which the index orders.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["assignment_margin", "expert_choice_margin", "order_margin", "token_choice_margin"]
+__all__ = ["assignment_margin", "best_experts", "expert_choice_margin", "order_margin", "token_choice_margin"]
 
 Array = NDArray[Any]
+
+
+def best_experts(choices: int | str) -> Callable[[Array, Array, Mapping[str, Any]], float]:
+    """The margin of a choice of so many experts for each token, or of as many as an option of that name says."""
+    return lambda scores, scale, options: token_choice_margin(
+        scores, scale, options[choices] if isinstance(choices, str) else choices
+    )
 
 
 def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
