@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
-from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.manifest import read
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
@@ -18,11 +19,22 @@ from moespec.spec.errors import ConfigError
 from moespec.version import version
 
 __all__ = [
-    *("VECTORS", "case", "digest", "ids", "is_installed", "kind", "load", "manifests", "problems", "require"),
-    *("sha256", "verify"),
+    *("CLASSES", "VECTORS", "case", "class_of", "digest", "ids", "is_installed", "kind", "load", "manifests"),
+    *("problems", "require", "sha256", "verify"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
+CLASSES = {
+    "values": ("value", "degenerate"),
+    "ties": ("tie", "near_tie"),
+    "overflow": ("overflow",),
+    "gradients": ("gradient",),
+    "errors": ("negative",),
+    "training": ("trajectory",),
+    "models": (),
+}
+"""What cases are about, as words to choose them by, and the classes of the format that each word stands for; `models` are
+whole models but for their training."""
 Only = Callable[[str], bool]
 Problems = Iterator[tuple[bool, str]]  # whether something is wrong, and a sentence
 
@@ -114,8 +126,23 @@ def case(path: Path) -> Case:
 
 def kind(path: Path) -> str:
     """The class of the case of a manifest, of which nothing else is checked. Raises VectorError without one."""
+    return _outline(path)[0]
+
+
+def class_of(id: str, folder: Path = VECTORS) -> str:
+    """The word of `CLASSES` for a case, by its id. Raises VectorError as `kind`."""
+    kind, calls = _outline(folder / f"{id}.json")
+    if kind != "trajectory" and any(function(call).batched for call in calls):
+        return "models"
+    return next(word for word, kinds in CLASSES.items() if kind in kinds)
+
+
+@cache
+def _outline(path: Path) -> tuple[str, list[str]]:
+    """The class of a case, and the names that its stages call."""
     try:
-        return str(json.loads(read_file(path))["class"])
+        manifest = json.loads(read_file(path))
+        return str(manifest["class"]), [str(stage["call"]) for stage in manifest["stages"]]
     except Exception as error:  # whatever it is, the file is what is wrong
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 

@@ -19,10 +19,7 @@ from moespec.conformance.author.draw import grid, integers, scaled
 from moespec.conformance.format import Case, Tensor
 from moespec.spec import ROUTERS
 
-__all__ = ["LARGE", "SIZES", "Layer", "definition", "ids", "outlines"]
-
-SIZES = ("small", "large")
-"""Of the cases that are made of a seed: those of the vectors with other numbers, and these."""
+__all__ = ["LARGE", "Layer", "definition", "ids", "outlines"]
 
 HIDDEN = 4
 """The hidden width of the experts, in widths."""

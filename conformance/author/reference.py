@@ -20,7 +20,7 @@ from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS, Output
 from moespec.spec.numerics import softmax
 
-__all__ = ["SPEC", "Arrays", "GoldenError", "Making"]
+__all__ = ["SPEC", "Arrays", "Making"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -36,10 +36,6 @@ SPEC = SimpleNamespace(
     softmax=softmax,
 )
 """The specification, with NumPy's own array operations besides. `np.einsum` does not reorder sums."""
-
-
-class GoldenError(Exception):
-    """A golden cannot be made: two ways to compute it disagree, or a random search found nothing."""
 
 
 @dataclass

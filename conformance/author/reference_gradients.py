@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from moespec.backends.directions import STEP
 from moespec.conformance.author.backward import layer_slopes, slope
 from moespec.conformance.author.draw import grid
-from moespec.conformance.author.reference import Arrays, GoldenError, Making
+from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import pooled_spread, round_scale
 from moespec.conformance.compare import LARGE
-from moespec.conformance.format import Gradients, Stage, Tensor, Value
+from moespec.conformance.format import GoldenError, Gradients, Stage, Tensor, Value
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
 

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 from moespec import spec
 from moespec.conformance import call
 from moespec.conformance.check.reproduce import code
-from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult, Report
 from moespec.conformance.format import Case, Stage
 from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
-from moespec.conformance.report.report import Report
 from moespec.conformance.suite import VECTORS
 from moespec.spec import LEDGER
 from moespec.training.reports.templates import render

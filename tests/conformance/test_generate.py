@@ -10,14 +10,14 @@ from moespec.conformance import suite
 from moespec.conformance.__main__ import main
 from moespec.conformance.author import generate as module
 from moespec.conformance.author.build import build
-from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.author.generate import MADE, StaleError, differences, generate
-from moespec.conformance.author.reference import GoldenError, Making
+from moespec.conformance.author.reference import Making
 from moespec.conformance.author.reference_gradients import gradients
 from moespec.conformance.compare import tolerance
-from moespec.conformance.format import Stage, Tensor, Value, VectorError
+from moespec.conformance.format import GoldenError, Stage, Tensor, Value, VectorError
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.functions.describe import Function, Output
+from moespec.conformance.golden.derived import all_definitions
+from moespec.conformance.golden.generate import MADE, StaleError, differences, generate
 from moespec.conformance.manifest import read, write
 
 KEPT = ("z_loss/values", "z_loss/equal", "z_loss/gradient", "expert_choice/two_slots")

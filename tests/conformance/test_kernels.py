@@ -8,12 +8,12 @@ from fused_layers import FORWARD, JAX, NUMPY, RIGHT, SUBTLE, WRONG
 from moespec.conformance import suite
 from moespec.conformance.author import large
 from moespec.conformance.author.backward import layer_slopes
-from moespec.conformance.author.fresh import fresh
-from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
+from moespec.conformance.format import GoldenError
+from moespec.conformance.golden.fresh import fresh
 from moespec.conformance.manifest import encode
 from moespec.spec import ROUTERS
 

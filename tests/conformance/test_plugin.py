@@ -10,8 +10,8 @@ from committed import CASES, of
 
 from moespec.conformance.check import plan
 from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.results import Report
 from moespec.conformance.check.target import Target
-from moespec.conformance.report.report import Report
 
 DOUBLE = """
 not_offered = {"z_loss/equal": "no ties"}

@@ -11,14 +11,14 @@ from committed import BY_ID, CASES, of
 from jsonschema import Draft202012Validator
 
 from moespec.conformance import call, suite
-from moespec.conformance.author.derived import all_definitions
 from moespec.conformance.author.draw import to_bfloat16
-from moespec.conformance.author.generate import suite_text
 from moespec.conformance.check.files import expected
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.compare import CONSTANTS, DTYPES, certified
 from moespec.conformance.format import KINDS
 from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import all_definitions
+from moespec.conformance.golden.generate import suite_text
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.page import flags
 from moespec.spec import LEDGER, ROUTERS

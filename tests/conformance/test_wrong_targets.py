@@ -16,11 +16,10 @@ from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check.equal_scores import judged
 from moespec.conformance.check.plan import Plan
-from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import DEFAULT, Target
 from moespec.conformance.compare import DTYPES
-from moespec.conformance.report.report import Report
 from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[2]

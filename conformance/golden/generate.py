@@ -17,11 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.build import build
-from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
-from moespec.conformance.format import Case, Value
+from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
