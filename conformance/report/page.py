@@ -21,8 +21,8 @@ from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
 from moespec.conformance.suite import VECTORS
+from moespec.models.pages import render
 from moespec.spec import LEDGER
-from moespec.training.reports.templates import render
 
 __all__ = ["flags", "page"]
 
@@ -83,8 +83,7 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
     modules = {module for algorithm in algorithms for module in algorithm.modules}
     modules |= {module for case in cases for module in _modules(case, case.stages)}
     return render(
-        "page.html.jinja",
-        Path(__file__).parent,
+        Path(__file__).with_name("page.html.jinja"),
         title=f"moespec conformance: {total(reports)}",
         total=total(reports),
         reports=reports,
