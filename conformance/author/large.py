@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Routed, tensor
-from moespec.conformance.author.draw import grid, integers, scaled
+from moespec.conformance.author.inputs import grid, integers, scaled
 from moespec.conformance.format import Case, Tensor
 from moespec.spec import ROUTERS
 

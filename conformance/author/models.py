@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moespec.conformance.author.definition import call, tensor
-from moespec.conformance.author.draw import grid, integers, to_bfloat16
+from moespec.conformance.author.inputs import grid, integers, to_bfloat16
 from moespec.conformance.format import Stage, Tensor
 from moespec.conformance.functions.models import prepare
 

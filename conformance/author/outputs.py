@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.backends.directions import derivatives, units
-from moespec.conformance.author.draw import signs
+from moespec.conformance.author.inputs import signs
 from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import condition, pooled_spread, round_scale, spread
 from moespec.conformance.author.trace import Recorder

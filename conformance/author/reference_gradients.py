@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from moespec.backends.directions import STEP
 from moespec.conformance.author.backward import layer_slopes, slope
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import pooled_spread, round_scale
 from moespec.conformance.compare import LARGE

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.directions import derivatives, units
-from moespec.conformance.author.draw import signs
+from moespec.conformance.author.inputs import signs
 
 __all__ = ["condition", "pooled_spread", "round_scale", "spread", "stability"]
 

@@ -15,7 +15,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.draw import salted
+from moespec.conformance.author.inputs import salted
 from moespec.conformance.author.variant import Variant
 
 __all__ = ["definitions", "variants"]
@@ -28,7 +28,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 @cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
+    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/inputs.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():

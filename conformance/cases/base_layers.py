@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid, permutation
-from moespec.conformance.author.inputs import both, groups_tokens
-from moespec.conformance.author.reroute import weighted_by
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.inputs import both, grid, groups_tokens, permutation
+from moespec.conformance.author.variant import Variant, variant, weighted_by
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.margins import assignment_margin
 from moespec.spec.examples import LOGITS
 from moespec.spec.numerics import softmax, stable_order
-
-__all__ = ["VARIANTS", "cases"]
 
 EXPERTS = "groups tokens"
 

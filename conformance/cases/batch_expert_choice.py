@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import logits, scores, tokens
-from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.inputs import grid, logits, scores, tokens
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
 LOGITS, LOSS, REACHED, MOVED = "capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds"

@@ -8,12 +8,8 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.inputs import CROWD, TIED, both, rows, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import heap_order
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import heap_order, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME = "batch_priority"
 E = 3

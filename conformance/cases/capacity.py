@@ -11,9 +11,6 @@ from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage
 from moespec.spec import CAPACITY_RULES
 
-__all__ = ["VARIANTS", "cases"]
-
-
 NAME = "capacity"
 
 

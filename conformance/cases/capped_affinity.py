@@ -11,8 +11,6 @@ from moespec.conformance.author.inputs import utilities
 from moespec.conformance.author.variant import variant
 from moespec.spec.numerics import logsumexp
 
-__all__ = ["VARIANTS", "cases"]
-
 NAME = "capped_affinity"
 
 

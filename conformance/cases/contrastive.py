@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.functions.losses import scaled_cosines
 from moespec.spec.numerics import logsumexp
-
-__all__ = ["VARIANTS", "cases"]
-
 
 PAIRS = "pairs width"
 

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "convolution"
 

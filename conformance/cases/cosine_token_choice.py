@@ -6,14 +6,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import tokens
-from moespec.conformance.author.reroute import configured
+from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 LOGITS, NAME = "cosine_logits", "cosine_token_choice"
 

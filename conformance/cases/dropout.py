@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid, integers
+from moespec.conformance.author.inputs import grid, integers
 from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "dropout"
 AXES = "examples tokens width"

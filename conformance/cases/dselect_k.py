@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Draws, call, composed, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.near_ties import near_codes
-from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, variant
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec.algorithms.dselect_k_codes import code_bits
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME, GATE = "dselect_k", "dselect_k_gate"
 G, T, K, D = 2, 4, 2, 3

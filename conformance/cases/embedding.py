@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "embedding"
 

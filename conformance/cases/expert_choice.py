@@ -6,14 +6,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import TIED, both, distinct, groups_tokens, scores
+from moespec.conformance.author.inputs import TIED, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import heap_order, renormalised
-from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
-
+from moespec.conformance.author.variant import heap_order, renormalised, variant
 
 NAME = "expert_choice"
 G, T, E = 2, 6, 3

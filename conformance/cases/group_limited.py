@@ -10,8 +10,6 @@ from moespec.conformance.author.inputs import groups_tokens, logits, rows, score
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import variant
 
-__all__ = ["VARIANTS", "cases"]
-
 NAME = "group_limited_scores"
 
 

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
-from moespec.conformance.author.draw import grid, to_bfloat16
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits, to_bfloat16
 from moespec.conformance.author.near_ties import near_router, near_ties
-from moespec.conformance.author.reroute import configured, rerouted, reweighted
 from moespec.conformance.author.routers import (
     LAYER,
     balance_scope,
@@ -21,10 +19,7 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
-from moespec.conformance.author.variant import of_router, variant
-
-__all__ = ["VARIANTS", "cases"]
-
+from moespec.conformance.author.variant import configured, of_router, rerouted, reweighted, variant
 
 NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"
 T, E, D = 5, 3, 3

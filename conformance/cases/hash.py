@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, tensor
-from moespec.conformance.author.draw import integers
-from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.inputs import integers, tokens
 from moespec.conformance.author.routers import evaluation, router_case
 from moespec.conformance.cases.hash_layers import hashed
-
-__all__ = ["cases"]
 
 NAME = "hash"
 G, T, E, D, V = 2, 6, 3, 4, 5

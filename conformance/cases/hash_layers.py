@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import integers
-from moespec.conformance.author.inputs import experts, tokens
+from moespec.conformance.author.inputs import experts, integers, tokens
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.inputs import grid, integers, permutation
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
-
 
 E = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import Variant
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.affinities import chosen_by_level, levels

@@ -8,13 +8,9 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import scores, tokens
-from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, variant
 from moespec.spec.routers.composition import token_choice
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 

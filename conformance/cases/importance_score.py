@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import CROWD, both, distinct, groups_tokens, scores
+from moespec.conformance.author.inputs import CROWD, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import heap_order, rerouted
 from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
@@ -23,14 +21,11 @@ from moespec.conformance.author.routers import (
     output_gradient,
     router_case,
 )
-from moespec.conformance.author.variant import Variant, of_router, variant
+from moespec.conformance.author.variant import Variant, heap_order, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.importance_score import surviving_tokens
 from moespec.spec.routers.composition import noisy_logits
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME = "importance_score"
 ORDER, CHOICE = "importance_score_order", "importance_score_choice"

@@ -6,13 +6,20 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, function, tensor
-from moespec.conformance.author.draw import grid, integers, permutation, to_bfloat16
-from moespec.conformance.author.inputs import CROWD, both, distinct, experts, groups_tokens, scores
+from moespec.conformance.author.inputs import (
+    CROWD,
+    both,
+    distinct,
+    experts,
+    grid,
+    groups_tokens,
+    integers,
+    permutation,
+    scores,
+    to_bfloat16,
+)
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage, Tensor
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME = "moe_layer"
 G, T, E, D = 2, 6, 3, 4

@@ -10,8 +10,6 @@ from moespec.conformance.author.inputs import groups_tokens, utilities
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["VARIANTS", "cases"]
-
 
 def cases() -> Iterator[Definition]:
     """All cases of this module."""

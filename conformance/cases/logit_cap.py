@@ -7,12 +7,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import kernel, logits, tokens
+from moespec.conformance.author.inputs import grid, kernel, logits, tokens
 from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME = "logit_cap"
 G, T, E, D = 2, 6, 3, 4

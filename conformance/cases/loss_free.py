@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import TIED, both, groups_tokens, logits, scores
+from moespec.conformance.author.inputs import TIED, both, grid, groups_tokens, logits, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import chosen_mask, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 BIASED, LOAD, BIAS = "biased_scores", "expert_load", "balance_bias"
 FLAG = "selection_bias"

@@ -9,13 +9,9 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.author.variant import Replacement, Variant, variant
+from moespec.conformance.author.variant import Replacement, Variant, chosen_mask, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
-
-__all__ = ["VARIANTS", "cases"]
-
 
 G, T, E = 2, 6, 3
 SIZE, SCOPE = "degenerate_size", "fractions_of_the_scope"

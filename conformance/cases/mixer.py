@@ -7,9 +7,6 @@ from moespec.conformance.author.definition import Definition, composed, tensor
 from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.models.random_keys import of_step
 
-__all__ = ["cases"]
-
-
 MIXER = {
     **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},
     **{"width": 5, "depth": 2, "token_hidden": 3, "hidden": 6},

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
+from moespec.conformance.author.variant import rerouted, reweighted, variant
 
 NAME = "mixture_of_depths"
 ONE = (8, 1, 4)

@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.losses import cosines
 from moespec.spec.numerics import logsumexp
-
-__all__ = ["VARIANTS", "cases"]
-
 
 AXES = "batch width"
 ROWS = ("first_query", "second_query", "first_key", "second_key")

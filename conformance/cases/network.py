@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import softmax
-
-__all__ = ["VARIANTS", "cases"]
-
 
 BSW, NORM = "batch sequence width", "images tokens width"
 

@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, composed, of_array, single
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import both, groups_tokens, kernel, logits
+from moespec.conformance.author.inputs import both, grid, groups_tokens, kernel, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
-from moespec.conformance.author.reroute import chosen_mask, configured, rerouted
 from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, of_router, variant
+from moespec.conformance.author.variant import Variant, chosen_mask, configured, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME, LOGITS, GATES, LOAD = "noisy_top_k", "noisy_top_k_logits", "noisy_top_k_affinity", "noisy_top_k_load_loss"
 G, T, E, D = 2, 5, 3, 3

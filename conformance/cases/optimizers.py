@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.models import stage_of
-
-__all__ = ["cases"]
-
 
 SHAPES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "head": {"kernel": (4, 3), "bias": (3,)},

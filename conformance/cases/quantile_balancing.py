@@ -10,8 +10,6 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import TIED, both, logits, scores
 from moespec.conformance.author.variant import variant
 
-__all__ = ["VARIANTS", "cases"]
-
 ROW, REQUIRED, BIAS = "quantile_balancing", "required_biases", "quantile_bias"
 FLAG = "quantile_bias"
 

@@ -8,12 +8,9 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import groups_tokens, logits
-from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import LAYER, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME, PARTS, FLAG = "relu", "relu_routing", "sparsity_penalty"
 GATES, LOSS, EXCESS, PENALTY = "relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"

@@ -5,10 +5,8 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
 
 TOKENS = "groups tokens width"
 

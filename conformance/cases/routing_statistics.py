@@ -6,10 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import scores
-
-__all__ = ["cases"]
+from moespec.conformance.author.inputs import grid, scores
 
 NAME = "routing_statistics"
 G, T, E, D = 2, 6, 3, 4

@@ -6,7 +6,6 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
@@ -16,10 +15,7 @@ from moespec.conformance.author.routers import (
     kernel_case,
     logit_options,
 )
-from moespec.conformance.author.variant import of_router
-
-__all__ = ["VARIANTS", "cases"]
-
+from moespec.conformance.author.variant import configured, of_router
 
 NAME = "s_base"
 T, E, D = 5, 3, 3

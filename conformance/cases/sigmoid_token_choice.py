@@ -6,14 +6,10 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import logits, scores
-from moespec.conformance.author.reroute import configured, reweighted
+from moespec.conformance.author.inputs import grid, logits, scores
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, reweighted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 SOFTPLUS, SCALED, NAME = "sqrt_softplus_affinity", "scaled_gates", "sigmoid_token_choice"
 BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"

@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, softmax
-
-__all__ = ["VARIANTS", "cases"]
-
 
 G, T, E = 2, 6, 3
 

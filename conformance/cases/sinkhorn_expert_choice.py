@@ -8,8 +8,6 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import common, output_gradient, router_case
 
-__all__ = ["cases"]
-
 NAME = "sinkhorn_expert_choice"
 
 

@@ -8,8 +8,6 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
 
-__all__ = ["cases"]
-
 NAME = "sinkhorn_token_choice"
 
 

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import router_case
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
-
-__all__ = ["cases"]
 
 NAME = "soft_moe"
 G, T, E, D = 2, 6, 3, 4

@@ -6,12 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid, to_bfloat16
+from moespec.conformance.author.inputs import grid, to_bfloat16
 from moespec.conformance.author.variant import Variant, variant
 from moespec.spec.numerics import normalize_l2
-
-__all__ = ["VARIANTS", "cases"]
-
 
 NAME = "soft_routing"
 G, D = 2, 4

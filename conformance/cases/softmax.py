@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.variant import variant
 from moespec.spec.numerics import softmax
-
-__all__ = ["VARIANTS", "cases"]
-
 
 G, T, E, D = 2, 6, 3, 4
 

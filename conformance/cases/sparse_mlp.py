@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.conformance.author.variant import variant
 from moespec.conformance.cases.mixer import MIXER
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
-
 
 SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},

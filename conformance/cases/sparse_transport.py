@@ -7,15 +7,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, single, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, utilities
+from moespec.conformance.author.inputs import grid, groups_tokens, utilities
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import positive_part, stable_order
-
-__all__ = ["VARIANTS", "cases"]
 
 PLAN, TRANSPORT = "groups tokens experts", "sparse_transport_affinity"
 

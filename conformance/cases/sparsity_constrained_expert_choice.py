@@ -7,8 +7,6 @@ from typing import Any
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import NORMAL, common, kernel_of, output_gradient, router_case
 
-__all__ = ["cases"]
-
 NAME = "sparsity_constrained_expert_choice"
 T, E, D = 6, 3, 4
 

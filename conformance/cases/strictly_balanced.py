@@ -8,12 +8,9 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
-from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, reweighted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 SCORES = "groups tokens experts"
 

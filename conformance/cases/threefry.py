@@ -8,11 +8,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import integers
+from moespec.conformance.author.inputs import integers
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "threefry"
 

@@ -8,26 +8,24 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
-from moespec.conformance.author.draw import grid, integers, permutation
 from moespec.conformance.author.inputs import (
     CROWD,
     TIED,
     both,
     distinct,
+    grid,
     groups_tokens,
+    integers,
     logits,
+    permutation,
     rows,
     scores,
     utilities,
 )
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised, weighted_by
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import chosen_mask, heap_order, renormalised, variant, weighted_by
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
-
-__all__ = ["VARIANTS", "cases"]
-
 
 G, T, E = 2, 6, 3
 

@@ -7,13 +7,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.draw import grid, integers
-from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.inputs import grid, integers, tokens
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
-
 
 G, T, V = 2, 6, 5
 

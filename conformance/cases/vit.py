@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.draw import grid, signs
+from moespec.conformance.author.inputs import grid, signs
 from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.conformance.author.variant import variant
 from moespec.models.random_keys import of_step
-
-__all__ = ["VARIANTS", "cases"]
-
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
 SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}

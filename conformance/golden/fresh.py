@@ -13,7 +13,7 @@ import numpy as np
 from moespec.conformance.author import large
 from moespec.conformance.author.build import build
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.draw import salted
+from moespec.conformance.author.inputs import salted
 from moespec.conformance.cases import definitions
 from moespec.conformance.compare import DTYPES, certified
 from moespec.conformance.format import Case, GoldenError

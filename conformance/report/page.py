@@ -176,7 +176,7 @@ def _module(path: str) -> str:
     if name == "ROUTERS":
         return f"routers.{rest.partition('.')[0]}" if rest else ""
     if name == "CAPACITY_RULES":
-        return "capacity"
+        return "algorithms.capacity"
     return getattr(spec, name).__module__.removeprefix("moespec.spec.") if name in spec.__all__ else ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from committed import BY_ID, replaced, results_of
 
 import moespec.backends.numpy as numpy
-from moespec.conformance.author.reroute import chosen_mask
+from moespec.conformance.author.variant import chosen_mask
 from moespec.conformance.check.explain import explained
 
 

@@ -8,7 +8,7 @@ import pytest
 from committed import BY_ID, content, of, results_of
 
 from moespec.conformance.author.build import build
-from moespec.conformance.author.draw import salted
+from moespec.conformance.author.inputs import salted
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import definitions
 from moespec.conformance.check import reproduce

@@ -8,7 +8,6 @@ from committed import commit
 
 from moespec.conformance import suite
 from moespec.conformance.__main__ import main
-from moespec.conformance.author import generate as module
 from moespec.conformance.author.build import build
 from moespec.conformance.author.reference import Making
 from moespec.conformance.author.reference_gradients import gradients
@@ -16,6 +15,7 @@ from moespec.conformance.compare import tolerance
 from moespec.conformance.format import GoldenError, Stage, Tensor, Value, VectorError
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.functions.describe import Function, Output
+from moespec.conformance.golden import generate as module
 from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.golden.generate import MADE, StaleError, differences, generate
 from moespec.conformance.manifest import read, write

@@ -11,7 +11,7 @@ from committed import BY_ID, CASES, of
 from jsonschema import Draft202012Validator
 
 from moespec.conformance import call, suite
-from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.files import expected
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.compare import CONSTANTS, DTYPES, certified
