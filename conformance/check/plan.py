@@ -12,7 +12,7 @@ from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.results import FAILED, Report, Unsupported, packed, unpacked
-from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.run import run_part
 from moespec.conformance.check.target import STRIDED, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.format import Case
@@ -27,7 +27,7 @@ __all__ = ["Plan"]
 class Plan:
     """Cases by id, to be checked in dtypes and modes on the target of a report, which says what `interface` it is.
 
-    report: without results; of fresh cases it has their seed. limit, memory: see `Part`.
+    report: without results; of fresh cases it has their seed. limit, memory: see `run_part`.
     """
 
     interface: type[Target]
@@ -74,8 +74,8 @@ class Plan:
         """
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
-        part = Part(self.interface, self.report.target, dtype, mode, repeat, cases, self.limit, self.memory)
-        results, reason = run_part(part)
+        how = {"repeat": repeat, "limit": self.limit, "memory": self.memory}
+        results, reason = run_part(self.interface, self.report.target, cases, dtype, mode, **how)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
         report = replace(self.report, results=results, unsupported=lacking)

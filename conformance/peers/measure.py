@@ -15,7 +15,7 @@ from typing import Any
 
 from moespec.conformance.check.match_variant import Known, recognise
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.run import run_part
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
@@ -76,7 +76,7 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
     for dtype in MEASURED:
         for group in groups:
-            own, reason = run_part(Part(PeerTarget, peer.target, dtype, "eager", False, group))
+            own, reason = run_part(PeerTarget, peer.target, group, dtype)
             results += own
             unsupported |= {dtype: reason} if reason else {}
     return results, unsupported
