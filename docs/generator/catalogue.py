@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def _modules() -> Iterator[ModuleType]:
-    for package in ("moespec.spec.routers", "moespec.spec"):
+    for package in ("moespec.spec.routers", "moespec.spec.algorithms", "moespec.spec"):
         for module in iter_modules(importlib.import_module(package).__path__, f"{package}."):
             yield importlib.import_module(module.name)
 
