@@ -219,6 +219,6 @@ def _read_npz(path: str) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as archive:
             arrays = dict(archive)
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise RunError(f"{path}: not an npz file of arrays ({error})") from error
+        raise RunError(f"{path}: cannot be read as an npz file of arrays ({error})") from error
     halves = {name: array.view("<u2").astype("<u4") << 16 for name, array in arrays.items() if array.dtype == "V2"}
     return arrays | {name: array.view("<f4") for name, array in halves.items()}
