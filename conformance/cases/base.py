@@ -16,7 +16,6 @@ DRAWS = Draws(enough=0.02)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, *flags: str, experts: int = E, **fields: Any) -> Definition:
         sizes = fields.pop("sizes", (T, experts, D))

@@ -26,7 +26,6 @@ G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _unique()
     yield from _several()
     yield from _routings()

@@ -33,7 +33,6 @@ def _thresholds(*values: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, PARTS, LOGITS)
     yield case("logits", "value", "Two groups.", FLAG, tokens=tokens("cp/a"), **_predictor("cp/a"))
     purpose = "By all but the tokens, which are constants."

@@ -25,7 +25,6 @@ def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: st
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     ties = "tie_order"
     yield case("by_max", "overflow", "The token with the highest score first.", scores("bp/a"), choices=1)
     yield case("by_max_two", "overflow", "Two choices, by the highest score.", scores("bp/b"))

@@ -20,7 +20,6 @@ def _slots(tokens: int, experts: int, factor: float, *, path: str = "expert_capa
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, flag: str, calls: list[Stage]) -> Definition:
         stages = tuple(replace(stage, name=f"call_{number}") for number, stage in enumerate(calls, 1))

@@ -19,7 +19,6 @@ LOOSE: dict[str, Any] = {"capacity": 4, "cap": 2, "regularization": 0.25, "itera
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, NAME)
     few, size = "solver_steps", "degenerate_size"
     yield case("few", "value", "Five rounds.", few, scores=utilities("capped/few", ONE), **LOOSE)

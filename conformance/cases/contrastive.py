@@ -19,7 +19,6 @@ PAIRS = "pairs width"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _of("contrastive_loss")
     yield from _of("sigmoid_loss", bias=-2.0)
 

@@ -26,7 +26,6 @@ def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, NAME)
     purpose = "Every pixel has its square; neither image nor kernel is the same along both axes."
     yield case("each_pixel", "value", purpose, **_inputs("each", 3, 4, 2))

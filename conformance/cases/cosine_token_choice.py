@@ -29,7 +29,6 @@ def _parameters(key: str, temperature: float = 0.5, *, bias: bool = True, expert
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def logits(name: str, kind: str, purpose: str, *flags: str, temperature: float = 0.5, bias: bool = True,
                **more: Any) -> Definition:  # fmt: skip

@@ -14,7 +14,6 @@ AXES = "examples tokens width"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     shape = (2, 3, 4)
 
     def case(name: str, kind: str, purpose: str, *, rate: float, draws: Any = None, shape: Any = shape) -> Definition:

@@ -24,7 +24,6 @@ CODES, LOGITS, MIXED = "groups tokens choices bits", "groups tokens choices", "g
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _step()
     yield from _gates()
     yield from _gradients()

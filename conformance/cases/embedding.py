@@ -14,7 +14,6 @@ NAME = "embedding"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, ids: Any, vocabulary: int, *flags: str) -> Definition:
         table = tensor(grid(f"{NAME}/{name}", (vocabulary, 3), reach=1.0), "ids width")

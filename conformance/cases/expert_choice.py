@@ -19,7 +19,6 @@ ORDER, SIZE, BEST, LEFT = "tie_order", "degenerate_size", "slot_order", "uncover
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
     yield from _weights()
     yield from _ties()

@@ -18,7 +18,6 @@ FLAG = "expert_groups"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = of_array(NAME, "scores", groups=4, limit=2)
     shape = (2, 6, E)
     yield case("top_2", "value", "The sum of the two best of each group.", scores("gl/a", shape), FLAG)

@@ -30,7 +30,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D), noise=UNIFORM)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     second, divided, size = "choice_not_made", "renormalised", "degenerate_size"
     purpose = "Second experts are kept at random."
     yield case("training", "value", purpose, second, "generated_code", slots_per_expert=7)

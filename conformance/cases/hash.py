@@ -34,7 +34,6 @@ def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, 
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield case("values", "value", "No token is dropped.", "generated_code")
     yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
     purpose = "As many slots as tokens, up to a multiple of three, and some are dropped."

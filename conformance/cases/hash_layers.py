@@ -19,7 +19,6 @@ GT = "groups tokens"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _tables()
     yield from _routing()
     yield from _multi_hash()

@@ -15,7 +15,6 @@ E = 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _tables()
     yield from _clusterings()
 

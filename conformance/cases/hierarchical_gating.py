@@ -27,7 +27,6 @@ def _columns(key: str, shape: tuple[int, int, int], reach: float = 2.0, step: fl
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _gates()
     yield from _load_loss()
 

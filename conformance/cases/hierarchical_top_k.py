@@ -21,7 +21,6 @@ def _kernels(key: str, width: int, columns: int, *, zero: bool = False) -> dict[
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, *flags: str, columns: int, noisy: bool = True, experts: int = 6,
              tokens: int = 4, zero: bool = False, **options: Any) -> Definition:  # fmt: skip

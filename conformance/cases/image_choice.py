@@ -16,7 +16,6 @@ NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "s
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _functions()
     case = partial(router_case, NAME)
     purpose = "Three images of two tokens in a group, each with an expert for both."

@@ -34,7 +34,6 @@ T, E = 10, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _allocation()
     yield from _router()
 

@@ -26,7 +26,6 @@ G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _experts()
     yield from _layers()
     yield from _mlp_layers()

@@ -12,7 +12,6 @@ from moespec.conformance.format import Tensor
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def both(name: str, kind: str, purpose: str, scores: Tensor, *flags: str) -> Iterator[Definition]:
         for part in ("local", "global"):

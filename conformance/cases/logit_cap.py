@@ -15,7 +15,6 @@ G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, "cap_logits")
     yield case("values", "value", "Logits around the cap.", logits=logits(f"{NAME}/values"), cap=2.0)
     small = logits(f"{NAME}/small", reach=0.03125, step=2.0**-12)

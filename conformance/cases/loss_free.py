@@ -21,7 +21,6 @@ def _experts(values: Any) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, BIASED, BIASED)
     bias = _experts([-0.5, 0.0, 0.25])
     yield case("values", "value", "A bias of each expert.", FLAG, scores=scores("lf/a"), bias=bias)

@@ -18,7 +18,6 @@ SIZE, SCOPE = "degenerate_size", "fractions_of_the_scope"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _of_scores("importance_loss", "population_variance")
     yield from _of_scores("balance_loss", "first_maximum")
     yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))

@@ -16,7 +16,6 @@ SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str) -> Definition:
         inputs = inputs_of("mixer", model, f"mixer/{name}/0")

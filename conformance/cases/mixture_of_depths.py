@@ -15,7 +15,6 @@ ONE = (8, 1, 4)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     half: dict[str, Any] = {"sizes": ONE, "capacity_factor": 0.5}
     purpose = "One expert takes 5 of 8 tokens, raised to 6, among them some of a negative weight."

@@ -19,7 +19,6 @@ case = partial(single, "moco")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _moco_loss()
     yield from _momentum_update()
     yield from _batch_norm()

@@ -25,7 +25,6 @@ case = partial(single, "network")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _gelu()
     yield from _layer_norm()
     yield from _attention()

@@ -25,7 +25,6 @@ TIED = np.array(
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _noise()
     yield from _gates()
     yield from _load_loss()

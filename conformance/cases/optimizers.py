@@ -43,7 +43,6 @@ RATES = [2.0**-4, 2.0**-5, 2.0**-4]
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     for name, (purpose, options) in OPTIMIZERS.items():
         inputs = {}
         for part, leaves in SHAPES.items():

@@ -19,7 +19,6 @@ def _experts(values: Any) -> Any:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, ROW, REQUIRED)
     bias: dict[str, Any] = {"bias": _experts([-0.5, 0.0, 0.25])}
     yield case("required", "value", "Two groups.", FLAG, scores=scores("qb/a"), **bias, choices=1, bins=7)

@@ -21,7 +21,6 @@ def _scalar(value: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _parts()
     case = partial(router_case, NAME, groups=2)
     penalty = {"penalty": _scalar(0.25)}

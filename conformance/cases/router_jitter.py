@@ -15,7 +15,6 @@ G, T, D = 2, 5, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     call = partial(single, NAME, NAME)
 
     def case(

@@ -13,7 +13,6 @@ G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     slots = tensor(grid("statistics/slots", (D, E, 2)), "width experts capacity")
     tokens = tensor(grid("statistics/tokens", (1, T, D)), "groups tokens width")
     scale = tensor(np.float32(4), "")

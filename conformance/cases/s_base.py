@@ -25,7 +25,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D), train=True)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     plan, room, size, constant = "plan_in_training", "room_for_all", "degenerate_size", "stop_gradient"
     sigmoid: dict[str, Any] = {"combine_with": "sigmoid"}
     yield case("training", "value", "The plan chooses; there is room for every token.", plan, room)

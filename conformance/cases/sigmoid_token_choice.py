@@ -16,7 +16,6 @@ BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _functions()
     yield from _router()
 

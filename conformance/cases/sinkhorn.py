@@ -15,7 +15,6 @@ G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, "sinkhorn", "sinkhorn_affinity")
     first, size = "column_update_first", "degenerate_size"
     yield case(

@@ -12,7 +12,6 @@ NAME = "sinkhorn_expert_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     yield from common(NAME, combine_from_clean_logits=True, noise_multiplier=1.75)
     yield near_router(NAME)

@@ -12,7 +12,6 @@ NAME = "sinkhorn_token_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     inside, plan, drop = "noise_inside", "combine_with_plan", "overflow_drop"
     yield from common(NAME, choices=2, sinkhorn_iterations=7)

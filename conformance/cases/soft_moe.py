@@ -29,7 +29,6 @@ def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield _case("values", "value", "Two images.", "joint_softmax", "generated_code")
     purpose = "Slots are rounded to the nearest: 7 tokens, 3 experts; logits without normalisation."
     yield _case("rounded", "value", purpose, "capacity_rounding", "norm_form", sizes=(7, E, D), normalize=False)

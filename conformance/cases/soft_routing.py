@@ -15,7 +15,6 @@ G, D = 2, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
 
 

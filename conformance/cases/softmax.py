@@ -15,7 +15,6 @@ G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _softmax()
     yield from _noise()
 

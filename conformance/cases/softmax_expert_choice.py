@@ -16,7 +16,6 @@ NAME = "softmax_expert_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     rounding = "capacity_rounding"
     yield from common(NAME)

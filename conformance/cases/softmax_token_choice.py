@@ -20,7 +20,6 @@ ROUNDING, PRIORITY, CONSTANT = "capacity_rounding", "priority_order", "stop_grad
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from common(NAME, choices=2)
     yield near_router(NAME, batch_priority="max", capacity_factor=0.5)
     purpose = "Capacity rounded up to a multiple of 2."

@@ -24,7 +24,6 @@ SMALL = {
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _rescale()
     yield from _models()
 

@@ -24,7 +24,6 @@ sparse_projection = partial(case, "project_sparse_simplex")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _projections()
     yield from _objectives()
     yield from _plans()

@@ -12,7 +12,6 @@ T, E, D = 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from common(NAME, combine_from_clean_logits=True, sizes=(T, E, 3))
     small: dict[str, Any] = {"groups": 1, "sizes": (4, 2, 3)}
     purpose = "By default the noise that is given is not used."

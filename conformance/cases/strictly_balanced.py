@@ -30,7 +30,6 @@ def _thresholds(*values: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _masks()
     yield from _loss()
     yield from _router()

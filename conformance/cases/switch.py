@@ -22,7 +22,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D))
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     size = "degenerate_size"
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
     purpose = "Training, with two slots: router and losses see jittered tokens."

@@ -25,7 +25,6 @@ def _words(values: Any, axes: str) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME)
     both = integers(f"{NAME}/bits", (5, 2), -(2**31), 2**31 - 1)
     for name, (key, counter) in zip(("zeros", "ones", "pi"), KNOWN, strict=True):

@@ -31,7 +31,6 @@ G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
     yield from _ties()
     yield from _sizes()

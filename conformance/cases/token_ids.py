@@ -15,7 +15,6 @@ G, T, V = 2, 6, 5
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _codes()
     yield from _others()
 

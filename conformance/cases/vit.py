@@ -90,7 +90,6 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     for name, fields in FORWARD.items():
         model = {**TINY, "moe": "every_2", "router": name, "experts": 4, **fields}
         several = model["moe"] == "last_2"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.check.equal_scores import judged
-from moespec.conformance.check.explain import explained
-from moespec.conformance.check.match_variant import Known, recognise
+from moespec.conformance.check.equal_scores import mark_reordered
+from moespec.conformance.check.explain import explain_failures
+from moespec.conformance.check.match_variant import Known, match_variants
 from moespec.conformance.check.results import FAILED, CaseResult, Report, Table
 from moespec.conformance.compare import ALL_DTYPES, precision, wrong
 from moespec.conformance.format import Case, Value
@@ -21,8 +21,8 @@ LARGEST, MATRICES = 8, 4
 
 def diagnosed(report: Report, known: Known) -> Report:
     """The report with the known variants that its failures equal, and each failure with words and a small table."""
-    cases, matches = list(known.cases.values()), recognise(report.results, known)
-    results = explained(judged(report.results, cases), cases)
+    cases, matches = list(known.cases.values()), match_variants(report.results, known)
+    results = explain_failures(mark_reordered(report.results, cases), cases)
     tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
     return replace(report, results=tables, matches=matches)
 

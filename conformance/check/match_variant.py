@@ -22,7 +22,7 @@ from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Value
 from moespec.conformance.functions import function
 
-__all__ = ["Known", "recognise"]
+__all__ = ["Known", "match_variants"]
 
 ENOUGH = 0.25
 """A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
@@ -36,7 +36,7 @@ Place = tuple[str, str]
 """A case by id, and a stage of it."""
 
 
-def recognise(results: Sequence[CaseResult], known: "Known") -> list[Match]:
+def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:
     """The variants that a target agrees with, algorithm by algorithm in each dtype and mode.
 
     Those that agree wherever the target or they differ from the specification, all of them if several do; else those

@@ -197,11 +197,11 @@ def _golden(options: argparse.Namespace) -> int:
 
 def _variants(options: argparse.Namespace) -> int:
     from moespec.conformance.cases import variants
-    from moespec.conformance.check import mutation_report
+    from moespec.conformance.check.mutation_report import mutation_report, table
 
-    surveyed = mutation_report.survey(load(options.vectors, _only(options)), variants().values())
-    print(mutation_report.table(surveyed))
-    return 1 if surveyed.problems or not surveyed.cases else 0
+    report = mutation_report(load(options.vectors, _only(options)), variants().values())
+    print(table(report))
+    return 1 if report.problems or not report.cases else 0
 
 
 def _record(options: argparse.Namespace) -> int:

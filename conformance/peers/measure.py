@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.check.match_variant import Known, recognise
+from moespec.conformance.check.match_variant import Known, match_variants
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.check.run import run_part
 from moespec.conformance.compare import Outcome
@@ -61,7 +61,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
         "functions": {
             name: {
                 **_words(module, name),
-                "variants": [asdict(match) for match in recognise(own, known)],
+                "variants": [asdict(match) for match in match_variants(own, known)],
                 "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, MEASURED.index(part.dtype)))],
             }
             for name, own in parts.items()
