@@ -19,7 +19,7 @@ from moespec.training.commandline.chosen import chosen
 from moespec.training.commandline.parsing import parse
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
-from moespec.training.data.captions import Captions
+from moespec.training.data.captions import captions_of
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config, resolve
@@ -50,7 +50,7 @@ def read(name: str, *options: str) -> Config:
     labels, shape = np.arange(20_000) % 1000, (config.model.image_size or 224,) * 2 + (3,)
     captions, classes = None, tuple(map(str, range(1000)))
     if config.objective == "lit":
-        captions, classes = Captions.of(["a"] * len(labels)), ()
+        captions, classes = captions_of(["a"] * len(labels)), ()
     split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels, captions=captions)
     return resolve(config, Dataset("images", split, split, classes, shape, 255), "jax")
 

@@ -241,9 +241,9 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("from moespec.models import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
-        ("from moespec.models import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
-        ("from moespec.models import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
+        ("from moespec.training import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
+        ("from moespec.training import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec.training import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
         ("import moespec.training.commands", "jax torch matplotlib"),

@@ -245,25 +245,23 @@ def npy_header(shape: tuple[int, ...]) -> bytes:
 
 
 LIES = [
-    (npy_header((57, 10**6, 10**6)), "images has 57,000,000,000,000 bytes by its header, the file at most"),
-    (npy_header((10**30, 4, 4)), "images has 16,000,000,.* bytes by its header"),
-    (npy_header((10, 4, 4)), "images has 160 bytes by its header"),
-    (npy_header((0, 4, 4)) + b"more", "images has more bytes than its header says"),
-    (npy_header((-1, 4, 4)), "not a readable .npz"),
-    (npy_header((10, 4, 4))[:20], "not a readable .npz"),
-    (b"", "not a readable .npz"),
+    npy_header((57, 10**6, 10**6)),
+    npy_header((10**30, 4, 4)),
+    npy_header((10, 4, 4)),
+    npy_header((0, 4, 4)) + b"more",
+    npy_header((-1, 4, 4)),
+    npy_header((10, 4, 4))[:20],
+    b"",
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), LIES)
+@pytest.mark.parametrize("content", LIES)
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_array_that_is_not_what_its_header_says(
-    tmp_path: Path, content: bytes, message: str, compression: int
-) -> None:
+def test_an_array_that_is_not_what_its_header_says(tmp_path: Path, content: bytes, compression: int) -> None:
     path = tmp_path / "lies.npz"
     with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("images.npy", content)
-    check_refused_at_once("npz", path, f"lies.npz: .*{message}")
+    check_refused_at_once("npz", path, r"lies\.npz: not a readable \.npz file of plain arrays \('images': ")
 
 
 def test_broken_npz(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from of_models import encoded, write_shard
 from moespec.models.errors import DataError
 from moespec.training import cli
 from moespec.training.data import captions
-from moespec.training.data.captions import Captions, caption
+from moespec.training.data.captions import caption, captions_of
 from moespec.training.data.datasets import load
 
 NUMBERS = range(10)
@@ -176,6 +176,6 @@ def test_captions_of_strangers() -> None:
     assert caption("👩‍🚀", "x") == "👩‍🚀", "what joins the parts of an emoji stays"
     with pytest.raises(DataError, match=f"x: a caption of more than {captions.LONGEST} characters"):
         caption("a" * (captions.LONGEST + 1), "x")
-    texts = Captions.of(["ab", "é", "", "c"])
+    texts = captions_of(["ab", "é", "", "c"])
     assert list(texts) == ["ab", "é", "", "c"]
-    assert (texts[-1], list(texts.chosen(np.array([3, 1]))), len(Captions.of([]))) == ("c", ["c", "é"], 0)
+    assert (texts[-1], list(texts[np.array([3, 1])]), len(captions_of([]))) == ("c", ["c", "é"], 0)

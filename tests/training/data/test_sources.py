@@ -80,26 +80,18 @@ def test_the_index_is_written_once_and_made_again_when_a_shard_changes(tars: Pat
     ("key", "value"),
     [
         *(("shard", -1), ("shard", 2), ("offset", -9), ("offset", 2**62), ("size", -1), ("size", 2**62), ("label", -1)),
-        *(
-            ("label", 2**31),
-            ("label", 0.5),
-            ("name", b"x"),
-            ("ends", 0),
-            ("ends", 99),
-            ("ends", 2),
-            ("text", np.uint8(255)),
-        ),
+        *(("label", 2**31), ("label", 0.5), ("name", b"x"), ("text", np.uint8(ord("\n"))), ("text", np.uint8(255))),
     ],
 )
 def test_an_index_is_of_places_in_its_shards(tars: Path, monkeypatch: Any, key: str, value: Any) -> None:
     """Whoever wrote it: with another number, and the checksum made anew, it is not taken."""
-    captions, record, members_of, read = key in ("ends", "text"), shards._record, shards._members, []
+    captions, record, members_of, read = key == "text", shards._record, shards._members, []
     for tar in tars.glob("*.tar") if captions else ():
         write_shard(tar, [("a.png", encoded(1)), ("a.txt", "wörds".encode())])
 
     def changed(stamps: Any, table: dict[str, Any]) -> dict[str, Any]:
         table[key] = table[key].astype(np.asarray(value).dtype)
-        table[key][-1 if value == 99 else 0] = value
+        table[key][0] = value
         return record(stamps, table)
 
     with monkeypatch.context() as patch, contextlib.suppress(ValueError, IndexError, DataError):

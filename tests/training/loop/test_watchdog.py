@@ -20,7 +20,7 @@ from moespec.training.launch import _free_port
 PROGRAM = """
 import os, sys, time
 from moespec.backends.processes import process_of
-from moespec.training import watchdog
+from moespec.training.loop import watchdog
 fails, timeout, watchdog.WORD, watchdog.GRACE = int(sys.argv[1]), float(sys.argv[2]), 0.3, 1.0
 try:
     dog = watchdog.Watchdog(process_of(os.environ), timeout)

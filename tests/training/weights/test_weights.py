@@ -11,7 +11,6 @@ import json
 import random
 import re
 import shutil
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +24,14 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
-from moespec import models, training
-from moespec.models import vit
+from moespec import training
+from moespec.models import families, vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
+from moespec.training import cli, interop
+from moespec.training.loop.runlog import read_log
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights, described, of_description
@@ -97,7 +97,7 @@ def test_outputs_are_those_of_the_other_project(name, fields):
 def test_a_checkpoint_of_vmoe_is_read(name):
     weights = read(FILES / name, Given(arguments=arguments("vmoe_soft_moe")))
     assert (weights.config.router, weights.config.image_size) == ("soft_moe", 8)
-    theirs = flatten(models.interop.to_vmoe(weights.params, weights.config))
+    theirs = flatten(interop.to_vmoe(weights.params, weights.config))
     assert theirs.keys() == (expected := vector("vmoe_soft_moe")).keys()
     assert all(np.array_equal(theirs[name], expected[name]) for name in expected)
 
@@ -115,7 +115,7 @@ def test_bfloat16_in_a_checkpoint_of_vmoe_becomes_float32():
 def test_timm_by_its_names(tmp_path):
     """What the shapes show, such as the number of classes, is theirs; what they do not, the name's."""
     arguments = {"embed_dim": 192, "num_heads": 3, "num_classes": 7, "img_size": 32, "act_layer": "gelu_tanh"}
-    config = models.interop.config_from_timm(arguments)
+    config = interop.config_from_timm(arguments)
     write(tmp_path / "x.safetensors", Weights(config, vit.init(config), {}), "timm")
     ours = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
     assert ours == replace(config, gelu="erf")
@@ -155,7 +155,7 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
 
 def test_an_average_beside_a_class_token_is_refused(tmp_path):
     weights = tiny(pool="token", gelu="erf")
-    arrays = {**models.interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
+    arrays = {**interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
     safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
     with pytest.raises(ConfigError, match=r"fc_norm\.weight beside cls_token"):
         read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
@@ -173,17 +173,17 @@ def test_an_average_beside_a_class_token_is_refused(tmp_path):
 def test_models_of_timm_by_name(config, expected):
     if isinstance(expected, str):
         with pytest.raises(ConfigError, match=expected):
-            models.interop.config_from_timm(models.interop.timm_arguments(config))
+            interop.config_from_timm(interop.timm_arguments(config))
         return
-    ours = models.interop.config_from_timm(models.interop.timm_arguments(config))
+    ours = interop.config_from_timm(interop.timm_arguments(config))
     assert {name: getattr(ours, name) for name in expected} == expected
 
 
 def test_how_many_models_of_timm_have_a_counterpart():
-    names, counterparts = models.interop.models_of_timm(), []
+    names, counterparts = interop.models_of_timm(), []
     for name, arguments in names.items():
         try:
-            counterparts.append(models.interop.config_from_timm(arguments) and name)
+            counterparts.append(interop.config_from_timm(arguments) and name)
         except ConfigError:
             continue
     assert (len(names), len(counterparts)) == (163, 114)
@@ -340,32 +340,21 @@ def npz(**arrays) -> bytes:
     return content.getvalue()
 
 
-def claiming(shape: tuple[int, ...]) -> bytes:
-    """An array that has more numbers by its header than there are."""
-    header, content = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr("a.npy", header.getvalue())
-    return content.getvalue()
-
-
 SCALE = npz(**{"Transformer/encoder_norm/scale": np.ones(8, np.float32)})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (SCALE[:100], "not an array of an npz file"),
-        (SCALE.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': not an array"),
-        (b"", "not an array of an npz file"),
-        (npz(evil=np.array([Pickled()], object)), "'evil': not an array of an npz file"),
-        (claiming((2**60,)), "'a': not an array"),
+        (SCALE.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': "),
+        (npz(evil=np.array([Pickled()], object)), "'evil': "),
     ],
-    ids=["cut", "header", "empty", "pickle", "claim"],
+    ids=["header", "pickle"],
 )
 def test_a_damaged_npz(tmp_path, content, message, capsys):
+    """test_datasets has what else may be wrong with one."""
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"x\.npz: .*{message}"):
+    with pytest.raises(CheckpointError, match=rf"x\.npz: not an npz file of arrays \({message}"):
         read(tmp_path / "x.npz", Given())
     assert "must not run" not in capsys.readouterr().out
 
@@ -485,7 +474,7 @@ def test_the_hub_folder_of_a_run(tmp_path, runs):
     assert cli.main(["convert", str(run), str(tmp_path / "hub"), "--to", "hub"]) == 0
     assert {path.name for path in (tmp_path / "hub").iterdir()} == set(hub.OWN)
     card = (tmp_path / "hub/README.md").read_text()
-    last = models.weights.own.read_log(run, "evaluation")[-1]
+    last = read_log(run, "evaluation")[-1]
     assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
     assert "| Steps | 12 of 12 |" in card
     assert "router soft_moe, blocks 1" in card
@@ -679,14 +668,14 @@ def test_labels_that_are_no_names(tmp_path, labels):
 
 def test_of_many_mismatches_the_first_are_named():
     with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
-        models.interop.from_timm({}, models.interop.config_from_timm(arguments("timm_token")))
+        interop.from_timm({}, interop.config_from_timm(arguments("timm_token")))
 
 
 @pytest.mark.parametrize("wrapper", ["params", "state_dict"])
 def test_a_wrapped_tree_is_taken(wrapper):
-    config = models.interop.config_from_timm(arguments("timm_token"))
+    config = interop.config_from_timm(arguments("timm_token"))
     theirs = vector("timm_token")
-    equal(models.interop.from_timm({wrapper: theirs, "epoch": 3}, config), models.interop.from_timm(theirs, config))
+    equal(interop.from_timm({wrapper: theirs, "epoch": 3}, config), interop.from_timm(theirs, config))
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
@@ -698,12 +687,12 @@ def test_arrays_in_bfloat16_become_float32(backend):
     narrow = {name: B.cast(B.from_numpy(value), "bfloat16") for name, value in vector("timm_token").items()}
     if backend == "torch":
         narrow = {name: value.requires_grad_() for name, value in narrow.items()}
-    ours = models.interop.from_timm(narrow, models.interop.config_from_timm(arguments("timm_token")))
+    ours = interop.from_timm(narrow, interop.config_from_timm(arguments("timm_token")))
     assert {value.dtype for value in flatten(ours).values()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(ours["norm"]["scale"], B.to_numpy(B.cast(narrow["norm.weight"], "float32")))
 
 
 @pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
 def test_a_description_is_a_configuration(name):
-    config = models.families.of_name(name).named(name)
+    config = families.of_name(name).named(name)
     assert of_description(json.loads(json.dumps(described(config))), "x") == config
