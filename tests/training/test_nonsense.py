@@ -369,7 +369,7 @@ WRONG = {
     "convert x y.safetensors --to vmoe":
         "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
     f"convert {OLD_RUN} . --to hub":
-        "target='.': this command stands in it, and it would be replaced; name a folder in it",
+        "target='.': is the working directory, and would be replaced; name a folder in it",
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
@@ -397,7 +397,7 @@ WRONG = {
     f"finetune {OLD_RUN} --model vit_s16":
         "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
     f"finetune {__file__}":
-        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
+        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, .safetensors or .npz",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),

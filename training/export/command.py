@@ -64,10 +64,8 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     for note in notes:
         print(f"note: {note.message}")
     if getattr(weights.config, "whole_batch", False):
-        raise ConfigError(
-            f"format={format!r}: the model routes all images of a batch together, and a program has groups of one size; "
-            "train with group_size and group_images, or give --format safetensors"
-        )
+        why = "the model routes all images of a batch together, and a program has groups of one size"
+        raise ConfigError(f"format={format!r}: {why}; train with group_size and group_images, or export safetensors")
     if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
         raise ConfigError(f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; use pt2")
     if format == "onnx" and weights.config.dtype != "float32":

@@ -64,9 +64,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         sizes["heads"] = _shape(shapes, query, 3)[1]
     if "fc_norm.weight" in shapes:
         if token:
-            raise ConfigError(
-                f"fc_norm.weight beside {of('token')}: an average beside a class token is not pooled here"
-            )
+            raise ConfigError(f"fc_norm.weight beside {of('token')}: a class token that is not pooled is not supported")
         sizes["pool"] = "gap_norm"
     if (norm := of("blocks/0/attention/query_norm/scale")) in shapes:
         sizes |= {"qk_norm": True, "heads": width // _shape(shapes, norm, 1)[0]}

@@ -17,9 +17,7 @@ __all__ = ["TIMM", "config_from_timm", "models_of_timm", "timm_arguments"]
 
 def _check(config: VitConfig) -> None:
     if config.qk_norm and not config.qk_norm_bias:
-        raise ConfigError(
-            "qk_norm_bias=False: timm normalises queries and keys with a bias (a bias of 0 makes the function the same)"
-        )
+        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias (0 makes no difference)")
     if config.qk_norm and config.pool == "map":
         raise ConfigError("qk_norm=True with pool='map': timm does not normalise the query and keys of the pooling")
 
@@ -101,9 +99,7 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     )
     registers, of_patches = of_timm.take("reg_tokens", 0), of_timm.choose("no_embed_class", False, _EITHER)
     if class_token != (pool == "token"):
-        raise ConfigError(
-            f"arguments.class_token={class_token!r}: a class token is there to be the pooled one, or not at all"
-        )
+        raise ConfigError(f"arguments.class_token={class_token!r}: expected a class token if and only if it is pooled")
     if fc_norm and pool != "gap_norm":
         raise ConfigError(f"arguments.fc_norm={fc_norm!r}: after such a pooling there is no normalisation here: False")
     if fc_norm is False and pool == "gap_norm":

@@ -117,16 +117,12 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
     try:
         of_device = layers_of(model, part)
     except ShapeError as error:
-        raise ConfigError(
-            f"{where}: each of {sizes.devices} devices ({sizes}) has {part} images at a time. {error}"
-        ) from error
+        raise ConfigError(f"{where}: {part} images at a time on each device ({sizes}). {error}") from error
     for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
         if alone.settings.tokens != here.settings.tokens:
-            raise ConfigError(
-                f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
-                f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
-                "model.group_size, text.group_texts)"
-            )
+            group = f"a group of {alone.settings.tokens} {alone.items} of layer {alone.name}"
+            advice = "set model.group_images, model.group_size or text.group_texts"
+            raise ConfigError(f"{where}: {group} would span the devices ({sizes}); {advice}")
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
@@ -134,9 +130,7 @@ def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> N
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):
-            raise ConfigError(
-                f"mesh.expert={sizes.expert!r}: MultiHash mixes experts inside, so that they stay together"
-            )
+            raise ConfigError(f"mesh.expert={sizes.expert!r}: MultiHash mixes experts, which cannot be split")
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:

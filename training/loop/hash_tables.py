@@ -85,10 +85,8 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     for block in vit.id_blocks(model):
         tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
         if not np.isin(tables, np.arange(experts)).all():
-            raise CheckpointError(
-                f"{where}: tables of block {block} must hold integers from 0 to {experts - 1}, "
-                f"found {np.min(tables)} to {np.max(tables)}"
-            )
+            found = f"{np.min(tables)} to {np.max(tables)}"
+            raise CheckpointError(f"{where}: tables of block {block} must hold 0 to {experts - 1}, not {found}")
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
@@ -118,9 +116,7 @@ def _codebook(
     )
     different = np.unique(patches, axis=0)
     if len(different) < model.codes:
-        raise ConfigError(
-            f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} training images"
-        )
+        raise ConfigError(f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} images")
     start = different[random.choice(len(different), model.codes, replace=False)]
     print(f"codebook: k-means of {len(patches)} patches, {model.codes} codes", file=sys.stderr)
     return k_means(patches, start).centroids.astype(np.float32)
@@ -149,13 +145,9 @@ def _tables(
             frequencies += np.bincount(ids.ravel(), minlength=options.ids)
         return hash_table_balanced(frequencies, experts=options.experts)[None]
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
-        raise ConfigError(
-            f"hash.kind={kind!r}: ids of the kind {model.token_ids!r} are not codewords, which have places"
-        )
+        raise ConfigError(f"hash.kind={kind!r}: expected ids of codewords, not of the kind {model.token_ids!r}")
     if options.experts > len(codebook):
-        raise ConfigError(
-            f"model.codes={len(codebook)}: fewer than the {options.experts} clusters of hash.kind={kind!r}"
-        )
+        raise ConfigError(f"model.codes={len(codebook)}: fewer than {options.experts} clusters (hash.kind={kind!r})")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
     # A class token has no pixels: it sits with the patches of one colour, which are 0.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
@@ -201,9 +193,8 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
         shapes["codebook"] = (model.codes, token_ids.pixels(model))
     for name, shape in shapes.items():
         if name not in arrays or arrays[name].shape != shape:
-            raise DataError(
-                f"{path}: {name} is {arrays[name].shape if name in arrays else 'missing'}, expected {shape}"
-            )
+            found = arrays[name].shape if name in arrays else "missing"
+            raise DataError(f"{path}: {name} is {found}, expected {shape}")
     tables = arrays["tables"]
     if tables.dtype.kind not in "iu" or tables.min() < 0 or tables.max() >= options.experts:
         raise DataError(f"{path}: tables must hold integers from 0 to {options.experts - 1}")

@@ -33,6 +33,7 @@ __all__ = ["RunDirectory"]
 
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
+FIXED = "that cannot be overridden, as the order of the images depends on it"
 ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
 
 
@@ -72,9 +73,8 @@ class RunDirectory:
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
-                raise RunError(
-                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}{advice}"
-                )
+                found = f"class {label} is {now!r} in the data, {before!r} in {CLASSES}"
+                raise RunError(f"run={str(self.path)!r}: {found}{advice}")
 
     def begun(self) -> bool:
         """Whether a run was started here that has a checkpoint to go on from."""
@@ -153,10 +153,8 @@ class RunDirectory:
             (self.path / CONFIG).read_text()
         )
         if lost:
-            raise RunError(
-                f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; there is no checkpoint, "
-                "so start again without --resume"
-            )
+            advice = "there is no checkpoint: start again without --resume"
+            raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; {advice}")
 
     def _go_on(
         self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
@@ -167,7 +165,7 @@ class RunDirectory:
         if data := config_compatibility.of_data(record.get("stamp", {}), stamp):
             told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {config_compatibility.described(data)}"
             if config_compatibility.NUMBER in data:
-                raise RunError(f"{told}; that cannot be overridden, as the order of the images depends on it")
+                raise RunError(f"{told}; {FIXED}")
             if not override:
                 raise RunError(f"{told}. {ADVICE}")
         if changed or data:
@@ -206,9 +204,7 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(
-                f"{where}: it has another configuration: {config_compatibility.described(changed)}. {ADVICE}"
-            )
+            raise RunError(f"{where}: another configuration: {config_compatibility.described(changed)}. {ADVICE}")
         if not resume:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
         if record["step"] > config.training.total:
@@ -220,20 +216,17 @@ class RunDirectory:
     ) -> None:
         """Notes in the newest checkpoint that the run goes on from there with `config`."""
         if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
-            raise RunError(
-                f"run={str(self.path)!r}: {config_compatibility.described({key: changed[key] for key in fixed})}; that cannot be "
-                "overridden, as the order of the images depends on it"
-            )
+            told = config_compatibility.described({key: changed[key] for key in fixed})
+            raise RunError(f"run={str(self.path)!r}: {told}; {FIXED}")
         model = model_config(config.model)
         shapes = shapes_of(config, model)
         saved = checkpoint.read(newest, shapes)
         record, trees = saved.record, [name for name in saved.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)
         if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
-            raise RunError(
-                f"run={str(self.path)!r}: {config_compatibility.described(changed)}; that cannot be overridden, as the checkpoint does "
-                "not have what this optimizer keeps of each parameter"
-            )
+            told = config_compatibility.described(changed)
+            why = "as the checkpoint lacks what this optimizer keeps of each parameter"
+            raise RunError(f"run={str(self.path)!r}: {told}; that cannot be overridden, {why}")
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
         of_data = {"stamp": stamp} if stamp else {}
@@ -252,9 +245,7 @@ class RunDirectory:
         steps = checkpoint.steps(self.checkpoints)
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(
-                f"step={step!r}: not in {self.checkpoints}, which has checkpoints of the steps {listed}"
-            )
+            raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which has the steps {listed}")
         return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
 

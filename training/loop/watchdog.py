@@ -134,9 +134,7 @@ class Watchdog:
         try:
             return socket.create_server(("127.0.0.1" if near else "", self._port), family=family, dualstack_ipv6=both)
         except OSError as error:
-            raise RunError(
-                f"port {self._port}, the next after MASTER_PORT, cannot be listened on: {error.strerror}"
-            ) from error
+            raise RunError(f"port {self._port}, the next after MASTER_PORT, is not free: {error.strerror}") from error
 
     def _is_missing(self, new: _Contact, missing: Collection[int]) -> bool:
         try:

@@ -87,9 +87,7 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
                 raise ConfigError(f"init: {name}: the source's MLP is not gated, so that it makes no gated experts")
             raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} starts it anew")
     if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
-        raise ConfigError(
-            f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter; --init-skip {left[0]} leaves it out"
-        )
+        raise ConfigError(f"init: {left[0]} {trained[left[0]].shape} is unexpected; --init-skip {left[0]} drops it")
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
 
 
@@ -129,10 +127,8 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
-        raise ConfigError(
-            f"init: positions has shape {given.shape}, {before} of them before the patches, "
-            f"the model {fresh.shape} and {wanted}; --init-skip positions starts them anew"
-        )
+        shapes = f"shape {given.shape}, {before} of them before the patches, the model {fresh.shape} and {wanted}"
+        raise ConfigError(f"init: positions has {shapes}; --init-skip positions starts them anew")
     if given.shape[1] - before != patches or before != wanted:
         result.resized.append("positions")
     if given.shape[1] - before != patches:

@@ -19,7 +19,7 @@ from moespec.training.data.options import DataConfig
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.resolve import choose_backend, model_config
 from moespec.training.loop.rundirectory import RunDirectory
-from moespec.training.objectives.table import besides
+from moespec.training.objectives.table import extra_params
 from moespec.training.transfer.rules import transferred
 from moespec.training.weights.formats import Given, read
 from moespec.training.weights.record import Weights
@@ -36,15 +36,15 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
     """
     lazily = lazily and config.init is None
     initial = initial_params(config, dataset, lazily=lazily)
-    own = besides(config, model_config(config.model), lazily=lazily)
+    extra = extra_params(config, model_config(config.model), lazily=lazily)
     if config.init is None:
-        return {**initial, **own}
+        return {**initial, **extra}
     result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
         if names := getattr(result, what):
             print(f"  {what}: {_summary(names)}")
-    return {**result.params, **own}
+    return {**result.params, **extra}
 
 
 def source(path: str) -> Weights:
@@ -118,9 +118,7 @@ def taken(config: Config, *, given: bool) -> str:
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:
         if not given and config.data in (DataConfig(), digits().data):
-            raise ConfigError(
-                f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
-            )
+            raise ConfigError(f"{config.init}: not a run, so it has no data; give --data and --data.path")
         return ""
     same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
     words = [f"{run.data.name} {run.data.path}".strip()] * same

@@ -97,9 +97,7 @@ def format_of(path: Path) -> str:
     try:
         arrays, metadata = read_safetensors(path)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}; expected a run, a folder of the hub, a .safetensors or an .npz file"
-        ) from error
+        raise CheckpointError(f"{error}; expected a run, a folder of the hub, .safetensors or .npz") from error
     return "moespec" if own.MODEL in metadata else _told(path, arrays)
 
 
@@ -158,10 +156,8 @@ def _of_model(timm: bool, name: str) -> VitConfig:
     except ConfigError as error:
         if not timm:
             raise
-        raise ConfigError(
-            f"model={name!r}: neither a name of moespec's nor of timm's vision_transformer.py; any other VisionTransformer of "
-            "timm is described by its arguments, a JSON file: --arguments FILE in place of --model"
-        ) from error
+        advice = "describe other models by timm's arguments, a JSON file: --arguments FILE"
+        raise ConfigError(f"model={name!r}: neither a name of moespec nor of timm's ViTs; {advice}") from error
     if not isinstance(named, VitConfig):
         raise ConfigError(f"model={name!r}: expected a ViT")
     return named
@@ -238,10 +234,8 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
             raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
     elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
-        raise ConfigError(
-            "there are MoE blocks, and how they route cannot be inferred from the weights: give --arguments FILE, the JSON of vmoe's "
-            "config.model, or --set for moe, router, experts, router_options, group_images"
-        )
+        advice = "give --arguments FILE, the JSON of vmoe's config.model, or --set for moe, router, experts, ..."
+        raise ConfigError(f"the routers of the MoE blocks cannot be inferred from the weights: {advice}")
     else:
         config = _vit(interop.VMOE, arrays, given)
     return _weights(interop.VMOE, prefix_of(path), arrays, config)

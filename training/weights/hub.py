@@ -91,9 +91,7 @@ def write_folder(
 def check_folder(path: Path) -> None:
     """RunError for a folder that has other files than `write_folder` writes, or in which this process stands."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
-        raise RunError(
-            f"target={str(path)!r}: this command stands in it, and it would be replaced; name a folder in it"
-        )
+        raise RunError(f"target={str(path)!r}: is the working directory, and would be replaced; name a folder in it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
         raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
 

@@ -94,9 +94,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
     if version not in (None, VERSION):
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
     if version is None and (training := {"step", "opt_state", "optimizer"} & tree.keys()):
-        raise CheckpointError(
-            f"{path}: older than version {VERSION}, with {min(training)!r}: which leaf is which cannot be told without vmoe"
-        )
+        raise CheckpointError(f"{path}: older than version {VERSION}, with {min(training)!r}: only vmoe can read it")
     if not isinstance(shards, int) or not 0 < shards < 100_000:
         raise CheckpointError(f"{path}: shard_count={shards!r}")
     return tree, shards

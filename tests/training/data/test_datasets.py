@@ -201,7 +201,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
-        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one label each"),
+        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one each"),
         ({"val_images": 0, "validation_images": 0}, "has the validation parts 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
@@ -217,7 +217,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
         ({"maximum": 0}, "maximum=0: expected an integer from 1 to 255"),
         ({"maximum": np.array([16, 16])}, "maximum='?an array of shape"),
-        ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "cannot be held out: too few"),
+        ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "too few images, 1, to hold out 0.2"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:
