@@ -171,7 +171,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
-    ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
+    ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
     ("--objective moco --lit.scale 3", ("lit.scale=3.0 has no effect here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),

@@ -56,8 +56,8 @@ HUGGINGFACE = Project(
     },
     argument="state_dict",
     separator=".",
-    more=_names,
-    check_more=_check,
+    extra=_names,
+    check_extra=_check,
 )
 """Its state dict. Source: huggingface/transformers, `src/transformers/models/vit/modeling_vit.py`."""
 

@@ -58,8 +58,8 @@ TIMM = Project(
     },
     argument="state_dict",
     separator=".",
-    more=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
-    check_more=_check,
+    extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
+    check_extra=_check,
 )
 """Its `VisionTransformer`: the state dict as a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
 
@@ -93,10 +93,8 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     """
     of_timm = Arguments("arguments", arguments)
     pool = of_timm.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
-    class_token, fc_norm = (
-        of_timm.choose("class_token", True, _EITHER),
-        of_timm.choose("fc_norm", None, {None: None, **_EITHER}),
-    )
+    class_token = of_timm.choose("class_token", True, _EITHER)
+    fc_norm = of_timm.choose("fc_norm", None, {None: None, **_EITHER})
     registers, of_patches = of_timm.take("reg_tokens", 0), of_timm.choose("no_embed_class", False, _EITHER)
     if class_token != (pool == "token"):
         raise ConfigError(f"arguments.class_token={class_token!r}: expected a class token if and only if it is pooled")
@@ -163,8 +161,8 @@ _REQUIRED: dict[str, Any] = {
 def models_of_timm() -> dict[str, dict[str, Any]]:
     """Name -> arguments of every `VisionTransformer` of timm 1.0.31, as `config_from_timm` takes them.
 
-    Written from timm's own entry points, with the image size and the classes of each name's default weights; what has
-    timm's default is left out. Not all have a counterpart here: `config_from_timm` says what is in the way.
+    Recorded from timm's entry points, with the image size and the classes of each name's default weights, without arguments that
+    have timm's default. `config_from_timm` rejects those without counterpart.
     """
     models: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
     return models

@@ -1,9 +1,8 @@
 """The codebook and the tables of the router `hash`, made of a data set, and their file.
 
-The codebook is found by k-means on normalised patches of training images, from codewords that are different patches
-drawn by the seed; the frequencies of the ids are counted on training images without augmentation. A file is safetensors:
-`codebook` (codes, pixels) float32, if the ids need one, and `tables` (hashes, ids) int32, with what they were made for
-as text. Nothing is pickled.
+k-means on normalised patches of training images finds the codebook, starting from different patches drawn by the seed. The
+frequencies of ids are counted on training images without augmentation. A file is safetensors: `codebook` (codes, pixels) float32,
+if the ids need one, and `tables` (hashes, ids) int32, with the options of the model as metadata.
 """
 
 import sys
@@ -56,9 +55,9 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data.
+    """The initial parameters of a run; hash layers take codebook and tables from `config.hash` or the data.
 
-    lazily: what is drawn is drawn when it is read, `Drawn`.
+    lazily: values are drawn when they are read, `Drawn`.
     """
     model = model_config(config.model)
     found = None
@@ -90,10 +89,7 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
-    """The codebook and tables that a model needs, from the training images and the seed.
-
-    Raises ConfigError when there are fewer different patches than codes, or the kind of table does not fit.
-    """
+    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for options that do not fit."""
     random = generator(config.training.seed, TABLES, 0)
     count = min(config.hash.images, len(dataset.train))
     images = np.sort(random.choice(len(dataset.train), count, replace=False))
@@ -108,12 +104,8 @@ def _codebook(
     in_image = (model.image_size // model.patch_size) ** 2
     enough = -(-PATCHES_PER_CODE * model.codes // in_image)
     chosen = np.sort(random.permutation(images)[:enough])
-    patches = np.concatenate(
-        [
-            normalized_patches(token_ids.patches_of(B, chunk, model.patch_size).reshape(-1, token_ids.pixels(model)))
-            for chunk in _read(dataset, chosen, "codebook")
-        ]
-    )
+    parts = [token_ids.patches_of(B, chunk, model.patch_size) for chunk in _read(dataset, chosen, "codebook")]
+    patches = normalized_patches(np.concatenate(parts).reshape(-1, token_ids.pixels(model)))
     different = np.unique(patches, axis=0)
     if len(different) < model.codes:
         raise ConfigError(f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} images")
@@ -198,11 +190,12 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
     tables = arrays["tables"]
     if tables.dtype.kind not in "iu" or tables.min() < 0 or tables.max() >= options.experts:
         raise DataError(f"{path}: tables must hold integers from 0 to {options.experts - 1}")
-    if "codebook" in shapes and tensors["codebook"].dtype != "F32":
+    codebook = arrays["codebook"] if "codebook" in shapes else None
+    if codebook is not None and tensors["codebook"].dtype != "F32":
         raise DataError(f"{path}: codebook has dtype {tensors['codebook'].dtype}, expected F32")
-    if "codebook" in shapes and not np.isfinite(arrays["codebook"]).all():
+    if codebook is not None and not np.isfinite(codebook).all():
         raise DataError(f"{path}: codebook has numbers that are not finite")
-    return HashTables(arrays["codebook"] if "codebook" in shapes else None, tables.astype(np.int32))
+    return HashTables(codebook, tables.astype(np.int32))
 
 
 def _made_for(model: vit.VitConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and whether a command may start or go on there.
+"""The folder of a run, and whether a command may start or go on there.
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
 metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
@@ -107,18 +107,17 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
+        """Makes the folder, which is `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        dataset: whose names of classes are kept, for people, and whose stamp is compared.
+        dataset: its names of classes are kept, and its stamp is compared.
 
-        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
-        configuration, `config_compatibility.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
-        `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
-        has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
-        part of config.toml says.
+        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run whose newest checkpoint
+        has another configuration (`config_compatibility.FREE` aside), other data or other classes. With `override` the run goes
+        on with `config`, and its checkpoints record from which step on. The configuration of a run without a checkpoint is
+        replaced, unless `resume` finds config.toml incomplete.
 
-        A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
-        learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
+        A run may go on for another number of steps from the newest checkpoint all of whose steps keep their learning rates.
+        Later checkpoints, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
         classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
@@ -148,7 +147,7 @@ class RunDirectory:
             raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
 
     def _check_whole(self, saved: Config) -> None:
-        """RunError if config.toml lacks what a run writes there, for which it would get defaults."""
+        """RunError if config.toml lacks fields that a run writes there."""
         lost = config_compatibility.keys(configfile.dump(saved)) - config_compatibility.keys(
             (self.path / CONFIG).read_text()
         )
@@ -175,7 +174,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """How `config` and the classes differ from those of the run begun here, and its checkpoints that are then too late.
+        """How `config` and the classes differ from those of the run begun here, and checkpoints to be moved aside.
 
         Raises RunError as `claim` does; nothing is written.
         """
@@ -233,15 +232,12 @@ class RunDirectory:
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.
-
-        whole: False reads arrays when slices of them are asked for.
-        """
+        """The newest checkpoint, of a model with parameters of `shapes`, or None. whole: see `checkpoint.read`."""
         path = self.place()
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or of that of `step`; None if there is none. CheckpointError if there is not that one."""
+        """The folder of the newest checkpoint, or None, or of that of `step`, or CheckpointError."""
         steps = checkpoint.steps(self.checkpoints)
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"

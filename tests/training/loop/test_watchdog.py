@@ -65,7 +65,7 @@ def test_all_end_with_the_name_of_the_lost(harm, index):
     lost = processes.pop(index)
     lost.send_signal(harm)
     since = time.monotonic()
-    why = "it has said nothing for 2 s" if harm == signal.SIGSTOP else ""
+    why = "no heartbeat for 2 s" if harm == signal.SIGSTOP else ""
     try:
         for each in processes:
             errors = ended(each, 2)
