@@ -97,7 +97,7 @@ def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
     capsys.readouterr()
     given = [flag.replace("positions", "head/bias") for flag in flags]
     assert cli.main(["train", "--run", str(run), "--resume", "--override", *given]) == 2
-    assert "the checkpoint does not have what this optimizer keeps" in capsys.readouterr().err
+    assert "the checkpoint lacks what this optimizer keeps" in capsys.readouterr().err
     assert cli.main(["train", "--run", str(run), "--resume", "--override", "--optimizer.rates", "head/bias=2"]) == 0
 
 
