@@ -21,11 +21,12 @@ FLAGS = ("--xla_backend_optimization_level=0", *(("--xla_cpu_use_fusion_emitters
 os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
 
 EXTRAS = {
-    **{name: name for name in ("jax", "torch", "flax", "equinox")},
-    **{"optax": "jax", "datasets": "huggingface", "pyarrow": "huggingface", "huggingface_hub": "huggingface"},
-    **{"tokenizers": "text", "tensorboard": "data", "onnx": "export", "onnxscript": "export", "flatbuffers": "export"},
-    **{name: "train" for name in ("PIL", "matplotlib", "msgpack", "grain", "tomli_w", "filelock", "jinja2")},
-    **{name: "docs" for name in ("docutils", "sphinx", "myst_parser", "latex2mathml")},
+    **{"jax": "jax", "optax": "jax", "torch": "torch", "flax": "flax", "equinox": "equinox", "tensorboard": "data"},
+    **dict.fromkeys(("datasets", "pyarrow", "huggingface_hub"), "huggingface"),
+    **dict.fromkeys(("onnx", "onnxscript", "flatbuffers"), "export"),
+    **dict.fromkeys(("PIL", "matplotlib", "msgpack", "grain", "tomli_w", "filelock", "jinja2"), "train"),
+    **dict.fromkeys(("docutils", "sphinx", "myst_parser", "latex2mathml"), "docs"),
+    **{"tokenizers": "text"},
 }
 """Packages that a test may need, and the extra of moespec that installs each."""
 
