@@ -39,7 +39,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError naming the first field of a section, or of a command's arguments (section ""), whose value is outside its type's `Range`."""
+    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):

@@ -158,9 +158,11 @@ ROUTERS = Names({name: router.bind(sys.modules[__name__]) for name, router in _R
 
 __all__ = [
     "ALGORITHMS",
+    "CAPACITY_RULES",
+    "LEDGER",
+    "ROUTERS",
     "Algorithm",
     "Assignment",
-    "CAPACITY_RULES",
     "Clustering",
     "Codes",
     "ConfigError",
@@ -168,10 +170,8 @@ __all__ = [
     "DtypeError",
     "Dual",
     "Kept",
-    "LEDGER",
     "LedgerEntry",
     "Noise",
-    "ROUTERS",
     "Reading",
     "RouterOptions",
     "RouterOutput",

@@ -103,12 +103,11 @@ def fields_of(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_name(target: Path) -> str:
-    """The format that a name without --to stands for: moespec's own."""
+    """The format of a target without --to: moespec's own."""
     if target.suffix == ".safetensors":
         return "moespec"
-    raise ConfigError(
-        f"target={str(target)!r}: give --to, one of {', '.join(n for n, f in FORMATS.items() if f.write)}"
-    )
+    writable = ", ".join(name for name, format in FORMATS.items() if format.write)
+    raise ConfigError(f"target={str(target)!r}: give --to, one of {writable}")
 
 
 def _words(config: Any) -> str:

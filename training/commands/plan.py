@@ -1,4 +1,4 @@
-"""The command `moespec plan`: prints what a step takes on each mesh, and which it would be."""
+"""The command `moespec plan`: memory, traffic and time of a step on each mesh, and the best mesh."""
 
 import json
 import re
@@ -29,7 +29,7 @@ NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\
 
 @dataclass(frozen=True, kw_only=True)
 class PlanArguments(Configured):
-    """Say what a training step takes on devices that are not here, and which mesh they should have.
+    """Estimate what a training step takes on other hardware, and which mesh it should have.
 
     moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
     bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
@@ -49,9 +49,9 @@ class PlanArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Prints the plans and what the whole run takes, or how the parameters are split on the mesh that is given, or the best.
+    """Prints the plans and the cost of the whole run, or how the parameters are split on the given or best mesh.
 
-    utilisation: fraction of the chip's peak that the operations of a run (`objectives.table.training_flops`) are assumed to reach.
+    utilisation: assumed fraction of the chip's peak, for the operations of `objectives.table.training_flops`.
     """
     given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
     check_written(words, given.settings)
@@ -99,18 +99,17 @@ def main(words: list[str]) -> None:
 
 
 def _check_utilisation(named: str, value: float, config: Config, *, sharding: bool) -> None:
-    """ConfigError, which begins with `named`, for one that is no fraction, or is given where there is no run to measure."""
+    """ConfigError, which begins with `named`, for a value that is no fraction, or has no effect."""
     if not 0 < value <= 1:
         raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
     if sharding:
         raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
     if (epochs := config.training.epochs) is not None:
-        advice = "is of data that are not read; --training.examples says how many images are seen"
-        raise ConfigError(f"{named}: training.epochs={epochs!r} {advice}")
+        raise ConfigError(f"{named}: training.epochs={epochs!r} is of data that are not read; give --training.examples")
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """The options of train that ask for a mesh, and for an evaluation batch that fills groups on each of its devices."""
+    """The options of `moespec train` for a mesh, and for an evaluation batch that fills groups on each device."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
     batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))
