@@ -32,7 +32,7 @@ def changed(tmp_path, monkeypatch):
 
 def test_a_small_error_is_found_and_named(run, changed):
     right, wrong = "xp.top_indices(xp.wide(scores), tries)", "experts - 1 - xp.top_indices(scores.flip(2), tries)"
-    name = changed("torch_copy", "once/allocations.py", right, wrong)
+    name = changed("torch_copy", "common/allocations.py", right, wrong)
     assert run("run", "--target", name, "--dtype", "f64", "--algorithm", "soft_routing")[0] == 0
     status, printed, _ = run("run", "--target", name, "--dtype", "f64,f32", "--algorithm", "token_choice")
     assert status == 1
