@@ -99,7 +99,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     check_scores("inputs", inputs, "groups experts capacity width")
     check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
-    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
+    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
     # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))

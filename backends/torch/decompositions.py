@@ -14,8 +14,6 @@ from moespec.backends.torch import grouped, private, products, rows, selection, 
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
-__all__ = ["decompositions", "overload"]
-
 DEFINING = (grouped, products, rows, selection, solvers, threefry)
 """Modules that define operators: `FUNCTIONS` has them once these are imported."""
 

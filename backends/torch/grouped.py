@@ -92,7 +92,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
 
 
-def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear], Tensor]) -> Tensor:
+def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
     """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (N, D) to (N, D') for the N = G T K choices.
