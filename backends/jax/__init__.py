@@ -15,9 +15,7 @@ from moespec.backends import common as _common
 from moespec.spec.names import public_names as _public_names
 from moespec.backends.jax import arrays as _arrays
 from moespec.backends.jax import base_layers as _base_layers
-from moespec.backends.jax import convolution as _convolution
-from moespec.backends.jax import dropout as _dropout
-from moespec.backends.jax import embedding as _embedding
+from moespec.backends.jax import embeddings as _embeddings
 from moespec.backends.jax import grouped as _grouped
 from moespec.backends.jax import hashing as _hashing
 from moespec.backends.jax import metrics as _metrics
@@ -139,13 +137,13 @@ moe_mlp = _public(_grouped.moe_mlp)
 expert_mlp = _public(_network.expert_mlp)
 multi_hash_mlp = _public(_hashing.multi_hash_mlp)
 attention = _public(_network.attention)
-convolution = _public(_convolution.convolution)
-embedding = _public(_embedding.embedding)
+convolution = _public(_network.convolution)
+embedding = _public(_embeddings.embedding)
 patch_embed = _public(_network.patch_embed)
 layer_norm = _public(_network.layer_norm)
 rescale = _public(_network.rescale)
 gelu = _public(_network.gelu)
-dropout = _public(_dropout.dropout)
+dropout = _public(_network.dropout)
 
 # Losses of models.
 

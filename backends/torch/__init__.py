@@ -132,13 +132,13 @@ from moespec.backends.torch.grouped import moe_mlp as moe_mlp
 from moespec.backends.torch.network import expert_mlp as expert_mlp
 from moespec.backends.torch.hashing import multi_hash_mlp as multi_hash_mlp
 from moespec.backends.torch.network import attention as attention
-from moespec.backends.torch.convolution import convolution as convolution
-from moespec.backends.torch.embedding import embedding as embedding
+from moespec.backends.torch.network import convolution as convolution
+from moespec.backends.torch.network import embedding as embedding
 from moespec.backends.torch.network import patch_embed as patch_embed
 from moespec.backends.torch.network import layer_norm as layer_norm
 from moespec.backends.torch.network import rescale as rescale
 from moespec.backends.torch.network import gelu as gelu
-from moespec.backends.torch.threefry import dropout as dropout
+from moespec.backends.torch.rng import dropout as dropout
 
 # Losses of models.
 
