@@ -15,7 +15,7 @@ arXiv 1910.02054), which torch calls fully sharded data parallel.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from moespec.backends.optimizer import is_fixed
 from moespec.backends.optimizer_options import factored_axes
+from moespec.backends.pytrees import Path, leaves
 from moespec.spec.errors import ConfigError
 from moespec.spec.values import present
 
@@ -35,7 +36,6 @@ __all__ = [
     "axes_of_slot",
     "check_experts",
     "check_whole_experts",
-    "leaves",
     "mesh_sizes",
     "split_axes",
     "splits",
@@ -50,7 +50,6 @@ EXPERTS = r"(^|/)experts/[^/]+$"
 SMALL = 2**14
 """Parameters with fewer entries are not split over `fsdp`: to gather them costs more than to keep them."""
 
-Path = tuple[str, ...]
 Split = tuple[str | None, ...]
 """For each axis of a parameter the axis of the mesh that splits it, or None."""
 
@@ -155,15 +154,6 @@ def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
 def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:
     """Of all parameters, of a nested dict of their shapes, how they are split."""
     return {path: split_axes(path, shape, sizes) for path, shape in leaves(shapes)}
-
-
-def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The leaves of a nested dict with their paths."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, (*path, name))
-        else:
-            yield (*path, name), value
 
 
 def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: int | None) -> Split:

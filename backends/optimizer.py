@@ -37,6 +37,7 @@ import numpy as np
 
 from moespec.backends import patterns
 from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
+from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
@@ -196,18 +197,8 @@ class OptimizerConfig:
         >>> sorted(OptimizerConfig("sgd", rates="b=0").state_shapes({"w": (2, 3), "b": (3,)}).items())
         [('params', {'w': (2, 3), 'b': (3,)}), ('trace', {'w': (2, 3)})]
         """
-        trees: dict[str, dict[str, Any]] = {"params": dict(shapes)}
-
-        def place(level: Mapping[str, Any], path: tuple[str, ...]) -> None:
-            for key, value in level.items():
-                if isinstance(value, Mapping):
-                    place(value, (*path, key))
-                    continue
-                for slot, shape in self.slots((*path, key), tuple(value)).items():
-                    branch = trees.setdefault(slot, {})
-                    for parent in path:
-                        branch = branch.setdefault(parent, {})
-                    branch[key] = shape
-
-        place(shapes, ())
-        return {name: trees[name] for name in ("params", *SLOTS) if name in trees}
+        kept: dict[str, dict[Path, Shape]] = {}
+        for path, shape in leaves(shapes):
+            for slot, size in self.slots(path, tuple(shape)).items():
+                kept.setdefault(slot, {})[path] = size
+        return {"params": dict(shapes), **{slot: unflatten(kept[slot]) for slot in SLOTS if slot in kept}}

@@ -9,7 +9,7 @@ what the plan has besides. `ratio` is the plan's sum over the compiler's: the pl
 `links` is the plan's bytes beside those of the compiled collectives: of these, what each returns, so that of an all-to-all the part
 that stays is in it.
 
-The figures are written to `benchmarks/results/plan.json`; `tests/models/test_plan.py` holds the plan to them. With --check
+The figures are written to `benchmarks/results/plan.json`; `tests/training/planning/test_plan.py` holds the plan to them. With --check
 nothing is written, and the exit status is 1 if a ratio is not within LEAST and MOST.
 """
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from moespec.backends import mesh
-from moespec.backends.mesh import MeshSizes, Pieces, leaves
+from moespec.backends.mesh import MeshSizes, Pieces
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import leaves
 from moespec.models import layers, vit
 from moespec.models.pytrees import flatten, nested
 from moespec.models.random_keys import of_step

@@ -535,7 +535,7 @@ def _of(name: str, kind: type[Any], place: str) -> Callable[[list[str]], None]:
     def command(arguments: list[str]) -> None:
         module, _, function = place.partition(":")
         parsed = _parse(name, kind, arguments)
-        getattr(import_module(f"moespec.models.{module}"), function)(**vars(parsed))
+        getattr(import_module(f"moespec.training.{module}"), function)(**vars(parsed))
 
     return command
 
@@ -552,7 +552,7 @@ COMMANDS: dict[str, Command] = {
     "inspect": ("draw which experts handle which patch of an image", _inspect),
     "predict": (
         "say what the pictures of a folder are",
-        _of("predict", PredictArguments, "commandline.predict:predict_command"),
+        _of("predict", PredictArguments, "prediction.predict:predict_command"),
     ),
     "convert": ("convert weights from and to other projects' files", _convert),
     "export": (
@@ -561,7 +561,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "scan": (
         "name the pictures of a data set that cannot be read",
-        _of("scan", ScanArguments, "commandline.commands:scan_command"),
+        _of("scan", ScanArguments, "commands:scan_command"),
     ),
     "list": (
         "list models, routers, data sets and recipes",

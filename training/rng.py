@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["AUGMENTATION", "CUTMIX", "MIXUP", "ORDER", "PICTURE", "TABLES", "generator"]
 
 ORDER, AUGMENTATION, MIXUP, TABLES = 0, 1, 2, 4
-"""Streams. 3 was that of noise, which is drawn on the device now: see `moespec.models.draws`."""
+"""Streams. 3 was that of noise, which is drawn on the device now: see `moespec.models.random_keys`."""
 PICTURE, CUTMIX = 16, 17
 """What happens to one image by itself; cutmix."""
 

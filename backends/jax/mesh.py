@@ -21,7 +21,7 @@ from moespec.backends.expert_parallel import SplitExperts
 from moespec.backends.jax import private
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.exchange import back, there
-from moespec.backends.jax.optimizers import Leaves, Path, by_leaf, imported, transformation
+from moespec.backends.jax.optimizers import Leaves, by_leaf, imported, transformation
 from moespec.backends.jax.training import (
     Batch,
     Found,
@@ -34,14 +34,13 @@ from moespec.backends.jax.training import (
     TrainState,
     compiled_step,
     export_leaves,
-    flat,
     gradients_of,
-    joined,
     split_params,
 )
-from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, leaves, split_axes, start_of
+from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axes_of_slot, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
+from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.spec.errors import ConfigError, ShapeError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
@@ -206,16 +205,16 @@ class OnMesh(SplitExperts):
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
         """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what its devices need."""
         wanted = self.state_shapes(exported["params"], optimizer)
-        placed = flat(wanted.params)
+        placed = flatten(wanted.params)
         params = {path: _like(leaf, placed[path]) for path, leaf in leaves(exported["params"])}
-        trained, _ = split_params(joined(params), optimizer)
+        trained, _ = split_params(unflatten(params), optimizer)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted.optimizer)
         zeros = jax.jit(transformation(optimizer).init, out_shardings=shardings)(trained)
         step = int(exported["step"])
         slots = {name: dict(leaves(tree)) for name, tree in exported.items() if name not in ("params", "step")}
         average = slots.pop("ema", trained)
         return TrainState(
-            joined(params),
+            unflatten(params),
             imported(zeros, slots, step, array=_like),
             {path: _like(average[path], leaf) for path, leaf in wanted.average.items()},
             _like(np.asarray(step), wanted.step),
@@ -241,10 +240,10 @@ class OnMesh(SplitExperts):
             path: placed(shapes[path], jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", np.float32)), how[path])
             for path, leaf in leaves(params)
         }
-        trained, _ = split_params(joined(placements), optimizer)
+        trained, _ = split_params(unflatten(placements), optimizer)
         moments = by_leaf(jax.eval_shape(transformation(optimizer).init, trained), of_slot)
         average = trained if optimizer.ema is not None else {}
-        return TrainState(joined(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
+        return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
         """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
@@ -319,11 +318,11 @@ class OnMesh(SplitExperts):
         """
 
         def run(params: Params, rows: Array) -> Any:
-            flat_params = flat(params)
+            flat_params = flatten(params)
             how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in flat_params.items()}
 
             def local(params: Leaves, rows: Array) -> Any:
-                return function(self._outside_of_blocks(joined(_marked(params, how))), rows)
+                return function(self._outside_of_blocks(unflatten(_marked(params, how))), rows)
 
             specs = {path: PartitionSpec(*split) for path, split in how.items()}
             return jax.shard_map(local, mesh=self.mesh, in_specs=(specs, ROWS), out_specs=SAME, check_vma=False)(
@@ -337,11 +336,9 @@ class OnMesh(SplitExperts):
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
 
-def _marked(leaves: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
+def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
     """Leaves with what is a part along `fsdp` marked as such."""
-    return {
-        path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in leaves.items()
-    }
+    return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 
 def _like(source: Any, like: Any) -> Array:

@@ -13,8 +13,8 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import Path
 
-Path = tuple[str, ...]
 Leaves = dict[Path, jax.Array]
 
 FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row", "v_col": "column", "v": "nu"}

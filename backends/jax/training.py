@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moespec.backends.jax.optimizers import Leaves, Path, exported, imported, transformation
+from moespec.backends.jax.optimizers import Leaves, exported, imported, transformation
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import flatten, unflatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ShapeError
 
@@ -112,7 +113,7 @@ def state_params(state: TrainState) -> Params:
 
 def state_average(state: TrainState) -> Params:
     """The parameters with the average in place of those that have one; valid as long as `state_params` is."""
-    return joined({**flat(state.params), **state.average})
+    return unflatten({**flatten(state.params), **state.average})
 
 
 def make_step(
@@ -138,7 +139,7 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     accumulate = check_at_least("accumulate", accumulate, 1)
 
     def of_leaves(trained: Leaves, frozen: Leaves, batch: Batch, *average: Leaves) -> tuple[jax.Array, Found]:
-        loss, metrics, *sums = loss_function(joined({**trained, **frozen}), batch, *map(joined, average))
+        loss, metrics, *sums = loss_function(unflatten({**trained, **frozen}), batch, *map(unflatten, average))
         found: Found = ({**metrics, "loss": loss}, sums)
         return loss, found
 
@@ -183,8 +184,8 @@ def compiled_step(
         done = state.step + 1
         ema = optimizer.ema_after(done.astype(jnp.result_type(float)), jnp)
         average = {path: ema * a + (1 - ema) * moved[path] for path, a in state.average.items()}
-        renewed = {} if renew is None else flat(renew(state.params, *sums))
-        new = TrainState(joined({**moved, **frozen, **renewed}), moments, average, done, state.config)
+        renewed = {} if renew is None else flatten(renew(state.params, *sums))
+        new = TrainState(unflatten({**moved, **frozen, **renewed}), moments, average, done, state.config)
         return new, {**metrics, "grad_norm": norm}
 
     compiled: Step = jax.jit(step, donate_argnums=0)
@@ -219,20 +220,20 @@ def _finite(leaves: list[jax.Array]) -> jax.Array:
 def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[str, Any]:
     """`export_state` with `array(leaf)` for each array."""
     optimizer = state.config.optimizer
-    slots = exported(state.optimizer, optimizer, flat(state.params))
-    trees = {"params": flat(state.params), **slots, **({"ema": state.average} if state.average else {})}
+    slots = exported(state.optimizer, optimizer, flatten(state.params))
+    trees = {"params": flatten(state.params), **slots, **({"ema": state.average} if state.average else {})}
 
     def wide(leaf: jax.Array) -> Any:
         return array(leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf)
 
-    arrays = {name: joined({path: wide(leaf) for path, leaf in leaves.items()}) for name, leaves in trees.items()}
+    arrays = {name: unflatten({path: wide(leaf) for path, leaf in leaves.items()}) for name, leaves in trees.items()}
     return {**arrays, "step": int(state.step)}
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
     """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
     state = init_state(exported["params"], optimizer)
-    slots = {name: flat(tree) for name, tree in exported.items() if name not in ("params", "step")}
+    slots = {name: flatten(tree) for name, tree in exported.items() if name not in ("params", "step")}
     average = _copied(slots.pop("ema", {}))
     return state._replace(
         optimizer=imported(state.optimizer, slots, exported["step"]),
@@ -247,26 +248,9 @@ def _copied(tree: Any) -> Any:
     return jax.device_put(owned, may_alias=False)
 
 
-def flat(tree: Params, path: Path = ()) -> Leaves:
-    leaves: Leaves = {}
-    for key, value in tree.items():
-        leaves |= flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
-    return leaves
-
-
-def joined(leaves: Leaves) -> Params:
-    tree: Params = {}
-    for (*parents, key), leaf in leaves.items():
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[key] = leaf
-    return tree
-
-
 def split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
     """The parameters that are trained and those that are frozen."""
-    leaves = flat(params)
+    leaves = flatten(params)
     trained = {path: leaf for path, leaf in leaves.items() if optimizer.rate_of(path)}
     return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}
 

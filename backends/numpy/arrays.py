@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.pytrees import tree_map
 from moespec.spec import numerics
 from moespec.spec.errors import ConfigError
 
@@ -41,12 +42,12 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
     Raises ConfigError for a dtype other than "float64" or None: this backend computes in no other.
     """
     _check_dtype(dtype)
-    return _map(_as_float64, tree)
+    return tree_map(_as_float64, tree)
 
 
 def to_numpy(tree: Any) -> Any:
     """The same arrays: they are NumPy's own."""
-    return _map(np.asarray, tree)
+    return tree_map(np.asarray, tree)
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -141,15 +142,3 @@ def _as_float64(array: Any) -> Any:
 def _check_dtype(dtype: str | None) -> None:
     if dtype not in (None, "float64"):
         raise ConfigError(f"dtype={dtype!r}: the numpy backend computes in float64 only")
-
-
-def _map(function: Any, tree: Any) -> Any:
-    if tree is None:
-        return None
-    if isinstance(tree, dict):
-        return {key: _map(function, value) for key, value in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_map(function, value) for value in tree))
-    if isinstance(tree, list | tuple):
-        return type(tree)(_map(function, value) for value in tree)
-    return function(tree)

@@ -4,7 +4,7 @@ A forward pass with one parameter moved by `1e-30i` gives the exact derivative o
 gradient takes one for each number in the parameters, 64 of them at once (see `directions`). Small models only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import SLOTS
+from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
@@ -31,7 +32,6 @@ __all__ = [
 ]
 
 State = dict[str, Any]
-Path = tuple[str, ...]
 Array = NDArray[Any]
 
 
@@ -52,7 +52,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
         def loss(step: Array) -> dict[str, Any]:
             return {"": function(_at_places(params, lambda leaf, place: leaf + step[place]), *args)[0]}
 
-        outputs, size = function(params, *args), sum(leaf.size for _, leaf in _leaves(params))
+        outputs, size = function(params, *args), sum(leaf.size for _, leaf in leaves(params))
         slopes: Any = derivatives(loss, units(np.ones(size))).get("")
         return outputs, _at_places(params, lambda leaf, place: slopes[place])
 
@@ -61,12 +61,12 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Params:
     """`function(leaf, place)` of each leaf, with the numbers of its entries among those of all leaves."""
-    made: Params = {}
+    flat: dict[Path, Array] = {}
     size = 0
-    for path, leaf in _leaves(tree):
-        _insert(made, path, function(leaf, np.arange(size, size + leaf.size).reshape(leaf.shape)))
+    for path, leaf in leaves(tree):
+        flat[path] = function(leaf, np.arange(size, size + leaf.size).reshape(leaf.shape))
         size += leaf.size
-    return made
+    return unflatten(flat)
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,11 +77,12 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 def init_state(params: Params, optimizer: OptimizerConfig) -> State:
     """The state of training at step 0: float64 copies of `params`, what the optimiser keeps of them, which is zeros, and
     the average, which is a copy, too."""
-    state: State = {"params": _copied(params), "step": 0}
-    for path, leaf in _leaves(state["params"]):
+    owned = _copied(params)
+    slots: dict[str, dict[Path, Array]] = {}
+    for path, leaf in leaves(owned):
         for slot, shape in optimizer.slots(path, leaf.shape).items():
-            _insert(state.setdefault(slot, {}), path, leaf.copy() if slot == "ema" else np.zeros(shape))
-    return state
+            slots.setdefault(slot, {})[path] = leaf.copy() if slot == "ema" else np.zeros(shape)
+    return {"params": owned, **{slot: unflatten(flat) for slot, flat in slots.items()}, "step": 0}
 
 
 def make_step(
@@ -107,13 +108,13 @@ def make_step(
         parts = [evaluate(state["params"], _part(batch, part, accumulate), *average) for part in range(accumulate)]
         gradient = _mean([part[1] for part in parts])
         metrics = _mean([{**metrics, "loss": loss} for (loss, (metrics, _)), _ in parts])
-        trained = [g for path, g in _leaves(gradient) if optimizer.rate_of(path)]
+        trained = [g for path, g in leaves(gradient) if optimizer.rate_of(path)]
         metrics["grad_norm"] = np.sqrt(sum(np.sum(g * g) for g in trained))
         new = _update(state, gradient, metrics["grad_norm"], learning_rate, optimizer)
         if renew is not None:
             total = _sum([sums for (_, (_, (sums,))), _ in parts])
-            for path, leaf in _leaves(renew(state["params"], total)):
-                _insert(new["params"], path, np.asarray(leaf))
+            renewed = {path: np.asarray(leaf) for path, leaf in leaves(renew(state["params"], total))}
+            new["params"] = unflatten({**flatten(new["params"]), **renewed})
         return new, metrics
 
     return step
@@ -122,20 +123,21 @@ def make_step(
 def _update(state: State, gradient: Params, norm: float, learning_rate: float, optimizer: OptimizerConfig) -> State:
     n = state["step"] + 1
     scale = 1.0 if optimizer.clip is None or norm <= optimizer.clip else optimizer.clip / norm
-    new: State = {"params": {}, "step": n}
-    for path, g in _leaves(gradient):
-        p, rate = _at(state["params"], path), optimizer.rate_of(path)
+    old = {name: flatten(tree) for name, tree in state.items() if name != "step"}
+    new: dict[str, dict[Path, Array]] = {"params": {}}
+    for path, g in leaves(gradient):
+        p, rate = old["params"][path], optimizer.rate_of(path)
         if rate:
-            moments = {slot: _at(state[slot], path) for slot in optimizer.slots(path, p.shape)}
+            moments = {slot: old[slot][path] for slot in optimizer.slots(path, p.shape)}
             u, now = UPDATES[optimizer.name](p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
                 decay = optimizer.ema_after(n)
                 now["ema"] = decay * moments["ema"] + (1 - decay) * p
             for slot, value in now.items():
-                _insert(new.setdefault(slot, {}), path, np.asarray(value))
-        _insert(new["params"], path, np.asarray(p))
-    return new
+                new.setdefault(slot, {})[path] = np.asarray(value)
+        new["params"][path] = np.asarray(p)
+    return {**{name: unflatten(flat) for name, flat in new.items()}, "step": n}
 
 
 def export_state(state: State) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def finite_state(state: State) -> bool:
     """Whether all numbers of `export_state` are finite."""
     exported = export_state(state)
     del exported["step"]
-    return all(np.isfinite(leaf).all() for _, leaf in _leaves(exported))
+    return all(np.isfinite(leaf).all() for _, leaf in leaves(exported))
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
@@ -164,51 +166,22 @@ def state_params(state: State) -> Params:
 
 def state_average(state: State) -> Params:
     """The parameters with the average in place of those that have one."""
-    average = _copied(state["params"])
-    for path, leaf in _leaves(state.get("ema", {})):
-        _insert(average, path, leaf)
-    return average
-
-
-def _leaves(tree: Params, path: Path = ()) -> Iterator[tuple[Path, NDArray[Any]]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _at(tree: Params, path: Path) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def _insert(tree: Params, path: Path, value: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = value
+    return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 
 def _copied(tree: Params) -> Params:
-    copy: Params = {}
-    for path, leaf in _leaves(tree):
-        _insert(copy, path, np.array(leaf, np.float64, order="C"))  # as a file gives it back
-    return copy
+    return unflatten(
+        {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
+    )  # as a file gives it back
 
 
 def _sum(trees: list[Params]) -> Params:
-    total: Params = {}
-    for path, first in _leaves(trees[0]):
-        _insert(total, path, sum((_at(tree, path) for tree in trees[1:]), first))
-    return total
+    first, *others = map(flatten, trees)
+    return unflatten({path: sum((other[path] for other in others), leaf) for path, leaf in first.items()})
 
 
 def _mean(trees: list[Params]) -> Params:
-    mean: Params = {}
-    for path, total in _leaves(_sum(trees)):
-        _insert(mean, path, total / len(trees))
-    return mean
+    return unflatten({path: total / len(trees) for path, total in leaves(_sum(trees))})
 
 
 def _part(batch: Any, part: int, parts: int) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.pytrees import tree_map
+from moespec.backends.pytrees import tree_map
 from moespec.spec.checks import check_option
 
 __all__ = [

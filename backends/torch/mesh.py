@@ -23,10 +23,10 @@ from moespec.backends import torch as single
 from moespec.backends.mesh import AXES, MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
+from moespec.backends.pytrees import flatten
 from moespec.backends.torch.arrays import default_device, from_numpy, use_device
 from moespec.backends.torch.collectives import ALONE, Devices, gather
 from moespec.backends.torch.expert_parallel import SplitOverGroup
-from moespec.backends.torch.pytrees import flatten
 from moespec.backends.torch.sharded_state import Part, SpreadState, pieces_of, read_state
 from moespec.backends.torch.training import LossFunction, Params, Renewal, set_gradients, update
 from moespec.spec.checks import check_at_least

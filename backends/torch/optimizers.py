@@ -12,9 +12,8 @@ from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import factored_axes
+from moespec.backends.pytrees import Path
 from moespec.backends.torch import private
-
-Path = tuple[str, ...]
 
 
 class Extent:

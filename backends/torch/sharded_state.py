@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from moespec.backends.mesh import AXES, Pieces, Split, axes_of_slot, leaves, split_axes, start_of
+from moespec.backends.mesh import AXES, Pieces, Split, axes_of_slot, split_axes, start_of
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.backends.torch import optimizers
 from moespec.backends.torch.arrays import from_numpy, to_numpy
 from moespec.backends.torch.collectives import Devices
-from moespec.backends.torch.pytrees import Path, flatten, unflatten
 from moespec.backends.torch.training import Found, Leaves, Params, TrainState, kept_leaves, norm_of
 
 SPLITTING = ("fsdp", "expert")

@@ -12,9 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import Path, flatten, tree_map, unflatten
 from moespec.backends.torch import optimizers, private
 from moespec.backends.torch.arrays import from_numpy, to_numpy, wide
-from moespec.backends.torch.pytrees import Path, flatten, tree_map, unflatten
 from moespec.spec.checks import check_at_least
 from moespec.spec.errors import ConfigError, ShapeError
 

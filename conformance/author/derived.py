@@ -5,7 +5,7 @@ an axis too few and one too many, axes that are empty or do not agree, integers 
 out of range. Bounds that depend on other arguments are not among them: their cases are written down, in `algorithms`.
 
 The suite has three of each public function; all of them are run on the specification and on our backends in
-`tests/conformance/test_error_cases.py`.
+`tests/conformance/author/test_error_cases.py`.
 """
 
 import inspect

@@ -60,19 +60,28 @@ def past(page: Page, root: Path = ROOT) -> list[Past]:
     if page.algorithm.revision == 1:
         return []
     files = [Path(module.__file__ or "") for module in page.modules]
-    paths = [f"spec/{'routers/' if path.parent.name == 'routers' else ''}{path.name}" for path in files]
+    paths = [f"spec/{'routers' if path.parent.name == 'routers' else 'algorithms'}/{path.name}" for path in files]
     last: dict[int, str] = {}
-    for commit in git(root, "log", "--format=%H", "--", paths[0]).split():
-        revision = revision_in(git(root, "show", f"{commit}:{paths[0]}"), page.name)
+    for commit in git(root, "log", "--format=%H", "--", paths[0], _before(paths[0])).split():
+        revision = revision_in(_text(root, commit, paths[0]), page.name)
         if revision and revision < page.algorithm.revision:
             last.setdefault(revision, commit)
     after = {path: (root / path).read_text(encoding="utf-8") for path in paths}
     revisions = []
     for revision, commit in sorted(last.items(), reverse=True):
-        texts = {path: text for path in paths if (text := git(root, "show", f"{commit}:{path}"))}
+        texts = {path: text for path in paths if (text := _text(root, commit, path))}
         revisions.append(Past(revision, commit, texts, _difference(texts, after)))
         after = texts
     return revisions
+
+
+def _text(root: Path, commit: str, path: str) -> str:
+    return git(root, "show", f"{commit}:{path}") or git(root, "show", f"{commit}:{_before(path)}")
+
+
+def _before(path: str) -> str:
+    """Where the module of an algorithm was up to version 0.2."""
+    return path.replace("spec/algorithms/", "spec/")
 
 
 def revision_in(source: str, name: str) -> int:

@@ -13,7 +13,7 @@ __all__ = ["TABS", "Option", "Text", "head", "options", "signature", "sources"]
 
 TABS = {
     "spec": "Specification (NumPy)",
-    "backends/once": "JAX and torch",
+    "backends/common": "JAX and torch",
     "backends/jax": "JAX",
     "backends/torch": "torch",
 }
@@ -39,9 +39,9 @@ class Option(NamedTuple):
 
 @cache
 def _definitions(folder: str) -> dict[str, Text]:
-    """The top-level functions of the modules of a folder."""
+    """The top-level functions of the modules of a folder, and of its algorithms."""
     definitions: dict[str, Text] = {}
-    for path in sorted((ROOT / folder).glob("*.py")):
+    for path in sorted([*(ROOT / folder).glob("*.py"), *(ROOT / folder / "algorithms").glob("*.py")]):
         source = path.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

@@ -130,9 +130,8 @@ def _facts(page: Page) -> str:
 
 
 def _function(name: str, function: Any) -> dict[str, str]:
-    """Its signature, and its docstring without that of the module that it hides, which the page has already."""
-    module = inspect.getdoc(inspect.getmodule(function)) or ""
-    return {"signature": signature(name), "body": markdown((inspect.getdoc(function) or "").removesuffix(module))}
+    """Its signature, and its docstring."""
+    return {"signature": signature(name), "body": markdown(inspect.getdoc(function) or "")}
 
 
 def run_examples(path: Path, text: str) -> None:

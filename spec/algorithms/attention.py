@@ -32,11 +32,6 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: boo
     Returns:
         (queries, heads, dim).
 
-    Raises:
-        ShapeError: `query`, `key` or `value` does not have the axes above, or their sizes differ.
-        DtypeError: `query`, `key` or `value` is not floating.
-        ContractError: `query`, `key` or `value` holds NaN or infinity.
-
     Source: Vaswani et al. 2017 (arXiv 1706.03762), eq. (1); causal: section 3.2.3.
 
     >>> attention([[[0.0]]], [[[1.0]], [[2.0]]], [[[4.0]], [[6.0]]]).tolist()

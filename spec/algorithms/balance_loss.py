@@ -95,12 +95,6 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
     Returns:
         A scalar, at most E.
 
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `scores` or `load` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `load` is not floating.
-        ContractError: `scores` or `load` holds NaN or infinity.
-
     Source: Switch, eqs. (4)-(6). `choices`: google/flaxformer, flaxformer/architectures/moe/routing.py,
     _load_balancing_loss. `load`: Qiu et al. 2025 (arXiv 2501.11873).
 

@@ -61,10 +61,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
         Assignment. The experts and the gap are constants; the objective is differentiable.
 
     Raises:
-        ConfigError: `shards < 1`.
-        ShapeError: `scores` or `noise` does not have the axes above, or `shards * experts` does not divide the tokens.
-        DtypeError: `scores` or `noise` is not floating.
-        ContractError: `scores` or `noise` holds NaN or infinity.
+        ShapeError: `shards * experts` does not divide the tokens.
 
     Source: BASE, eq. (2); several shards: section 3.2.1, where each worker solves the problem of the tokens that are
     sent to it at random.

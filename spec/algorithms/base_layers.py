@@ -82,11 +82,6 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
     Returns:
         (tokens,) integers.
 
-    Raises:
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
     Source: BASE, section 3.2.2.
 
     >>> from moespec.spec.examples import LOGITS
@@ -103,17 +98,11 @@ def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Rout
 
     Args:
         scores: (tokens, experts).
-        expert: a, (tokens,) integers.
-        capacity: T / E in training, T at evaluation; a token that finds its expert full is dropped.
+        expert: a, (tokens,) integers, from 0 to E - 1.
+        capacity: at least 1: T / E in training, T at evaluation; a token that finds its expert full is dropped.
 
     Returns:
         Routing of (tokens, experts, capacity).
-
-    Raises:
-        ConfigError: `capacity` is less than 1.
-        ShapeError: `scores` or `expert` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` is not floating, or `expert` does not hold integers.
-        ContractError: a score is not finite, or an expert does not exist.
 
     Source: BASE, eq. (1).
 

@@ -63,12 +63,6 @@ def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> N
     Returns:
         (tokens,) integers: the token that is assigned first, second, ...
 
-    Raises:
-        ConfigError: `by` is unknown or `choices` out of range.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
     Source: V-MoE, section 4.
 
     >>> from moespec.spec import slot_tokens, softmax_affinity, token_choice

@@ -88,7 +88,7 @@ def expert_capacity(
         The capacity C.
 
     Raises:
-        ConfigError: an argument is out of range, the quotient overflows, or it is below 1 when rounded.
+        ConfigError: the quotient overflows, or is below 1 when rounded.
 
     Source: Routers, section 1.2; V-MoE (arXiv 2106.05974).
 

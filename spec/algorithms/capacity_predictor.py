@@ -55,11 +55,6 @@ def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: S
     Returns:
         (tokens, experts).
 
-    Raises:
-        ShapeError: an argument does not have the axes above, or their sizes differ.
-        DtypeError: an argument is not floating.
-        ContractError: an argument holds NaN or infinity.
-
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
 
     >>> capacity_logits([[1.0], [2.0]], [[0.0]], [1.0], [[2.0, 0.0]], [0.0, 0.5]).round(6).tolist()
@@ -92,11 +87,6 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
     Returns:
         A scalar of at least 0.
 
-    Raises:
-        ShapeError: `logits` does not have the axes above, or `mask` another shape.
-        DtypeError: `logits` is not floating, or `mask` is not boolean.
-        ContractError: `logits` holds NaN or infinity.
-
     Source: KwaiVGI/DiffMoE, diffusion/rectified_flow.py (BCEWithLogitsLoss).
 
     >>> round(float(capacity_loss([[0.0, 2.0]], [[True, False]])), 6)
@@ -119,12 +109,6 @@ def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
     Returns:
         (2, experts); of several groups their sum.
 
-    Raises:
-        ConfigError: `capacity` out of range.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
 
     >>> capacity_thresholds([[0.5, 0.25], [0.75, 0.5], [0.25, 1.0]], capacity=2).tolist()
@@ -146,12 +130,6 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
     Returns:
         (experts,).
-
-    Raises:
-        ConfigError: `decay` is negative.
-        ShapeError: `thresholds` or `reached` does not have the axes above, or their sizes differ.
-        DtypeError: `thresholds` or `reached` is not floating.
-        ContractError: `thresholds` or `reached` holds NaN or infinity.
 
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
 
@@ -176,11 +154,6 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
-
-    Raises:
-        ShapeError: an argument does not have the axes above, or their sizes differ.
-        DtypeError: an argument is not floating.
-        ContractError: an argument holds NaN or infinity.
 
     Source: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval. `largest`: KwaiVGI/DiffMoE,
     models/models_DiffMoE.py, SparseMoEBlock.forward_eval.

@@ -81,10 +81,7 @@ def capped_affinity(
         (tokens, experts), from 0 to 1. Column sums approach k, and row sums a number of at most b.
 
     Raises:
-        ConfigError: an argument out of range; no A has these sums.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
+        ConfigError: no A has these sums.
 
     Source: Zhou et al. 2022, section 3.3 and its footnotes; the projections: Benamou et al. 2015 (arXiv 1412.5154).
 

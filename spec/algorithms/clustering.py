@@ -39,12 +39,6 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
     Returns:
         Clustering: the centroids, and the cluster of each point as they are at the end.
 
-    Raises:
-        ConfigError: `iterations < 1`.
-        ShapeError: `points` or `centroids` does not have the axes above, or their sizes differ.
-        DtypeError: `points` or `centroids` is not floating.
-        ContractError: `points` or `centroids` holds NaN or infinity.
-
     Source: Lloyd 1982.
 
     >>> # 5 is as near to 1 as to 9, the lower centroid gets it; later that cluster is empty and stays where it is.

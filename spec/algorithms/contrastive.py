@@ -80,11 +80,6 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
     Returns:
         A scalar, at least 0; log n where all features are equal.
 
-    Raises:
-        ShapeError: `first`, `second` or `log_scale` does not have the axes above, or their sizes differ.
-        DtypeError: `first`, `second` or `log_scale` is not floating.
-        ContractError: `first`, `second` or `log_scale` holds NaN or infinity.
-
     Source: CLIP (arXiv 2103.00020), Figure 3; LiT (arXiv 2111.07991), section 3;
     google-research/big_vision, big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
 
@@ -112,11 +107,6 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
 
     Returns:
         A scalar, at least 0.
-
-    Raises:
-        ShapeError: `first`, `second`, `log_scale` or `bias` does not have the axes above, or their sizes differ.
-        DtypeError: `first`, `second`, `log_scale` or `bias` is not floating.
-        ContractError: `first`, `second`, `log_scale` or `bias` holds NaN or infinity.
 
     Source: SigLIP (arXiv 2303.15343), eq. (1); google-research/vmoe, vmoe/projects/contrastive/trainer.py, sigmoid_loss.
 

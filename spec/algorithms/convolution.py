@@ -40,10 +40,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
         y, (ceil(height / stride), ceil(width / stride), features).
 
     Raises:
-        ConfigError: `stride` out of range.
-        ShapeError: the kernel is not square with an odd size, or axes mismatch.
-        DtypeError: `images`, `kernel` or `bias` is not floating.
-        ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
+        ShapeError: the kernel is not square with an odd size.
 
     Source: Xiao et al. 2021 (arXiv 2106.14881), section 5, and its code: facebookresearch/pycls, pycls/models/vit.py,
     ViTStemConv.

@@ -85,10 +85,7 @@ def cosine_logits(
         (tokens, experts), logits.
 
     Raises:
-        ConfigError: `form` is unknown.
-        ShapeError: an argument does not have the axes above, or their sizes differ.
-        DtypeError: an argument is not floating.
-        ContractError: an argument holds NaN or infinity, or `temperature` is not greater than 0 with "divide".
+        ContractError: `temperature` is not greater than 0 with "divide".
 
     Source: X-MoE, eqs. (6) and (7); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
 

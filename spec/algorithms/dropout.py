@@ -59,12 +59,6 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
     Returns:
         The shape of `x`.
 
-    Raises:
-        ConfigError: `rate` out of range.
-        ShapeError: `x` or `draws` does not have the axes above.
-        DtypeError: `x` or `draws` is not floating.
-        ContractError: `x` or `draws` holds NaN or infinity, or `draws` a number outside [0, 1).
-
     Source: Srivastava et al. 2014, section 4; the division: google/flax, flax/linen/stochastic.py, Dropout.
 
     >>> dropout([[1.0, 2.0, 3.0]], [[0.125, 0.25, 0.75]], rate=0.25).tolist()
@@ -89,9 +83,6 @@ def branch_rate(rate: float, *, block: int, depth: int) -> float:
 
     Returns:
         A number from 0 to `rate`.
-
-    Raises:
-        ConfigError: `rate`, `block` or `depth` out of range.
 
     Source: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer.
 

@@ -87,16 +87,13 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
     Args:
         codes: z, (..., choices, bits) with `bits = ceil(log2 experts)`.
         experts: E, at least 1.
-        gamma: the width of the smooth step.
+        gamma: the width of the smooth step, greater than 0.
 
     Returns:
         (..., choices, experts); not negative, sums over experts to 1 if E is a power of two, else to at most 1.
 
     Raises:
-        ConfigError: `experts` or `gamma` out of range.
-        ShapeError: `codes` does not have the axes above, or not `ceil(log2 experts)` bits.
-        DtypeError: `codes` is not floating.
-        ContractError: `codes` holds NaN or infinity.
+        ShapeError: `codes` has not `ceil(log2 experts)` bits.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._compute_expert_weights.
@@ -128,11 +125,6 @@ def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
     Returns:
         (..., experts), at most `choices` of them not 0 once every code is outside the step.
 
-    Raises:
-        ShapeError: `selectors` or `logits` does not have the axes above, or their sizes differ.
-        DtypeError: `selectors` or `logits` is not floating.
-        ContractError: `selectors` or `logits` holds NaN or infinity.
-
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._compute_expert_weights.
 
@@ -157,11 +149,6 @@ def dselect_k_routing(gate: ArrayLike, *, like: ArrayLike | None = None) -> Rout
 
     Returns:
         Routing of (tokens, experts, tokens).
-
-    Raises:
-        ShapeError: `gate` does not have the axes above.
-        DtypeError: `gate` is not floating.
-        ContractError: `gate` holds NaN or infinity.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate.call.

@@ -48,17 +48,11 @@ def dselect_k_codes(
         tokens: (..., width).
         bias: (K (M + 1),), with M = ceil(log2 E).
         kernel: (width, K (M + 1)) of a gate by token, None of a static gate.
-        choices: selectors K.
-        experts: E.
+        choices: selectors K, at least 1.
+        experts: E, at least 1.
 
     Returns:
         Codes: (..., K, M) and (..., K); of a static gate (K, M) and (K,).
-
-    Raises:
-        ConfigError: `choices` or `experts` is below 1.
-        ShapeError: `tokens`, `bias` or `kernel` does not have the axes above, or their sizes differ.
-        DtypeError: `tokens`, `bias` or `kernel` is not floating.
-        ContractError: `tokens`, `bias` or `kernel` holds NaN or infinity.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.
 

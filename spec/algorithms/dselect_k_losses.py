@@ -49,11 +49,6 @@ def dselect_k_entropy(selectors: ArrayLike) -> Array:
     Returns:
         A scalar.
 
-    Raises:
-        ShapeError: `selectors` does not have the axes above.
-        DtypeError: `selectors` is not floating.
-        ContractError: `selectors` holds NaN or infinity.
-
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     EntropyRegularizer.
 
@@ -76,11 +71,6 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
 
     Returns:
         A scalar, at least the number of selectors (times tokens); it is that number when all mass is on experts.
-
-    Raises:
-        ShapeError: `selectors` does not have the axes above.
-        DtypeError: `selectors` is not floating.
-        ContractError: `selectors` holds NaN or infinity.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

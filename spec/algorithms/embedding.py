@@ -32,11 +32,6 @@ def embedding(ids: ArrayLike, table: Shared) -> Array:
     Returns:
         y, (tokens, width).
 
-    Raises:
-        ShapeError: `ids` or `table` does not have the axes above.
-        DtypeError: `ids` does not hold integers, or `table` is not floating.
-        ContractError: `ids` is out of range, or `table` holds NaN or infinity.
-
     Source: Vaswani et al. 2017 (arXiv 1706.03762), section 3.4, without the factor (reading EM-1).
 
     >>> embedding([2, 0, 2], [[0.5, 1.0], [7.0, 7.0], [-1.0, 3.0]]).tolist()

@@ -66,12 +66,6 @@ def expert_choice(
     Returns:
         Routing of (tokens, experts, capacity).
 
-    Raises:
-        ConfigError: `capacity` out of range.
-        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `combine_scores` is not floating.
-        ContractError: a score is not finite.
-
     Source: Routers, Algorithm 2; Zhou et al. 2022.
 
     >>> from moespec.spec import softmax_affinity, slot_tokens

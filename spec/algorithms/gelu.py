@@ -22,12 +22,6 @@ def gelu(x: Leading, *, form: str = "tanh") -> Array:
     Returns:
         The shape of `x`.
 
-    Raises:
-        ConfigError: `form` is unknown.
-        ShapeError: `x` does not have the axes above.
-        DtypeError: `x` is not floating.
-        ContractError: `x` holds NaN or infinity.
-
     Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 
     >>> round(float(gelu(1.0)), 10), round(float(gelu(1.0, form="erf")), 10)

@@ -94,12 +94,6 @@ def group_limited_scores(
     Returns:
         (tokens, experts), for `token_choice`.
 
-    Raises:
-        ConfigError: `groups`, `limit` or `best` out of range, or `outside` is unknown.
-        ShapeError: `scores` or `group_by` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `group_by` is not floating.
-        ContractError: `scores` or `group_by` holds NaN or infinity.
-
     Source: DeepSeek-V3, section 2.1.2.
 
     >>> scores = [[0.75, 0.0, 0.5, 0.375]]

@@ -94,12 +94,6 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
     Returns:
         (tokens, 2) booleans.
 
-    Raises:
-        ConfigError: there is one expert.
-        ShapeError: `gates` or `noise` does not have the axes above, or their sizes differ.
-        DtypeError: `gates` or `noise` is not floating.
-        ContractError: `gates` or `noise` holds NaN or infinity.
-
     Source: GShard, Algorithm 1, lines 16-19.
 
     >>> gshard_keep([[0.75, 0.25], [0.25, 0.75], [0.5, 0.5]], [0.25, 0.625, 0.9]).tolist()
@@ -125,11 +119,6 @@ def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
 
     Returns:
         (tokens, experts), for `token_choice(scores, choices=2, combine_scores=...)`. They carry no gradient.
-
-    Raises:
-        ShapeError: `logits` or `noise` does not have the axes above, or their sizes differ.
-        DtypeError: `logits` or `noise` is not floating.
-        ContractError: `logits` or `noise` holds NaN or infinity, or `noise` a number that is not between 0 and 1.
 
     Source: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling").
 

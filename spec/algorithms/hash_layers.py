@@ -71,10 +71,8 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
         (ids,) integers.
 
     Raises:
-        ConfigError: there is no such `hash`.
-        ShapeError: `tables` does not have the axes above.
         DtypeError: `tables` holds neither floating numbers nor integers.
-        ContractError: an entry of `tables` is not a whole number, or is negative.
+        ContractError: an entry of `tables` is not a whole number.
 
     Source: Hash, section 3.
 
@@ -109,18 +107,12 @@ def hash_routing(
     Args:
         ids: (tokens,) integers, from 0 to V - 1.
         table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
-        experts: E.
-        capacity: slots per expert, filled in the order of the tokens; one for every token if None.
+        experts: E, at least 1.
+        capacity: slots per expert, at least 1, filled in the order of the tokens; one for every token if None.
         like: an array in whose dtype a backend gives the weights; here they are in float64.
 
     Returns:
         Routing of (tokens, experts, capacity).
-
-    Raises:
-        ConfigError: `experts < 1` or `capacity < 1`.
-        ShapeError: `ids` or `table` does not have the axes above, or their sizes differ.
-        DtypeError: `ids` or `table` does not hold integers.
-        ContractError: an id that the table does not have, or an expert that does not exist.
 
     Source: Hash, section 3.
 
@@ -161,10 +153,7 @@ def multi_hash_mlp(
         (tokens, output).
 
     Raises:
-        ConfigError: `activation` is unknown, a parameter is missing or unknown, or N does not divide hidden or output.
-        ShapeError: `tokens`, `ids`, `tables` or `params` does not have the axes above, or their sizes differ.
-        DtypeError: `tokens` or `params` is not floating, or `ids` or `tables` does not hold integers.
-        ContractError: an entry that is not finite, an id or an expert that does not exist.
+        ConfigError: a parameter is missing or unknown, or N does not divide hidden or output.
 
     Source: Hash, section 3.2.
 

@@ -60,16 +60,10 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
     Args:
         draws: (ids,), uniform in [0, 1).
-        experts: E.
+        experts: E, at least 1.
 
     Returns:
         (ids,) integers below E.
-
-    Raises:
-        ConfigError: `experts < 1`.
-        ShapeError: `draws` does not have the axes above.
-        DtypeError: `draws` is not floating.
-        ContractError: a draw outside [0, 1).
 
     Source: Hash, section 3.1.
 
@@ -90,16 +84,10 @@ def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
 
     Args:
         frequencies: (ids,), how often each id occurs, at least 0.
-        experts: E.
+        experts: E, at least 1.
 
     Returns:
         (ids,) integers below E.
-
-    Raises:
-        ConfigError: `experts < 1`.
-        ShapeError: `frequencies` does not have the axes above.
-        DtypeError: `frequencies` is not floating.
-        ContractError: a frequency below 0.
 
     Source: Hash, section 3.1 (balanced assignment).
 
@@ -129,12 +117,6 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
     Returns:
         (ids,) integers below E, the cluster of each id.
 
-    Raises:
-        ConfigError: `iterations < 1`.
-        ShapeError: `embeddings` or `centroids` does not have the axes above, or their widths differ.
-        DtypeError: `embeddings` or `centroids` is not floating.
-        ContractError: `embeddings` or `centroids` holds NaN or infinity.
-
     Source: Hash, section 3.1 (clustered hashes).
 
     >>> hash_table_clustered([[0.0], [5.0], [1.0], [6.0]], [[6.0], [0.0]]).tolist()
@@ -152,16 +134,10 @@ def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
 
     Args:
         clusters: (ids,) integers of at least 0, the cluster of each id, as from `k_means`.
-        experts: E.
+        experts: E, at least 1.
 
     Returns:
         (ids,) integers below E.
-
-    Raises:
-        ConfigError: `experts < 1`.
-        ShapeError: `clusters` does not have the axes above.
-        DtypeError: `clusters` does not hold integers.
-        ContractError: a cluster below 0.
 
     Source: Hash, section 3.1 (dispersed hashes).
 

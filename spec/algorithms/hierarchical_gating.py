@@ -81,12 +81,6 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
     Returns:
         (tokens, experts); rows sum to 1. An expert that is not chosen has the gate 0.
 
-    Raises:
-        ConfigError: `choices` or `branches` out of range.
-        ShapeError: `noisy_logits` does not have the axes above.
-        DtypeError: `noisy_logits` is not floating.
-        ContractError: `noisy_logits` holds NaN or infinity.
-
     Source: Shazeer et al. 2017, eq. (12).
 
     >>> from math import log
@@ -124,10 +118,7 @@ def hierarchical_load_loss(
         A scalar, from 0 (balanced) to E - 1.
 
     Raises:
-        ConfigError: `choices` or `branches` out of range.
-        ShapeError: `logits`, `noise_logits` or `noisy_logits` does not have the axes above, or their sizes differ.
-        DtypeError: `logits`, `noise_logits` or `noisy_logits` is not floating.
-        ContractError: `logits`, `noise_logits` or `noisy_logits` holds NaN or infinity; or all experts have load 0.
+        ContractError: all experts have load 0.
 
     Source: Shazeer et al. 2017, eq. (14), and eq. (11) with its load.
 

@@ -39,10 +39,7 @@ def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"
         (images, width).
 
     Raises:
-        ConfigError: `images` is less than 1 or does not divide the tokens, or `pool` is unknown.
-        ShapeError: `tokens` does not have the axes above.
-        DtypeError: `tokens` is not floating.
-        ContractError: `tokens` holds NaN or infinity.
+        ConfigError: `images` does not divide the tokens.
 
     Source: Daxberger et al. 2023, section 2.2 (per-image routing), which does not say how.
 
@@ -67,9 +64,6 @@ def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
 
     Raises:
         ConfigError: `tokens` is not a multiple of the number of images.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
 
     Source: Daxberger et al. 2023, section 2.2 (per-image routing).
 

@@ -85,12 +85,6 @@ def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[n
     Returns:
         (survivors,) integers: the token that is assigned first, second, ...
 
-    Raises:
-        ConfigError: `drop` is not in [0, 1).
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
     Source: Sparse-MLP, section 2.2, eq. (3).
 
     >>> from moespec.spec import softmax_affinity
@@ -124,12 +118,6 @@ def importance_score_choice(
 
     Returns:
         Routing of (tokens, experts, capacity).
-
-    Raises:
-        ConfigError: `choices`, `capacity` or `drop` out of range.
-        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `combine_scores` is not floating.
-        ContractError: a score is not finite.
 
     Source: Sparse-MLP, section 2.2.
 

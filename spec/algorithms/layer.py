@@ -68,9 +68,7 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
         (tokens, width of the output).
 
     Raises:
-        ShapeError: shapes do not fit, also that of the experts' output.
-        DtypeError: `tokens` or `routing` is not floating.
-        ContractError: `tokens` or `routing` holds NaN or infinity.
+        ShapeError: the experts' output has another shape.
 
     Source: Routers, section 1.2.
 
@@ -118,10 +116,7 @@ def expert_mlp(
         (experts, capacity, output).
 
     Raises:
-        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
-        ShapeError: `inputs` or a parameter does not have the axes above, or their sizes differ.
-        DtypeError: `inputs` or a parameter is not floating.
-        ContractError: `inputs` or a parameter holds NaN or infinity.
+        ConfigError: a parameter is missing or unknown.
 
     Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`.
 
@@ -177,10 +172,7 @@ def moe_mlp(
         (tokens, output).
 
     Raises:
-        ConfigError: a parameter is missing or unknown, `gelu` or `activation` is unknown.
-        ShapeError: shapes do not fit.
-        DtypeError: `tokens`, `routing` or a parameter is not floating.
-        ContractError: `tokens`, `routing` or a parameter holds NaN or infinity.
+        ConfigError: a parameter is missing or unknown.
 
     Source: Routers, section 1.2; shared: Dai et al. 2024 (arXiv 2401.06066), shared expert isolation.
 

@@ -56,9 +56,7 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
         A scalar, from 0 to log E.
 
     Raises:
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN, infinity or a negative number.
+        ContractError: `scores` holds a negative number.
 
     Source: LIMoE (arXiv 2206.02770).
 
@@ -83,10 +81,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
         A scalar, from -log E to 0; with a threshold from 0 to it.
 
     Raises:
-        ConfigError: `threshold` out of range.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN, infinity or a negative number.
+        ContractError: `scores` holds a negative number.
 
     Source: LIMoE (arXiv 2206.02770).
 

@@ -42,12 +42,6 @@ def cap_logits(logits: ArrayLike, *, cap: float) -> Array:
     Returns:
         (tokens, experts).
 
-    Raises:
-        ConfigError: `cap` is not greater than 0.
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
-
     Source: Gemma 2, section 2; google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (gating_logit_cap).
 
     >>> cap_logits([[0.5, 100.0]], cap=4.0).round(6).tolist()

@@ -81,11 +81,6 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
     Returns:
         (tokens, experts), for `token_choice(..., combine_scores=scores)`.
 
-    Raises:
-        ShapeError: `scores` or `bias` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `bias` is not floating.
-        ContractError: `scores` or `bias` holds NaN or infinity.
-
     Source: Loss-Free Balancing, eq. (3).
 
     >>> biased_scores([[0.5, 0.25]], [-0.5, 0.25]).tolist()
@@ -112,12 +107,6 @@ def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Sum
     Returns:
         (experts,) whole numbers as floats.
 
-    Raises:
-        ConfigError: `choices` out of range, or another `scope`.
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN or infinity.
-
     Source: Loss-Free Balancing, Algorithm 1.
 
     >>> expert_load([[0.5, 0.25, 0.0], [0.5, 0.0, 0.25]], choices=2).tolist()
@@ -143,12 +132,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
 
     Returns:
         (experts,).
-
-    Raises:
-        ConfigError: `rate` is negative.
-        ShapeError: `bias` or `load` does not have the axes above, or their sizes differ.
-        DtypeError: `bias` or `load` is not floating.
-        ContractError: `bias` or `load` holds NaN or infinity.
 
     Source: Loss-Free Balancing, Algorithm 1. `recentre`: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py,
     _update_expert_bias.

@@ -69,9 +69,7 @@ def importance_loss(scores: ArrayLike) -> Array:
         A scalar, from 0 (balanced) to E - 1 (all on one expert).
 
     Raises:
-        ShapeError: `scores` does not have the axes above.
-        DtypeError: `scores` is not floating.
-        ContractError: `scores` holds NaN, infinity or a negative number, or all experts have importance 0.
+        ContractError: `scores` holds a negative number, or all experts have importance 0.
 
     Source: Routers, appendix A; V-MoE (arXiv 2106.05974); Shazeer et al. 2017 (arXiv 1701.06538).
 
@@ -105,10 +103,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
         A scalar, from 0 (balanced) to E - 1.
 
     Raises:
-        ConfigError: `choices` or `noise_std` out of range.
-        ShapeError: `logits` or `noisy_logits` does not have the axes above, or their sizes differ.
-        DtypeError: `logits` or `noisy_logits` is not floating.
-        ContractError: `logits` or `noisy_logits` holds NaN or infinity; or all experts have load 0.
+        ContractError: all experts have load 0.
 
     Source: Routers, eqs. (12)-(15); V-MoE (arXiv 2106.05974).
 

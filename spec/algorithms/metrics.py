@@ -35,11 +35,6 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
     Returns:
         `load` (experts,) and the numbers `coverage`, `dropped` and `entropy`.
 
-    Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
-
     Source: the definition of a dropped token: Soft MoE, appendix B.
 
     >>> from moespec.spec import token_choice

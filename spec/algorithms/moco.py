@@ -89,12 +89,6 @@ def moco_loss(
     Returns:
         A scalar, at least 0.
 
-    Raises:
-        ConfigError: `temperature` out of range.
-        ShapeError: a query or key does not have the axes above, or their sizes differ.
-        DtypeError: a query or key is not floating.
-        ContractError: a query or key holds NaN or infinity.
-
     Source: MoCo v3 (arXiv 2104.02057), Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
 
     >>> views = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 4.0], [0.0, 1.0]]
@@ -133,9 +127,7 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
         The new average, of the same shape.
 
     Raises:
-        ShapeError: `current` has another shape than `average`, or `decay` is not a scalar.
-        DtypeError: `average`, `current` or `decay` is not floating.
-        ContractError: `average`, `current` or `decay` holds NaN or infinity, or `decay` is out of range.
+        ContractError: `decay` is out of range.
 
     Source: MoCo (arXiv 1911.05722), eq. (2); facebookresearch/moco-v3, moco/builder.py, MoCo._update_momentum_encoder.
 
@@ -164,10 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ConfigError: `epsilon` out of range.
-        ShapeError: `x` does not have the axes above, or the batch is one image, of which nothing would be left.
-        DtypeError: `x` is not floating.
-        ContractError: `x` holds NaN or infinity.
+        ShapeError: the batch is one image, of which nothing would be left.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.

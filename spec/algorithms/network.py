@@ -51,12 +51,6 @@ def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon
     Returns:
         (..., width).
 
-    Raises:
-        ConfigError: `epsilon` out of range.
-        ShapeError: `x`, `scale` or `bias` does not have the axes above, or their sizes differ.
-        DtypeError: `x`, `scale` or `bias` is not floating.
-        ContractError: `x`, `scale` or `bias` holds NaN or infinity.
-
     Source: Ba et al. 2016 (arXiv 1607.06450), eq. (4).
 
     >>> layer_norm([1.0, 2.0, 3.0], [1.0, 1.0, 2.0], [0.0, 5.0, 0.0]).round(6).tolist()
@@ -87,9 +81,7 @@ def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -
         (patches, features); patch i covers row `i // (width / patch)` of the grid.
 
     Raises:
-        ShapeError: the image does not divide into patches, or axes mismatch.
-        DtypeError: `images`, `kernel` or `bias` is not floating.
-        ContractError: `images`, `kernel` or `bias` holds NaN or infinity.
+        ShapeError: the image does not divide into patches.
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), eq. (1).
 
@@ -124,11 +116,6 @@ def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
     Returns:
         (...).
 
-    Raises:
-        ShapeError: `logits` or `targets` does not have the axes above, or their sizes differ.
-        DtypeError: `logits` or `targets` is not floating.
-        ContractError: `logits` or `targets` holds NaN or infinity.
-
     Source: google-research/big_vision, big_vision/utils.py, softmax_xent.
 
     >>> round(float(softmax_cross_entropy([0.0, 0.0], [1.0, 0.0])), 10)
@@ -149,11 +136,6 @@ def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
     Returns:
         (...).
-
-    Raises:
-        ShapeError: `logits` or `targets` does not have the axes above, or their sizes differ.
-        DtypeError: `logits` or `targets` is not floating.
-        ContractError: `logits` or `targets` holds NaN or infinity.
 
     Source: google-research/big_vision, big_vision/utils.py, sigmoid_xent.
 

@@ -88,11 +88,6 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
     Returns:
         H, (tokens, experts).
 
-    Raises:
-        ShapeError: `logits`, `noise_logits` or `noise` does not have the axes above, or their sizes differ.
-        DtypeError: `logits`, `noise_logits` or `noise` is not floating.
-        ContractError: `logits`, `noise_logits` or `noise` holds NaN or infinity.
-
     Source: Shazeer et al. 2017, eq. (4).
 
     >>> noisy_top_k_logits([[1.0, 0.0]], [[0.0, 0.0]], [[1.0, -1.0]]).round(10).tolist()  # log 2 is the scale
@@ -117,12 +112,6 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 
     Returns:
         (tokens, experts); K entries of a row are positive and sum to 1.
-
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `noisy_logits` does not have the axes above.
-        DtypeError: `noisy_logits` is not floating.
-        ContractError: `noisy_logits` holds NaN or infinity.
 
     Source: Shazeer et al. 2017, eqs. (3) and (5).
 
@@ -164,10 +153,7 @@ def noisy_top_k_load_loss(
         A scalar, from 0 (balanced) to E - 1.
 
     Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `logits`, `noise_logits` or `noisy_logits` does not have the axes above, or their sizes differ.
-        DtypeError: `logits`, `noise_logits` or `noisy_logits` is not floating.
-        ContractError: `logits`, `noise_logits` or `noisy_logits` holds NaN or infinity; or all experts have load 0.
+        ContractError: all experts have load 0.
 
     Source: Shazeer et al. 2017, eqs. (8)-(11).
 

@@ -68,12 +68,6 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
     Returns:
         (experts, bins) whole numbers as floats; of several groups their sum.
 
-    Raises:
-        ConfigError: `choices` or `bins` out of range.
-        ShapeError: `scores` or `bias` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `bias` is not floating.
-        ContractError: `scores` or `bias` holds NaN or infinity.
-
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
     (QuantileBalancer.observe).
@@ -112,12 +106,6 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
 
     Returns:
         (experts,), with the mean 0.
-
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `bias` or `counts` does not have the axes above, or their sizes differ.
-        DtypeError: `bias` or `counts` is not floating.
-        ContractError: `bias` or `counts` holds NaN or infinity.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py

@@ -59,11 +59,6 @@ def relu_affinity(logits: ArrayLike) -> Array:
     Returns:
         (tokens, experts), at least 0.
 
-    Raises:
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
-
     Source: ReMoE, section 3.2.
 
     >>> relu_affinity([[0.5, -0.25]]).tolist()
@@ -85,12 +80,6 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 
     Returns:
         A scalar of at least 0.
-
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `gates` does not have the axes above, or `penalty` is not a scalar.
-        DtypeError: `gates` or `penalty` is not floating.
-        ContractError: `gates` or `penalty` holds NaN or infinity.
 
     Source: ReMoE, eqs. (6), (10) and (11).
 
@@ -115,12 +104,6 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
     Returns:
         A scalar, a whole number as a float; of several groups their sum.
 
-    Raises:
-        ConfigError: `choices` out of range.
-        ShapeError: `gates` does not have the axes above.
-        DtypeError: `gates` is not floating.
-        ContractError: `gates` holds NaN or infinity.
-
     Source: ReMoE, eqs. (7) and (8).
 
     >>> float(excess_gates([[0.5, 0.0], [0.25, 0.25]], choices=1))
@@ -141,12 +124,6 @@ def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2)
 
     Returns:
         A scalar.
-
-    Raises:
-        ConfigError: `multiplier` is not greater than 0.
-        ShapeError: `penalty` or `excess` is not a scalar.
-        DtypeError: `penalty` or `excess` is not floating.
-        ContractError: `penalty` or `excess` holds NaN or infinity.
 
     Source: ReMoE, eq. (7).
 

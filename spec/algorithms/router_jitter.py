@@ -41,12 +41,6 @@ def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float 
     Returns:
         (tokens, width).
 
-    Raises:
-        ConfigError: `epsilon` is negative.
-        ShapeError: `tokens` or `noise` does not have the axes above, or their sizes differ.
-        DtypeError: `tokens` or `noise` is not floating.
-        ContractError: `tokens` or `noise` holds NaN or infinity.
-
     Source: Switch, appendix C; tensorflow/mesh, mesh_tensorflow/layers.py, multiplicative_jitter.
 
     >>> router_jitter([[1.0, -2.0]], [[1.0, 0.5]]).tolist()

@@ -32,11 +32,6 @@ def collapse_metrics(routing: Routing) -> dict[str, Array]:
     Returns:
         `dispatch_max` and `combine_max`, scalars; of several groups their means.
 
-    Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
-
     Source: Soft MoE, appendix E, Figures 13 and 14.
 
     >>> from moespec.spec import soft_routing
@@ -57,11 +52,6 @@ def summed_dispatch(routing: Routing) -> Array:
     Returns:
         (tokens,).
 
-    Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
-
     Source: Soft MoE, appendix G, Figure 24 (left).
 
     >>> from moespec.spec import expert_choice
@@ -81,11 +71,6 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
     Returns:
         (tokens,), ascending; the last entry is 1 if every slot is full.
-
-    Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
 
     Source: Soft MoE, appendix H.1, Figure 26 (its line).
 
@@ -112,11 +97,6 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
     Returns:
         `experts_min`, `experts_max`, `at_least_1`, `at_least_2` and `at_least_4`, scalars; of several groups their means.
 
-    Raises:
-        ShapeError: `routing` does not have the axes above.
-        DtypeError: `routing` is not floating.
-        ContractError: `routing` holds NaN or infinity.
-
     Source: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher.
 
     >>> from moespec.spec import expert_choice
@@ -138,11 +118,6 @@ def slot_similarity(slots: Shared) -> Array:
 
     Returns:
         (slots, slots), symmetric, with experts * capacity slots; 1 on the diagonal up to the epsilon of the norm.
-
-    Raises:
-        ShapeError: `slots` does not have the axes above.
-        DtypeError: `slots` is not floating.
-        ContractError: `slots` holds NaN or infinity.
 
     Source: Soft MoE, appendix I, Figures 28 to 30.
 

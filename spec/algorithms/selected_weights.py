@@ -63,11 +63,7 @@ def normalize_selected(
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.
 
     Raises:
-        ConfigError: `choices` or `epsilon` out of range, `norm` is unknown.
-        ShapeError: `scores` or `combine_scores` does not have the axes above, or their sizes differ.
-        DtypeError: `scores` or `combine_scores` is not floating.
-        ContractError: `scores` or `combine_scores` holds NaN or infinity; or the chosen of a token have the
-            sum 0, and `epsilon` is 0.
+        ContractError: the chosen of a token have the sum 0, and `epsilon` is 0.
 
     Source: GShard (arXiv 2006.16668), Algorithm 1. `norm`: databricks/megablocks, megablocks/layers/router.py.
 
@@ -93,12 +89,6 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
     Returns:
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.
-
-    Raises:
-        ConfigError: `scale` is not greater than 0.
-        ShapeError: `gates` does not have the axes above.
-        DtypeError: `gates` is not floating.
-        ContractError: `gates` holds NaN or infinity.
 
     Source: deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
 

@@ -18,11 +18,6 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
     Returns:
         (tokens, experts), from 0 to 1.
 
-    Raises:
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
-
     Source: the router of Megatron-LM with one choice.
 
     >>> sigmoid_affinity([[0.0, 1.0]]).round(10).tolist()
@@ -39,11 +34,6 @@ def sqrt_softplus_affinity(logits: ArrayLike) -> Array:
 
     Returns:
         (tokens, experts), at least 0.
-
-    Raises:
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
 
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
 

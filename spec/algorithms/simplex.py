@@ -37,12 +37,6 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
     Returns:
         (n,).
 
-    Raises:
-        ConfigError: `mass` is not positive.
-        ShapeError: `values` does not have the axes above.
-        DtypeError: `values` is not floating.
-        ContractError: `values` holds NaN or infinity.
-
     Source: Held, Wolfe and Crowder 1974.
 
     >>> project_simplex([0.9, 0.2, 0.5, 0.45]).round(6).tolist()
@@ -65,12 +59,6 @@ def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.
 
     Returns:
         (n,).
-
-    Raises:
-        ConfigError: `nonzeros` or `mass` out of range.
-        ShapeError: `values` does not have the axes above.
-        DtypeError: `values` is not floating.
-        ContractError: `values` holds NaN or infinity.
 
     Source: SparseOT.
 

@@ -67,17 +67,12 @@ def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: flo
     Args:
         logits: L, (tokens, experts).
         iterations: the largest number of updates, at least 1.
-        tolerance: stop after the update with `max_e |sum_t P[t, e] - T / E| <= tolerance`; None never stops early.
+        tolerance: greater than 0; stop after the update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None never
+            stops early.
 
     Returns:
         (tokens, experts). Entries are not negative (small ones underflow to 0); rows sum to 1 to rounding, columns
         approximately to T / E.
-
-    Raises:
-        ConfigError: `iterations` or `tolerance` out of range.
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
 
     Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895).
 

@@ -24,12 +24,6 @@ def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
     Returns:
         The shape of `z`.
 
-    Raises:
-        ConfigError: `gamma` is not greater than 0.
-        ShapeError: `z` does not have the axes above.
-        DtypeError: `z` is not floating.
-        ContractError: `z` holds NaN or infinity.
-
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py, SmoothStep.
 
     >>> smooth_step([-0.5, -0.3, 0.0, 0.25, 0.6]).round(12).tolist()

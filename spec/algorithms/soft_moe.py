@@ -104,10 +104,8 @@ def soft_routing(
         Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
 
     Raises:
-        ConfigError: an unknown option, or "identity" for one of the two tensors only.
-        ShapeError: the widths differ, or "identity" without as many slots as tokens.
-        DtypeError: `tokens`, `slots` or `scale` is not floating.
-        ContractError: `tokens`, `slots` or `scale` holds NaN or infinity.
+        ConfigError: "identity" for one of the two tensors only.
+        ShapeError: "identity" without as many slots as tokens.
 
     Source: Soft MoE, eqs. (1)-(2), Algorithms 1 and 2; the ablations are those of section 3.6 and appendix A.
 

@@ -96,11 +96,6 @@ def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None)
     Returns:
         (tokens, experts).
 
-    Raises:
-        ShapeError: the widths differ, or `bias` has not one entry for each expert.
-        DtypeError: `tokens`, `kernel` or `bias` is not floating.
-        ContractError: `tokens`, `kernel` or `bias` holds NaN or infinity.
-
     Source: Routers, eq. (1). `bias`: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights.
 
     >>> router_logits([[1.0, 2.0]], [[1.0, 0.0, -1.0], [0.0, 1.0, 1.0]]).tolist()
@@ -128,12 +123,6 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
     Returns:
         (tokens, experts).
 
-    Raises:
-        ConfigError: `multiplier` is negative.
-        ShapeError: `logits` or `noise` does not have the axes above, or their sizes differ.
-        DtypeError: `logits` or `noise` is not floating.
-        ContractError: `logits` or `noise` holds NaN or infinity.
-
     Source: V-MoE (arXiv 2106.05974); google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 
     >>> add_gating_noise([[1.0, 0.0]], [[0.5, -1.0]]).tolist()
@@ -160,11 +149,6 @@ def softmax_affinity(logits: ArrayLike) -> Array:
 
     Returns:
         (tokens, experts). Entries are not negative (small ones underflow to 0); rows sum to 1.
-
-    Raises:
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
 
     Source: Routers, eqs. (1), (6), (7).
 

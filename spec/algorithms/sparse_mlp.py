@@ -91,9 +91,6 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
     Raises:
         ConfigError: a kernel without its bias, a bias without its kernel, no map, or a parameter of another name.
-        ShapeError: `x` or `params` does not have the axes above, or their sizes differ.
-        DtypeError: `x` or `params` is not floating.
-        ContractError: `x` or `params` holds NaN or infinity.
 
     Source: Sparse-MLP, section 3 (two linear layers, one for each axis); eqs. (4) and (7) name it.
 

@@ -110,10 +110,7 @@ def sparse_transport_affinity(
         problem that has one; for "token" the reverse. With the dual neither sum is met before the optimum.
 
     Raises:
-        ConfigError: an argument out of range, an unknown option.
-        ShapeError: `utility` does not have the axes above.
-        DtypeError: `utility` is not floating.
-        ContractError: `utility` holds NaN or infinity, or the plan overflows.
+        ContractError: the plan overflows.
 
     Source: Routers, eq. (9); SparseOT; google-research/vmoe,
     vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py.

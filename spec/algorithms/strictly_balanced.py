@@ -67,12 +67,6 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
     Returns:
         (tokens, experts) booleans, m of them true in each column.
 
-    Raises:
-        ConfigError: `capacity` out of range.
-        ShapeError: `gates` does not have the axes above.
-        DtypeError: `gates` is not floating.
-        ContractError: `gates` holds NaN or infinity.
-
     Source: Shazeer et al. 2017, eq. (18).
 
     >>> batchwise_mask([[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]], capacity=2).astype(int).tolist()
@@ -94,11 +88,6 @@ def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
     Returns:
         (tokens, experts) booleans: `gates > thresholds`.
 
-    Raises:
-        ShapeError: `gates` or `thresholds` does not have the axes above, or their sizes differ.
-        DtypeError: `gates` or `thresholds` is not floating.
-        ContractError: `gates` or `thresholds` holds NaN or infinity.
-
     Source: Shazeer et al. 2017, eq. (19).
 
     >>> threshold_mask([[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]], [0.125, 0.5]).astype(int).tolist()
@@ -119,11 +108,6 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
 
     Returns:
         (tokens, experts); the sum of a row is 1, or 0 if its kept gates have the sum 0.
-
-    Raises:
-        ShapeError: `gates` or `mask` does not have the axes above, or their sizes differ.
-        DtypeError: `gates` is not floating, or `mask` is not boolean.
-        ContractError: `gates` holds NaN or infinity.
 
     Source: Shazeer et al. 2017, eq. (16).
 
@@ -152,12 +136,6 @@ def threshold_loss(gates: ArrayLike, thresholds: Shared, *, capacity: int) -> Ar
 
     Returns:
         A scalar of at least 0.
-
-    Raises:
-        ConfigError: `capacity` out of range.
-        ShapeError: `gates` or `thresholds` does not have the axes above, or their sizes differ.
-        DtypeError: `gates` or `thresholds` is not floating.
-        ContractError: `gates` or `thresholds` holds NaN or infinity.
 
     Source: Shazeer et al. 2017, eq. (20).
 

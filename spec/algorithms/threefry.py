@@ -79,10 +79,6 @@ def threefry(key: Shared, counter: Leading) -> Words:
     Returns:
         (..., 2) int32.
 
-    Raises:
-        ShapeError: `key` or `counter` does not have the axes above.
-        DtypeError: `key` or `counter` does not hold integers.
-
     Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, of a macro).
 
     >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
@@ -114,11 +110,6 @@ def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Wor
     Returns:
         (rows, columns) int32.
 
-    Raises:
-        ConfigError: `stream`, `rows` or `columns` out of range.
-        ShapeError: `origin` does not have the axes above.
-        DtypeError: `origin` does not hold integers.
-
     Source: the generator is that of Salmon et al. 2011; what its key and its counters are is decided here.
 
     >>> random_words([7, 0, 3, 0], stream=1, rows=2, columns=3).tolist()
@@ -146,10 +137,6 @@ def unit_interval(words: Leading) -> Array:
     Returns:
         The shape of `words`.
 
-    Raises:
-        ShapeError: `words` does not have the axes above.
-        DtypeError: `words` does not hold integers.
-
     Source: as DEShawResearch/random123, include/Random123/uniform.hpp, but see RN-1.
 
     >>> unit_interval([0, 255, 256, 2**31 - 1, -(2**31), -1]).tolist() == [0, 0, 2**-24, 0.5 - 2**-24, 0.5, 1 - 2**-24]
@@ -168,11 +155,6 @@ def box_muller(uniform: Leading) -> Array:
 
     Returns:
         (..., 2).
-
-    Raises:
-        ShapeError: `uniform` does not have the axes above.
-        DtypeError: `uniform` is not floating.
-        ContractError: a number outside [0, 1).
 
     Source: Box and Muller 1958; DEShawResearch/random123, include/Random123/boxmuller.hpp, but see RN-2.
 

@@ -121,12 +121,8 @@ def token_choice(
         Routing of (tokens, experts, capacity).
 
     Raises:
-        ConfigError: `choices`, `capacity` or `tries` out of range, `slot_order` or `normalize` is unknown.
-        ShapeError: `scores`, `combine_scores`, `order` or `keep` does not have the axes above, or their sizes
-            differ.
-        DtypeError: `scores` or `combine_scores` is not floating, `order` does not hold integers, or `keep`
-            booleans.
-        ContractError: a score is not finite, `order` is not a permutation, or weights to be normalised have the sum 0.
+        ConfigError: `slot_order="token"` with `tries` above `choices`.
+        ContractError: `order` is not a permutation, or weights to be normalised have the sum 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
     appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,

@@ -62,11 +62,6 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     Returns:
         (tokens,) integers below the number of codes.
 
-    Raises:
-        ShapeError: `patches` or `codebook` does not have the axes above, or their sizes differ.
-        DtypeError: `patches` or `codebook` is not floating.
-        ContractError: `patches` or `codebook` holds NaN or infinity.
-
     Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation; Hash has words, which need no codebook.
 
     >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
@@ -93,11 +88,6 @@ def position_ids(tokens: ArrayLike) -> Ids:
     Returns:
         (tokens,) integers.
 
-    Raises:
-        ShapeError: `tokens` does not have the axes above.
-        DtypeError: `tokens` is not floating.
-        ContractError: `tokens` holds NaN or infinity.
-
     Source: Hash, section 3.1 (position hashes).
 
     >>> position_ids([[2.0], [2.0], [3.0]]).tolist()
@@ -114,11 +104,6 @@ def previous_ids(ids: ArrayLike) -> Ids:
 
     Returns:
         (tokens,) integers.
-
-    Raises:
-        ShapeError: `ids` does not have the axes above.
-        DtypeError: `ids` does not hold integers.
-        ContractError: `ids` is out of range.
 
     Source: Hash, section 3.1 (previous token hashes).
 
@@ -138,16 +123,13 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
     Args:
         first: (tokens,) integers of at least 0.
         second: (tokens,) integers, from 0 to `vocabulary - 1`.
-        vocabulary: V, the number of different second ids, below 2^31.
+        vocabulary: V, the number of different second ids, at least 1 and below 2^31.
 
     Returns:
         (tokens,) integers.
 
     Raises:
-        ConfigError: `vocabulary` is less than 1, or no integer of 32 bits.
-        ShapeError: `first` or `second` does not have the axes above, or their sizes differ.
-        DtypeError: `first` or `second` does not hold integers.
-        ContractError: an id out of range, or so large that the pair has no id of 64 bits.
+        ContractError: an id so large that the pair has no id of 64 bits.
 
     Source: Hash, section 3.1 (bigram hashes).
 

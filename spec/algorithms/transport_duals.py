@@ -76,10 +76,7 @@ def transport_semi_dual(
         SemiDual.
 
     Raises:
-        ConfigError: `capacity` or `regularization` out of range.
-        ShapeError: `potential` or `utility` does not have the axes above, or their sizes differ.
-        DtypeError: `potential` or `utility` is not floating.
-        ContractError: `potential` or `utility` holds NaN or infinity, or the plan overflows.
+        ContractError: the plan overflows.
 
     Source: Routers, eq. (9); SparseOT; Blondel et al. 2018 (arXiv 1710.06276).
 
@@ -145,11 +142,7 @@ def transport_dual(
         Dual.
 
     Raises:
-        ConfigError: `capacity` or `regularization` out of range.
-        ShapeError: `token_potential`, `expert_potential` or `utility` does not have the axes above, or their
-            sizes differ.
-        DtypeError: `token_potential`, `expert_potential` or `utility` is not floating.
-        ContractError: `token_potential`, `expert_potential` or `utility` holds NaN or infinity, or the plan overflows.
+        ContractError: the plan overflows.
 
     Source: SparseOT; Blondel et al. 2018 (arXiv 1710.06276).
 

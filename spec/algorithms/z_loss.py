@@ -32,11 +32,6 @@ def z_loss(logits: ArrayLike) -> Array:
     Returns:
         A scalar, at least 0.
 
-    Raises:
-        ShapeError: `logits` does not have the axes above.
-        DtypeError: `logits` is not floating.
-        ContractError: `logits` holds NaN or infinity.
-
     Source: ST-MoE (arXiv 2202.08906), eq. (5).
 
     >>> from moespec.spec.examples import LOGITS

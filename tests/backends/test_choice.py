@@ -86,7 +86,7 @@ def test_none_installed():
 @needs("jax", "torch")
 @pytest.mark.parametrize("imported", ["", "import jax, torch; "])
 def test_several_installed_and_not_one_imported(imported):
-    program = "from moespec import backends; from moespec.models.training.resolve import choose_backend as by_command"
+    program = "from moespec import backends; from moespec.training.loop.resolve import choose_backend as by_command"
     program = f"{imported}{program}; print(*by_command('auto'), backends.name)"
     assert output(program) == ["jax", *["the", "default", "when", "several", "are", "installed"], "jax"]
 

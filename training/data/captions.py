@@ -1,15 +1,18 @@
-"""Captions of pictures: third-party texts, maybe millions."""
+"""Captions of images: third-party texts, possibly millions."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 
-__all__ = ["LONGEST", "Captions", "caption", "listed"]
+__all__ = ["LONGEST", "Captions", "caption", "captions_of", "listed"]
+
+Captions = NDArray[Any]
+"""Texts, of NumPy's `StringDType`, which takes little more memory than their bytes in UTF-8."""
 
 LONGEST = 2**16
 """Characters of a caption; what is longer is not a caption."""
@@ -41,37 +44,6 @@ def listed(value: object, name: str) -> list[str]:
     return [caption(each, name) for each in (value if isinstance(value, list) else [value])]
 
 
-@dataclass(frozen=True)
-class Captions:
-    """Texts as bytes of UTF-8, one after the other, and where each ends."""
-
-    text: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> "Captions":
-        """These texts."""
-        encoded = [text.encode() for text in texts]
-        ends = np.cumsum([len(each) for each in encoded], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
-
-    def check(self, count: int) -> None:
-        """ValueError unless they are so many texts."""
-        text, ends = self.text, self.ends
-        if text.dtype != np.uint8 or text.ndim != 1 or ends.dtype != np.int64 or ends.shape != (count,):
-            raise ValueError("dtypes or shapes of captions")
-        if (np.diff(ends, prepend=0) < 1).any() or ends[-1] != len(text) or (text[ends[:-1]] & 0xC0 == 0x80).any():
-            raise ValueError("ends of captions, or one within a character")
-        text.tobytes().decode()
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __getitem__(self, index: int) -> str:
-        place = range(len(self))[index]
-        start = int(self.ends[place - 1]) if place else 0
-        return self.text[start : int(self.ends[place])].tobytes().decode()
-
-    def chosen(self, rows: NDArray[np.int64]) -> "Captions":
-        """Some of them, by number."""
-        return Captions.of(self[int(row)] for row in rows)
+def captions_of(texts: Iterable[str]) -> Captions:
+    """These texts as an array."""
+    return np.array(list(texts), np.dtypes.StringDType())

@@ -19,10 +19,8 @@ from moespec.models.files import read_file
 from moespec.training.data.captions import Captions
 from moespec.training.data.pictures import Pictures
 
-__all__ = ["DEFLATE", "Dataset", "Split", "as_picture", "held_out", "numbered_classes", "read_names"]
+__all__ = ["Dataset", "Split", "array_split", "as_picture", "held_out", "numbered_classes", "read_names"]
 
-DEFLATE = 1032
-"""Bytes that a byte compressed by DEFLATE (gzip, zip) stands for, at most: what a header says has this bound."""
 LOOKED_AT, HEAD = 4096, 2**14
 """Images of a part whose content is in its stamp, at most, and bytes of a file."""
 
@@ -60,7 +58,8 @@ class Split:
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())
         if self.captions is not None:
-            texts.update(self.captions.text.tobytes() + self.captions.ends.tobytes())
+            encoded = [text.encode() for text in self.captions]
+            texts.update(b"".join(encoded) + np.cumsum([len(each) for each in encoded], dtype=np.int64).tobytes())
         if self.pictures is not None:
             for index in self.pictures.chosen.tolist():
                 names.update(f"{self.pictures.files.known(index)}\n".encode(errors="surrogateescape"))
@@ -118,6 +117,11 @@ class Dataset:
         """Pixels 0..maximum as what the model sees, float32."""
         factor, offset = (np.asarray(values, np.float32) for values in self.scale)
         return np.multiply(images, factor, dtype=np.float32) - offset
+
+
+def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
+    """The part of images `(images, height, width, channels)` in memory."""
+    return Split(lambda indices: images[indices], labels.astype(np.int64))
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:

@@ -19,7 +19,7 @@ import numpy as np
 from moespec.models.errors import DataError
 from moespec.models.files import RECORD, read_file
 from moespec.spec.errors import ConfigError
-from moespec.training.data.captions import Captions, listed
+from moespec.training.data.captions import captions_of, listed
 from moespec.training.data.dataset import numbered_classes
 from moespec.training.data.found import LeftOut, below, validation_name
 from moespec.training.data.pictures import ENDINGS
@@ -197,4 +197,4 @@ def _pairs(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str
     if not pictures:
         raise DataError(f"{where}: no rows in it")
     files = replace(files, table=files.table.select(pictures))
-    return (), Part(files, np.array(pictures, np.int64), Captions.of(texts))
+    return (), Part(files, np.array(pictures, np.int64), captions_of(texts))

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 from moespec.models.files import regular
-from moespec.training.data.dataset import DEFLATE, Dataset, Split, numbered_classes
+from moespec.training.data.dataset import Dataset, array_split, numbered_classes
 
 __all__ = ["load_idx", "read_idx"]
 
 UNSIGNED_BYTE = 8
+DEFLATE = 1032
+"""Bytes that a byte of a gzip file stands for, at most: what a header says has this bound."""
 PARTS = {"train": "train", "validation": "t10k"}
 
 
@@ -37,9 +39,8 @@ def load_idx(folder: Path) -> Dataset:
     if images.shape[1:] != held_images.shape[1:]:
         raise DataError(f"{folder}: training images are {images.shape[1:]}, the t10k images {held_images.shape[1:]}")
     classes = numbered_classes(str(folder), labels, held_labels)
-    train = Split(lambda indices: images[indices], labels)
-    validation = Split(lambda indices: held_images[indices], held_labels)
-    return Dataset(folder.name, train, validation, classes, (images.shape[1], images.shape[2], 1), 255)
+    splits = array_split(images, labels), array_split(held_images, held_labels)
+    return Dataset(folder.name, *splits, classes, (images.shape[1], images.shape[2], 1), 255)
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
@@ -78,14 +79,14 @@ def _shape(path: Path, start: bytes, file: BinaryIO) -> tuple[int, ...]:
     return struct.unpack(f">{rank}I", lengths)
 
 
-def _read_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read_part(folder: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     image_file, label_file = _find(folder, prefix, "images", 3), _find(folder, prefix, "labels", 1)
     images, labels = read_idx(image_file), read_idx(label_file)
     if images.ndim != 3 or 0 in images.shape:
         raise DataError(f"{image_file}: shape {images.shape}, expected (images, height, width)")
     if labels.ndim != 1 or len(labels) != len(images):
         raise DataError(f"{label_file}: shape {labels.shape} for the {len(images)} images of {image_file.name}")
-    return images[..., None], labels.astype(np.int64)
+    return images[..., None], labels
 
 
 def _find(folder: Path, prefix: str, kind: str, rank: int) -> Path:

@@ -1,12 +1,8 @@
-"""A data set from a NumPy `.npz` file of plain arrays.
-
-No pickle is loaded, and no header is trusted: the size that an array's header
-states is compared with what the file can hold before memory is allocated.
-"""
+"""A data set from a NumPy `.npz` file of plain arrays."""
 
 import math
 import zipfile
-import zlib
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,14 +11,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
+from moespec.models.files import regular
 from moespec.models.memory import check_unpacked
-from moespec.training.data.dataset import DEFLATE, Dataset, Split, held_out, numbered_classes
+from moespec.training.data.dataset import Dataset, array_split, held_out, numbered_classes
 from moespec.training.data.found import LeftOut, validation_name
 
-__all__ = ["load_npz"]
-
-DAMAGE = (ValueError, OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile)
-"""What reading a damaged file raises."""
+__all__ = ["load_npz", "read_arrays"]
 
 
 def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
@@ -57,57 +51,66 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
     classes = numbered_classes(str(path), labels, held_labels)
     shape = (images.shape[1], images.shape[2], images.shape[3])
-    splits = _array_split(images, labels), _array_split(held_images, held_labels)
+    splits = array_split(images, labels), array_split(held_images, held_labels)
     return Dataset(name, *splits, classes, shape, maximum, notes=notes, held_out="train_images" not in arrays)
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], str, tuple[str, ...]]:
-    """The arrays of the two parts, or of one, the name of the validation part, and what the user is told of others."""
-    left = LeftOut()
+    """The arrays of the two parts, or of one, the name of the validation part, and a note on other arrays."""
+    left, held = LeftOut(), "validation"
+
+    def choose(names: Collection[str]) -> Collection[str]:
+        nonlocal held
+        held = validation_name([name[:-7] for name in names if name.endswith("_images")], path) or held
+        parts = ("train_", f"{held}_") if "train_images" in names else ("",)
+        keys = {"maximum", *(f"{part}{kind}" for part in parts for kind in ("images", "labels"))}
+        for name in sorted(set(names) - keys):
+            left.add("arrays", name)
+        return keys
+
     try:
-        with zipfile.ZipFile(path) as file:
-            members = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
-            held = validation_name([key[:-7] for key in members if key.endswith("_images")], path) or "validation"
-            parts = ("train_", f"{held}_") if "train_images" in members else ("",)
-            keys = {"maximum", *(f"{part}{kind}" for part in parts for kind in ("images", "labels"))}
-            for key in sorted(members.keys() - keys):
-                left.add("arrays", key)
-            check_unpacked(info for key, info in members.items() if key in keys)
-            arrays = {key: _array(path, key, file, info) for key, info in members.items() if key in keys}
-            return arrays, held, left.notes(path)
-    except DataError:
-        raise
-    except (*DAMAGE, RuntimeError) as error:  # of zipfile, about what it does not know, such as a password
+        return read_arrays(path, choose), held, left.notes(path)
+    except (ValueError, OSError) as error:
         raise DataError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
 
 
-def _array(path: Path, key: str, file: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    """An array of the file, after a look at its header. Raises DataError or ValueError."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{key} is compressed in another way than NumPy does")
-    with file.open(info) as content:
-        shape, dtype = _header(cast(BinaryIO, content))
-        if dtype.hasobject:
-            raise ValueError(f"{key} has Python objects")
-        size, room = math.prod(shape) * dtype.itemsize, min(info.file_size, DEFLATE * path.stat().st_size)
-        if size > room:
-            raise DataError(f"{path}: {key} has {size:,} bytes by its header, the file at most {room:,}")
-    with file.open(info) as content:
-        array: NDArray[Any] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
-        if content.read(1):  # reading to the end also compares the checksum
-            raise ValueError(f"{key} has more bytes than its header says")
-    return array
+def read_arrays(
+    path: Path, choose: Callable[[Collection[str]], Collection[str]] = lambda names: names
+) -> dict[str, NDArray[Any]]:
+    """The arrays of an npz file, or those that `choose` returns of their names. No pickle is read.
+
+    Raises OSError for a file that cannot be opened, and ValueError, which names the array, for one that is damaged.
+    """
+    arrays, place = {}, ""
+    with open(path, "rb", opener=regular) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+                chosen = choose(members.keys())
+                check_unpacked(info for name, info in members.items() if name in chosen)
+                for name, info in members.items():
+                    if name not in chosen:
+                        continue
+                    place = f"{name!r}: "
+                    with archive.open(info) as content:
+                        if _size(cast(BinaryIO, content)) > info.file_size:  # before memory is allocated for it
+                            raise ValueError("fewer bytes than its header says")
+                    with archive.open(info) as content:
+                        arrays[name] = npy.read_array(cast(BinaryIO, content), allow_pickle=False)
+                        if content.read(1):  # reading to the end also compares the checksum
+                            raise ValueError("more bytes than its header says")
+        except DataError:
+            raise
+        except Exception as error:  # zipfile, its decompressors and NumPy raise all kinds for damaged files
+            raise ValueError(f"{place}{error}") from error
+    return arrays
 
 
-def _header(content: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    version = npy.read_magic(content)
-    if version == (1, 0):
-        shape, _, dtype = npy.read_array_header_1_0(content)
-    elif version == (2, 0):
-        shape, _, dtype = npy.read_array_header_2_0(content)
-    else:
-        raise ValueError(f"format {version[0]}.{version[1]} of .npy")
-    return shape, dtype
+def _size(content: BinaryIO) -> int:
+    """The bytes of an array, by its header."""
+    headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    shape, _, dtype = headers[npy.read_magic(content)](content)
+    return math.prod(shape) * dtype.itemsize
 
 
 def _maximum(path: Path, arrays: dict[str, NDArray[Any]]) -> int:
@@ -144,7 +147,3 @@ def _npz_part(
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")
     return images, labels
-
-
-def _array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
-    return Split(lambda indices: images[indices], labels.astype(np.int64))

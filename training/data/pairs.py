@@ -25,7 +25,7 @@ import numpy as np
 
 from moespec.models.errors import DataError
 from moespec.models.files import regular
-from moespec.training.data.captions import LONGEST, Captions, caption, listed
+from moespec.training.data.captions import LONGEST, caption, captions_of, listed
 from moespec.training.data.found import LeftOut, below, beside, directories, find_files, hidden, validation_name
 from moespec.training.data.hub import CAPTION, find_hub
 from moespec.training.data.pictures import ENDINGS, Folder
@@ -69,7 +69,7 @@ def _of_folder(folder: Path) -> Part:
     for name in found:
         if os.path.splitext(name)[0] not in texts:
             left.add("captions without an image", name)
-    captions = Captions.of(_beside(folder / name) for name in names)
+    captions = captions_of(_beside(folder / name) for name in names)
     return Part(Folder(folder, names), np.arange(len(names)), captions, left.notes(folder))
 
 
@@ -110,7 +110,7 @@ def _of_table(path: Path) -> Part:
     if not images:
         raise DataError(f"{path}: no rows in it")
     labels = np.array([exists[name] for name in images], np.int64)
-    return Part(Folder(path.parent, images), labels, Captions.of(texts))
+    return Part(Folder(path.parent, images), labels, captions_of(texts))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -82,7 +82,7 @@ def load_pictures(
     chosen = []
     for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
-        chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions.chosen(rows)))
+        chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions[rows]))
     if first is not None:
         splits = [_split(*each, replace(config, cache=""), whole=False) for each in chosen]
         first(Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255))
@@ -90,7 +90,7 @@ def load_pictures(
         if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
             lost += map(pictures.name, failures)
             kept = np.delete(np.arange(len(labels)), failures)
-            pictures, captions = pictures.of(pictures.chosen[kept]), captions and captions.chosen(kept)
+            pictures, captions = pictures.of(pictures.chosen[kept]), None if captions is None else captions[kept]
             chosen[number] = (pictures, labels[kept], captions)
         clear += sum(pictures.transparent(n) for n in Bar(range(len(pictures)), unit="image", desc="headers"))
     if lost:

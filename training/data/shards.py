@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from moespec.models.errors import DataError
 from moespec.models.files import regular, signed, unsigned, write_atomically
 from moespec.models.memory import check_unpacked
-from moespec.training.data.captions import LONGEST, Captions, caption
+from moespec.training.data.captions import LONGEST, caption, captions_of
 from moespec.training.data.dataset import numbered_classes
 from moespec.training.data.found import HELD, LeftOut, find_files, hidden
 from moespec.training.data.pictures import ENDINGS
@@ -106,8 +106,8 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
 
 def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int64]) -> Part:
     files = Shards(paths, *(table[key][rows] for key in ("shard", "offset", "size", "name")))
-    if "ends" in table:
-        return Part(files, np.arange(len(rows)), Captions(table["text"], table["ends"]).chosen(rows))
+    if "text" in table:
+        return Part(files, np.arange(len(rows)), captions_of(_lines(table))[rows])
     return Part(files, table["label"][rows])
 
 
@@ -115,14 +115,13 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
     """The table of all pictures, and notes on members that are left out: from the index of the folder if it is of these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
-    of_images = ("text", "ends") if captions else ("label",)
     with (
         suppress(Exception),  # a damaged index is made again
         open(index, "rb", opener=regular) as file,
         np.load(file, allow_pickle=False) as saved,
     ):
         check_unpacked(saved.zip.infolist())
-        table = {key: saved[key] for key in (*keys, *of_images, "notes")}
+        table = {key: saved[key] for key in (*keys, "text" if captions else "label", "notes")}
         if {**unsigned(saved["record"].tobytes()), "version": version()} == _record(stamps, table):
             _check(table, np.array([path.stat().st_size for path in paths]))
             return table
@@ -136,7 +135,10 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
         raise DataError(f"{folder}: no pictures in its shards (endings {', '.join(sorted(ENDINGS))})")
     *columns, values = zip(*rows, strict=True)
     table = {key: np.array(column) for key, column in zip(keys, columns, strict=True)}
-    table |= vars(Captions.of(values)) if captions else {"label": np.array(values)}
+    if captions:
+        table["text"] = np.frombuffer("\n".join(values).encode(), np.uint8)
+    else:
+        table["label"] = np.array(values)
     table["notes"] = np.array(left.notes("members of shards"), str)
     content = io.BytesIO()
     arrays: dict[str, Any] = {"record": np.frombuffer(signed(_record(stamps, table)), np.uint8), **table}
@@ -144,6 +146,11 @@ def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, ND
     with suppress(OSError):
         write_atomically(index, content.getvalue())
     return table
+
+
+def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
+    """The captions of an index, none of which has a line break."""
+    return table["text"].tobytes().decode().split("\n")
 
 
 def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, Any]:
@@ -165,8 +172,8 @@ def _check(table: dict[str, NDArray[Any]], sizes: NDArray[np.int64]) -> None:
         raise ValueError("negative numbers, or large labels")
     if (offset > sizes[shard] - size).any():
         raise ValueError("places")
-    if "ends" in table:
-        Captions(table["text"], table["ends"]).check(len(shard))
+    if "text" in table and len(_lines(table)) != len(shard):
+        raise ValueError("number of captions")
 
 
 def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int, int, str, Any]]:

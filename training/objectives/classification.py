@@ -24,7 +24,7 @@ def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -
 
     kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
     classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
-    `random` `(N, 4)`, see `moespec.models.draws`. recompute: the backward pass computes each block anew.
+    `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass computes each block anew.
     """
     cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
 

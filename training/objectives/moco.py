@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.contract import Backend
-from moespec.backends.mesh import leaves
+from moespec.backends.pytrees import leaves
 from moespec.models import parameters
 from moespec.models.families import Config as Model
 from moespec.models.families import family

@@ -20,8 +20,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from moespec.backends.mesh import AXES, MeshSizes, Split, Transport, axes_of_slot, leaves, split_axes
+from moespec.backends.mesh import AXES, MeshSizes, Split, Transport, axes_of_slot, split_axes
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import leaves
 from moespec.models.counts import slots
 from moespec.models.families import family
 from moespec.spec.routing import Params

@@ -5,8 +5,6 @@ Whatever is wrong with a file is a CheckpointError that names the file and the a
 
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
 from moespec.models.files import read_file, write_atomically
-from moespec.models.memory import check_unpacked
 from moespec.models.tensors import sealed, unsealed
+from moespec.training.data.npz import read_arrays
 
 __all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz", "write_safetensors"]
 
@@ -48,21 +46,14 @@ def write_safetensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: 
 
 def read_npz(path: Path) -> Arrays:
     """The arrays of an npz file; those of the dtype V2, which is how NumPy saves bfloat16, as float32. No pickle is read."""
-    content, arrays, name = io.BytesIO(content_of(path)), {}, ""
     try:
-        with zipfile.ZipFile(content) as archive:
-            check_unpacked(archive.infolist())
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                with io.BytesIO(archive.read(member)) as file:
-                    array = np.lib.format.read_array(file, allow_pickle=False)
-                if array.dtype == np.dtype("V2"):
-                    array = (array.view("<u2").astype("<u4") << 16).view("<f4")
-                arrays[name] = array
-    except (ValueError, EOFError, OSError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        where = f"{path}: {name!r}" if name else str(path)
-        raise CheckpointError(f"{where}: not an array of an npz file ({error})") from error
-    return arrays
+        arrays = read_arrays(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not an npz file of arrays ({error})") from error
+    bfloat16 = {name: array for name, array in arrays.items() if array.dtype == np.dtype("V2")}
+    return arrays | {name: (array.view("<u2").astype("<u4") << 16).view("<f4") for name, array in bfloat16.items()}
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:

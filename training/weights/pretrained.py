@@ -8,7 +8,7 @@ import numpy as np
 import moespec.backends.torch as B
 from moespec.backends.torch import nn
 from moespec.backends.torch.nn.hub import HubMixin
-from moespec.backends.torch.pytrees import tree_map
+from moespec.backends.pytrees import tree_map
 from moespec.models.families import family
 from moespec.spec.errors import ConfigError
 from moespec.training.weights import hub

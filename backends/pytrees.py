@@ -1,0 +1,46 @@
+"""Nested containers of arrays: mapping over them, and nested dicts with string keys as flat ones, by path."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+__all__ = ["Path", "flatten", "leaves", "tree_map", "unflatten"]
+
+Path = tuple[str, ...]
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` of dicts, lists, tuples and named tuples with `function` applied to each leaf; None stays None."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: tree_map(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(tree_map(function, value) for value in tree))
+    if isinstance(tree, list | tuple):
+        return type(tree)(tree_map(function, value) for value in tree)
+    return function(tree)
+
+
+def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The leaves of a nested dict with their paths, in its order."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """The leaves of a nested dict by path."""
+    return dict(leaves(tree))
+
+
+def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
+    """The nested dict with these leaves: the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for (*parents, name), leaf in flat.items():
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[name] = leaf
+    return tree

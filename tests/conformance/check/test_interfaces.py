@@ -1,0 +1,528 @@
+"""Adapters with one method, and files that a program in any language wrote."""
+
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absent import run_without
+from committed import BY_ID, CASES, of
+from fused_layers import FORWARD
+from safetensors.numpy import load_file, save_file
+
+from moespec import spec
+from moespec.conformance import suite
+from moespec.conformance.check import files, reproduce, waivers
+from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.report import report
+
+# Adapters.
+
+
+def adapted(name, dtype="float64", cases=CASES):
+    return {result.id: result for result in run_cases(Adapter(name, DTYPES[dtype]), cases, "eager")}
+
+
+def test_a_whole_layer_passes_every_case_of_a_router_and_nothing_else(target):
+    results = adapted(target("fused_whole", FORWARD))
+    passed = {id for id, result in results.items() if result.state == "pass"}
+    assert passed == {
+        case.id
+        for case in CASES
+        if case.kind not in ("negative", "gradient") and any(stage.router for stage in case.stages)
+        if not {"noise", "ids", "state"} & {name.partition("/")[0] for name in case.inputs}
+    }
+    assert {result.state for id, result in results.items() if id not in passed} == {"not implemented"}
+    assert {o.stage for id in passed for o in results[id].outcomes} == {"moe_layer/output"}
+
+
+def test_a_wrong_layer_fails_at_its_output(run, target):
+    wrong = "\nright = layer\ndef layer(x, params, options):\n    return right(x, params, options) + 1e-9\n"
+    name, algorithm = target("fused_wrong", FORWARD + wrong), "softmax_expert_choice"
+    status, printed, _ = run("run", "--adapter", name, "--dtype", "f64", "--algorithm", algorithm, "--all")
+    lines, cases = printed.splitlines(), of(algorithm)
+    assert status == 1
+    skipped = sum("noise" in case.inputs or case.expect is not None for case in cases)
+    count = f"0 passed, {len(cases) - skipped + 1} failed, {skipped} skipped"  # one: its gradients are not checked
+    assert lines[-1] == f"{count}; backward not checked: {algorithm}"
+    start = f"FAIL {algorithm}/values [float64 eager] first at moe_layer/output"
+    (line,) = [n for n, line in enumerate(lines) if line.startswith(start)]
+    status, shown, _ = run(*lines[line + 2].split()[2:])
+    assert status == 1
+    assert "float64 eager moe_layer/output: fail" in shown
+
+
+PARTIAL = """
+class Layer:
+    def layer(self, x, params, options):
+        if options["router"] == "soft_moe":
+            raise NotImplementedError("no soft routing")
+        raise RuntimeError("out of memory")
+
+layer = Layer().layer
+instance = Layer()
+
+class Outer:
+    Inner = Layer
+"""
+
+
+@pytest.mark.parametrize("path", ["", ":Layer", ":instance", ":Outer.Inner"])
+def test_a_layer_that_raises_is_an_error_and_one_that_declines_is_not_implemented(target, path):
+    """The layer of a module, of a class, or of an object."""
+    results = adapted(target("partial", PARTIAL) + path, cases=[BY_ID[f"{id}/values"] for id in ("soft_moe", "switch")])
+    declined, raised = results["soft_moe/values"], results["switch/values"]
+    assert (declined.state, declined.first.message) == ("not implemented", "no soft routing")
+    assert (raised.state, raised.first.message) == ("error", "RuntimeError: out of memory")
+
+
+def test_an_inconclusive_case_stays_inconclusive(target):
+    case = BY_ID["softmax_token_choice/values"]
+    uncertain = {name: {"margin": 1e-300, "needed": dict.fromkeys(DTYPES, 1.0)} for name in case.decisions}
+    (result,) = adapted(target("fused_sure", FORWARD), cases=[replace(case, decisions=uncertain)]).values()
+    assert result.state == "inconclusive"
+
+
+def test_what_an_adapter_takes(target):
+    name = target(
+        "fused_recording",
+        "import numpy as np\ncalls = []\ndef layer(*args):\n    calls.append(args)\n    return np.zeros_like(args[0])\n",
+    )
+    adapted(name, "float32", [BY_ID["soft_moe/rsqrt"], BY_ID["softmax_token_choice/priority_sum"]])
+    soft, (x, params, options) = sys.modules[name].calls
+    assert (x.shape, x.dtype) == ((2, 6, 4), np.float32)
+    weights = {"router": ["kernel"], "experts": ["b1", "b2", "w1", "w2"]}
+    assert {key: sorted(tree) for key, tree in params.items()} == weights
+    assert options == {
+        **vars(spec.ROUTERS["softmax_token_choice"].options(experts=3, tokens=6, width=4)),
+        "batch_priority": "sum",
+        "choices": 2,
+        "capacity_factor": 0.5,
+        "router": "softmax_token_choice",
+        "gelu": "tanh",
+        "train": False,
+    }
+    assert sorted(soft[1]["router"]) == ["scale", "slots"]
+    assert soft[2]["norm_form"] == "rsqrt"
+
+
+def test_an_adapter_may_have_arrays_of_its_own(target):
+    text = FORWARD + (
+        "\nclass Own:\n"
+        "    def from_numpy(self, tree, dtype):\n"
+        "        self.dtype = dtype\n"
+        "        return tree\n"
+        "    def layer(self, x, params, options):\n"
+        "        return [layer(x, params, options).astype(x.dtype)]\n"
+        "    def to_numpy(self, tree):\n"
+        "        return {name: value[0] for name, value in tree.items()}\n"
+    )
+    name = target("fused_own", text)
+    assert adapted(f"{name}:Own", "bfloat16", [BY_ID["soft_moe/values"]])["soft_moe/values"].state == "pass"
+
+
+def test_numpy_has_no_bfloat16(run, target):
+    name = target("fused_dtypes", FORWARD)
+    assert run("run", "--adapter", name, "--algorithm", "soft_moe")[0] == 1  # NumPy has no gradients
+    status, printed, _ = run("run", "--adapter", name, "--algorithm", "soft_moe", "--forward-only")
+    assert status == 0
+    assert printed.endswith("; backward not checked: soft_moe\n")
+    count = sum(case.gradients is None for case in of("soft_moe"))
+    assert f"{count} skipped, bfloat16: not supported: ValueError: NumPy has no bfloat16" in printed
+
+
+# Files.
+
+
+def written(folder, cases=CASES):
+    """Writes the files of a program that computes everything right, in float64."""
+    for case in cases:
+        if case.expect is None:
+            path = folder / f"{case.id}.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: np.array(value.array, order="C") for name, value in files.expected(case).items()}, path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, copied):
+    """The vectors of Token Choice alone, which are faster to load than all."""
+    return copied(tmp_path_factory.mktemp("small") / "vectors", [case.id for case in of("token_choice")])
+
+
+@pytest.fixture
+def check(run, small):
+    """Checks files by the vectors of Token Choice."""
+    return lambda folder, *options: run("check", folder, "--vectors", small, "--algorithm", "token_choice", *options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of right files for Token Choice."""
+    return written(tmp_path / "out", of("token_choice"))
+
+
+TIED, GRADIENT = "token_choice/tied.safetensors", "token_choice/gradient.safetensors"
+SKIPPED = len(of("token_choice", kinds=["negative"]))
+ONE_FAILS = f"{len(of('token_choice')) - SKIPPED - 1} passed, 1 failed, {SKIPPED} skipped"
+
+
+def raw(header, data=b"", length=None):
+    """The bytes of a safetensors file with that header."""
+    text = header if isinstance(header, bytes) else header.encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def change(path, stage="token_choice", **tensors):
+    """Replaces tensors of a file; None removes."""
+    changed = load_file(path) | {f"{stage}/{name}": array for name, array in tensors.items()}
+    save_file({name: array for name, array in changed.items() if array is not None}, path)
+
+
+def test_right_files_of_every_case_pass(tmp_path):
+    tensors = files.read_all(written(tmp_path), BY_ID)
+    results = files.check(tensors, CASES, files.dtype_of(tensors))
+    assert {result.id for result in results if result.state != "pass"} == {c.id for c in CASES if c.expect is not None}
+    assert {result.dtype for result in results} == {"float64"}
+    assert report.counts(results)[1] == 0
+
+
+def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):
+    written(tmp_path, [BY_ID["softmax_token_choice/values"]])
+    path = tmp_path / "softmax_token_choice/values.safetensors"
+    everything = load_file(path)
+    options, end, logits = ("--algorithm", "softmax_token_choice"), "moe_layer/output", "router_logits/logits"
+    save_file({end: everything[end]}, path)
+    others = len(of("softmax_token_choice")) - 1
+    assert run("check", tmp_path, *options)[1].splitlines()[-1] == f"1 passed, 0 failed, {others} skipped"
+    save_file({name: everything[name] for name in (logits, "token_choice/slots")}, path)
+    status, printed, _ = run("check", tmp_path, *options)
+    assert status == 1
+    assert f"not implemented: {end} is not in the file" in printed
+    save_file({logits: everything[logits] + 1, end: everything[end]}, path)
+    assert f"first at {logits}" in run("check", tmp_path, *options)[1]
+
+
+def test_gradients_are_checked(check, folder):
+    assert "4" in check(folder)[1].splitlines()[2].split()
+    change(folder / GRADIENT, "gradient", scores=np.zeros((2, 6, 3)))
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert "FAIL token_choice/gradient [float64 files] first at gradient/scores" in printed
+    change(folder / GRADIENT, "gradient", scores=None)
+    assert "not implemented: gradient/scores is not in the file" in check(folder)[1]
+
+
+SLOTS, WEIGHTS = (value.array for value in BY_ID["token_choice/tied"].stages[0].outputs.values())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        (
+            {"slot": SLOTS},
+            "first at token_choice/slot\n    a tensor that is not expected; expected are token_choice/slots, ",
+        ),
+        ({"slots": SLOTS[:1]}, "shape (1, 3, 2), expected (2, 3, 2)"),
+        ({"slots": SLOTS.astype(np.float64)}, "dtype float64, expected integers"),
+        ({"slots": SLOTS.astype(bool)}, "dtype bool, expected integers"),
+        ({"weights": WEIGHTS.astype(np.float16)}, "has dtype F16, expected one of "),
+        ({"weights": WEIGHTS.astype(np.int32)}, "dtype int32, expected floats"),
+        ({"weights": WEIGHTS * np.nan}, "12 of 12 entries are not finite"),
+        ({"weights": WEIGHTS + np.inf}, "12 of 12 entries are not finite"),
+        ({"weights": -WEIGHTS}, "12 of 12 entries differ"),
+        ({"weights": np.zeros(0)}, "shape (0,), expected (2, 3, 2)"),
+    ],
+)
+def test_wrong_tensors(check, folder, tensors, said):
+    change(folder / TIED, **tensors)
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert "FAIL token_choice/tied [float64 files] first at " in printed
+    assert said in printed
+    assert printed.splitlines()[-1] == ONE_FAILS
+
+
+def test_a_stage_of_another_name_fails(check, folder):
+    """Also where only the slots are wrong, which are then compared with equal scores in another order."""
+    change(folder / TIED, slots=None)
+    change(folder / TIED, "choice", slots=SLOTS)
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert "first at choice/slots\n    a tensor that is not expected" in printed
+
+
+@pytest.mark.parametrize("content", [b"", raw('{"token_choice/slots": 3}')])
+def test_damaged_files(check, folder, content):
+    """What all may be damaged in a file is in `tests/training/loop/test_checkpoint.py`."""
+    (folder / TIED).write_bytes(content)
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert f"first at file\n    {folder / TIED}: not a safetensors file: " in printed
+    assert printed.splitlines()[-1] == ONE_FAILS
+
+
+def test_a_file_of_holes_is_not_read(check, folder):
+    with (folder / TIED).open("wb") as file:
+        file.truncate(1 << 40)
+    assert f"{folder / TIED}: has 1,099,511,627,776 bytes, too many" in check(folder)[1]
+
+
+def test_what_is_not_a_file(check, folder):
+    for make in (
+        Path.mkdir,
+        os.mkfifo,
+        lambda path: path.symlink_to("nowhere"),
+        lambda path: path.symlink_to("/dev/zero"),
+    ):
+        path = folder / TIED
+        path.rmdir() if path.is_dir() else path.unlink()
+        make(path)
+        assert f"first at file\n    {path}: " in check(folder)[1]
+
+
+@pytest.mark.parametrize("name", ["token_choice/teid", "tied", "token_choice/tied/tied", "hash/tied"])
+def test_a_file_of_no_case(check, folder, name):
+    path = folder / f"{name}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    status, printed, said = check(folder)
+    assert (status, printed) == (2, "")
+    assert said == f"{path}: there is no case {name!r}; `list` prints them all\n"
+
+
+def test_a_folder_that_is_not_there(check, tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "nowhere", tmp_path / "file"):
+        assert check(path) == (2, "", f"{path}: no folder\n")
+
+
+def test_an_empty_folder_does_not_pass(check, tmp_path):
+    status, printed, _ = check(tmp_path)
+    assert status == 1
+    assert printed.splitlines()[-1] == f"0 passed, 0 failed, {len(of('token_choice'))} skipped"
+
+
+def test_an_error_case_has_no_file(check, folder):
+    shutil.copy(folder / TIED, folder / "token_choice/negative_dtype.safetensors")
+    status, printed, _ = check(folder)
+    assert status == 1
+    assert "a tensor that is not expected; expected are none" in printed
+
+
+def bfloat16(array):
+    return (np.ascontiguousarray(array, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+
+
+def test_the_files_decide_the_dtype(check, folder):
+    assert check(folder)[1].startswith("float64 files")
+    for path in folder.rglob("*.safetensors"):
+        save_file({n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in load_file(path).items()}, path)
+    assert check(folder)[1].startswith("float32 files")
+    header = (
+        '{"token_choice/slots":{"dtype":"U8","shape":[2,3,2],"data_offsets":[0,12]},'
+        '"token_choice/weights":{"dtype":"BF16","shape":[2,3,2],"data_offsets":[12,36]}}'
+    )
+    (folder / TIED).write_bytes(raw(header, SLOTS.astype(np.uint8).tobytes() + bfloat16(WEIGHTS)))
+    status, printed, _ = check(folder, "--dtype", "bf16")
+    assert status == 0
+    assert printed.startswith("bfloat16 files")
+    status, printed, _ = check(folder, "--dtype", "f32")
+    assert status == 1
+    assert "dtype BF16 is coarser than float32" in printed
+    assert check(folder, "--dtype", "f16")[0] == 2
+
+
+def test_one_file_in_another_dtype_does_not_loosen_the_others(check, folder):
+    change(folder / TIED, weights=WEIGHTS.astype(np.float32))
+    status, printed, said = check(folder)
+    assert (status, printed) == (2, "")
+    assert "token_choice/tied.safetensors is in float32" in said
+    assert ".safetensors is in float64" in said
+    assert len(said.splitlines()) == 1
+    status, printed, _ = check(folder, "--dtype", "f32")
+    assert status == 1
+    assert "dtype F64 in a check of float32" in printed
+    assert "FAIL token_choice/tied [" not in printed
+
+
+def test_a_router_written_in_c_passes(run, tmp_path):
+    """A program that shares nothing with this package: its own JSON, safetensors, Token Choice and Expert Choice."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler on this machine")
+    program, out = tmp_path / "allocations", tmp_path / "out"
+    source = Path(__file__).parents[1] / "third_party" / "allocations.c"
+    options = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]
+    subprocess.run([compiler, *options, program, source], check=True)
+    subprocess.run([program, suite.VECTORS, out], check=True)
+    status, printed, _ = run("check", out, "--algorithm", "token_choice", "--algorithm", "expert_choice")
+    cases = of("token_choice", "expert_choice")
+    divided = [
+        case.id for case in cases if case.expect is None and "normalize" in case.stages[-1].options
+    ]  # not implemented
+    inconclusive = [case.id for case in cases if case.id.endswith("/near_float32")]
+    skipped = sum(case.expect is not None or case.id in (*divided, *inconclusive) for case in cases)
+    assert status == 0
+    assert printed.splitlines()[-1] == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
+    assert printed.startswith("float32 files")
+
+
+def test_the_known_variant_of_files_is_named(check, tmp_path):
+    """Ties to the higher expert: the files of the mirrored scores, mirrored."""
+    for case in of("token_choice"):
+        if (
+            case.expect is not None
+            or case.gradients is not None
+            or "scores" not in case.inputs
+            or "keep" in case.inputs
+        ):
+            continue
+        (stage,) = case.stages
+        mirrored = []
+        for group in range(len(case.inputs["scores"].array)):
+            own = {name: tensor.array[group] for name, tensor in case.inputs.items()}
+            own |= {name: own[name][:, ::-1] for name in own.keys() - {"order"}}
+            mirrored.append(spec.token_choice(**own, **stage.options))
+        path = tmp_path / f"{case.id}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        slots = np.stack([spec.slot_tokens(routing) for routing in mirrored])[:, ::-1]
+        weights = np.stack([routing.combine.sum(axis=0) for routing in mirrored])[:, ::-1]
+        save_file({"token_choice/slots": slots.copy(), "token_choice/weights": weights.copy()}, path)
+    status, printed, _ = check(tmp_path)
+    assert status == 1
+    assert "token_choice [float64 files] equals the known variant ties_to_the_higher_expert: " in printed
+    assert "ledger TC-1b" in printed
+
+
+# The documentation.
+
+
+def test_the_commands_of_the_documentation_work_as_printed(run, tmp_path, monkeypatch):
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "conformance.md").read_text()
+    for name in ("tests", "conformance"):
+        (tmp_path / name).symlink_to(root / name)
+    modules = re.findall(r"This is `(\w+)\.py`:\n\n```python\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in modules] == ["router", "fused"]
+    for name, code in modules:
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    commands = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    assert len(commands) == 11
+    for command in commands:
+        words = shlex.split(command)
+        if words[:2] == ["moespec", "conformance"]:
+            assert run(*words[2:])[0] == 0, command
+        elif shutil.which("cc"):
+            subprocess.run(words, check=True)
+        else:
+            pytest.skip("there is no C compiler on this machine")
+    (entry,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "waivers.toml").write_text(entry)
+    assert len(waivers.read(tmp_path / "waivers.toml", BY_ID, ("eager", "compiled", "files"))) == 1
+    for name in ("report.html", "junit.xml", "shields.json"):
+        assert (tmp_path / name).exists()
+
+
+# Reproductions.
+
+
+def shown(code, capsys):
+    exec(compile(code, "reproduction", "exec"), {})
+    return capsys.readouterr().out
+
+
+def failing(interface, name, id):
+    """The code for the failure of one case."""
+    case = BY_ID[id]
+    if interface == "files":
+        results = files.check(files.read_all(Path(name), BY_ID), [case], DTYPES["float64"])
+    else:
+        kind = Adapter if interface == "adapter" else Target
+        results = run_cases(kind(name, DTYPES["float64"]), [case], "eager")
+    (result,) = results
+    assert result.state in ("fail", "error")
+    return reproduce.code(report.Report(interface, name, "", results), result, case)
+
+
+def test_the_reproduction_of_a_stage_runs_as_it_stands(over_numpy, capsys):
+    text = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"
+    name = over_numpy("late_choice", text)
+    code = failing("target", name, "expert_choice/tied")
+    printed = shown(code, capsys)
+    assert len(code.splitlines()) == 6
+    assert "inputs\n{'scores': array" in printed
+    assert str(BY_ID["expert_choice/tied"].stages[0].outputs["slots"].array) in printed.split("expected")[1]
+    assert "got\n[[[1" in printed
+    assert code.endswith("# expert_choice")
+
+
+def test_the_reproduction_of_a_gradient_and_of_an_error_case(over_numpy, capsys):
+    name = over_numpy(
+        "no_checks",
+        "def z_loss(logits):\n    return numpy.z_loss(logits) if logits.ndim == 3 else logits.sum()\n"
+        "def value_and_grad(f):\n    def g(*a):\n        v, d = numpy.value_and_grad(f)(*a)\n"
+        "        return v, {k: {n: x + 1 for n, x in t.items()} for k, t in d.items()}\n    return g\n",
+    )
+    printed = shown(failing("target", name, "z_loss/gradient"), capsys)
+    assert "expected\n" in printed
+    assert "got\n" in printed
+    assert "{'error': 'ShapeError naming logits'}" in shown(failing("target", name, "z_loss/negative_shape"), capsys)
+
+
+def test_the_reproduction_of_an_adapter_and_of_a_file(target, folder, capsys):
+    name = target("zeros", "import numpy as np\ndef layer(x, params, options):\n    return np.zeros_like(x)\n")
+    assert "got\n[[[0. 0. 0. 0.]" in shown(failing("adapter", name, "soft_moe/values"), capsys)
+    change(folder / TIED, slots=SLOTS + 1)
+    printed = shown(failing("files", str(folder), "token_choice/tied"), capsys)
+    assert f"got\n{SLOTS + 1}" in printed
+
+
+def test_a_raising_target_raises_in_its_reproduction(over_numpy):
+    name = over_numpy("raising_here", "def z_loss(logits):\n    raise RuntimeError('here')\n")
+    with pytest.raises(RuntimeError, match="here"):
+        exec(failing("target", name, "z_loss/values"), {})
+
+
+@pytest.mark.parametrize(
+    ("id", "stage"), [("z_loss/nothing", "z_loss"), ("z_loss/values", "gradient"), ("z_loss/values", "")]
+)
+def test_what_cannot_be_opened(id, stage):
+    with pytest.raises(ValueError, match=r"there is no case|has no stage"):
+        reproduce.open_case(id, stage, target="moespec.backends.numpy")
+
+
+# What is installed.
+
+
+def test_checking_needs_no_framework(folder, tmp_path):
+    """What a framework, a plot or a training needs is absent here, and so are the backends."""
+    (tmp_path / "fused.py").write_text(FORWARD)
+    absent = ["jax", "torch", "optax", "matplotlib", "PIL", "tomli_w", "tensorboard"]
+    absent += [f"moespec.backends.{name}" for name in ("numpy", "jax", "torch")]
+    program = f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        from moespec.conformance.__main__ import main
+        out = {str(tmp_path)!r}
+        assert main(["check", {str(folder)!r}, "--algorithm", "token_choice", "--report", out + "/files.json"]) == 0
+        fused = ["run", "--adapter", "fused", "--dtype", "f64", "--algorithm", "soft_moe", "--forward-only"]
+        assert main([*fused, "--report", out + "/fused.json"]) == 0
+        reports = [out + "/files.json", out + "/fused.json"]
+        assert main(["report", *reports, "--html", out + "/report.html", "--badge", out + "/badge.svg"]) == 0
+        assert main(["show", "token_choice/tied", "--files", {str(folder)!r}]) == 0
+        assert not {{*ABSENT}} & {{*sys.modules}}
+    """
+    process = run_without(absent, program)
+    assert process.returncode == 0, process.stderr

@@ -1,0 +1,120 @@
+"""Targets that are wrong in one place: the vector that is there for it fails them, in process and as a changed tree."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from committed import BY_ID, CASES, of, results_of
+
+from moespec.conformance.author.variant import every, module_of
+from moespec.conformance.cases import variants
+from moespec.conformance.check.equal_scores import judged
+from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import DEFAULT, Target
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.report.report import Report
+from moespec.spec import ROUTERS
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = {"front": "moespec"} | {f: f"moespec/{f}" for f in ("spec", "backends", "models", "conformance")}
+
+
+@pytest.mark.parametrize("algorithm", sorted({case.algorithm for case in CASES} - {"vit"}))
+def test_the_reference_passes(algorithm):
+    """Also with its routers composed as the compiled backends compose them."""
+    assert {result.state for result in results_of(module_of({}), of(algorithm))} == {"pass"}
+
+
+# The case that is there for a mistake, and variants that make it.
+WRONG = tomllib.loads(Path(__file__).with_name("variants.toml").read_text())["caught_by"]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_target_fails(case):
+    for name in WRONG[case]:
+        (result,) = results_of(module_of(variants()[name].replaced), [BY_ID[case]])
+        assert result.state in FAILED, name
+
+
+def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_strided():
+    """Which a run has without naming it, and which changes nothing for a target whose arrays have no strides."""
+    torch = pytest.importorskip("torch")
+    right = pytest.importorskip("moespec.backends.torch")
+
+    def softmax_affinity(logits):
+        return right.softmax_affinity(torch.as_strided(logits, logits.shape, torch.empty(logits.shape).stride()))
+
+    ids = [case.id for case in of("softmax_affinity")]
+    plan = Plan(Target, Report("target", "kernel", "", []), ids, ("float64", "float32"), DEFAULT)
+    ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in plan.parts() if mode == "strided"]
+    cases = [BY_ID[id] for id in chosen]
+    assert dtype == "float32"
+    assert {case.kind for case in cases} == {"value", "gradient"}
+    wrong = SimpleNamespace(**{**vars(right), "softmax_affinity": softmax_affinity})
+    for mode, module, states in (
+        ("eager", wrong, {"pass"}),
+        ("strided", wrong, {"fail"}),
+        ("strided", right, {"pass"}),
+    ):
+        target = Target("kernel", DTYPES["float32"], module)
+        assert {result.state for result in run_cases(target, cases, mode)} == states
+    assert run_cases(Target("numpy", DTYPES["float64"], module_of({})), cases, "strided") == []
+
+
+NO_LOSSES = {"base", "hash", "mixture_of_depths", "soft_moe"}
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS.keys() - NO_LOSSES))
+def test_losses_that_train_nothing_fail(router):
+    def detached(B, route, *arguments, **options):
+        output = route(*arguments, **options)
+        return output._replace(losses={name: B.stop_gradient(loss) for name, loss in output.losses.items()})
+
+    (result,) = results_of(
+        module_of(every((router,), detached)),
+        [BY_ID[f"{router}/{'gradient' if router == 'relu' else 'gradient_losses'}"]],
+    )
+    assert (result.state, result.first.stage.partition("/")[0]) == ("fail", "gradient")
+
+
+def test_another_order_of_tokens_is_not_one_of_equal_scores():
+    cases = [BY_ID["token_choice/all_experts"]]
+    results = results_of(module_of(variants()["all_choices_of_a_token_first"].replaced), cases)
+    assert [result.state for result in judged(results, cases)] == ["fail"]
+
+
+# The same with the tree itself.
+
+
+def run_suite(tree):
+    """What the conformance session runs for numpy, with the copy before whatever is installed: status and output."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    words = "-m moespec.conformance run --target moespec.backends.numpy --dtype f64 --algorithm token_choice --all"
+    command = [sys.executable, "-P", *words.split()]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tree, env=environment)
+    assert process.stderr == ""
+    return process.returncode, process.stdout
+
+
+def test_a_tree_with_one_line_changed_fails(tmp_path):
+    """A copy of the packages under the names that an installation gives them."""
+    for source, name in PACKAGES.items():
+        shutil.copytree(ROOT / source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "reports"))
+    status, printed = run_suite(tmp_path)
+    assert (status, printed.splitlines()[-1]) == (0, f"{len(of('token_choice'))} passed, 0 failed, 0 skipped")
+    path = tmp_path / "moespec/spec/numerics.py"
+    right = 'np.argsort(-values.real, axis=axis, kind="stable")'
+    assert path.read_text().count(right) == 1
+    wrong = 'np.flip(np.argsort(values.real, axis=axis, kind="stable"), axis=axis)'
+    path.write_text(path.read_text().replace(right, wrong))
+    status, printed = run_suite(tmp_path)
+    assert status == 1
+    assert re.search("^FAIL token_choice/tied ", printed, re.MULTILINE)

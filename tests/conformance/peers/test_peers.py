@@ -1,0 +1,293 @@
+"""Peers: the table is made of what was recorded, wrong names are rejected, and torch's own functions are run."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from absent import run_without
+from committed import BY_ID, CASES, of
+
+from moespec.conformance import suite
+from moespec.conformance.check.match_variant import Known
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.compare import DTYPES
+from moespec.conformance.peers import PEERS
+from moespec.conformance.peers.__main__ import main
+from moespec.conformance.peers.measure import measure, read_record
+from moespec.conformance.peers.readings import readings
+from moespec.conformance.peers.table import table
+from moespec.conformance.peers.target import ERRORS, PeerTarget, routing_only
+from moespec.spec import LEDGER
+from moespec.spec.implementations.positions import Measured
+from moespec.spec.implementations.table import page
+
+ROOT = Path(__file__).parents[3]
+RECORDS = ROOT / "conformance" / "reports"
+
+
+def record(**changes):
+    """What a peer with one function that differs leaves behind."""
+    case = {"id": "sinkhorn/values", "dtype": "float64", "state": "pass"}
+    wrong = {**case, "id": "sinkhorn/default", "state": "fail", "stage": "sinkhorn/plan", "message": "1 | 2 differ"}
+    variant = {
+        "algorithm": "sinkhorn", "dtype": "float64", "mode": "eager", "variant": "rows_first", "computes": "Rows first.",
+        "ledger": "SK-1", "who": "", "agree": 1, "of": 1,
+    }  # fmt: skip
+    functions = {
+        "sinkhorn_affinity": {
+            "runs": "`peer.sinkhorn`", "notes": "A note.", "variants": [variant],
+            "cases": [wrong, {**wrong, "dtype": "float32", "state": "error"}, case, {**case, "state": "not implemented"}],
+        },
+        "z_loss": {"runs": "`peer.z`", "notes": "Not shown.", "variants": [], "cases": [case]},
+    }  # fmt: skip
+    return {
+        "schema": 2, "peer": "pot", "package": "pot", "versions": {"numpy": "2", "pot": "0.9"}, "about": "About it.",
+        "suite": "", "python": "3", "unsupported": {}, "functions": functions, **changes,
+    }  # fmt: skip
+
+
+def test_the_table_says_what_was_recorded():
+    text = table([record()])
+    assert (
+        "| [pot](#pot-09) | [0.9](https://pypi.org/project/pot/0.9/) | 2 / 1 / 1 | 0 / 1 / 0 | `sinkhorn_affinity` |"
+        in text
+    )
+    assert "| `sinkhorn_affinity` | `peer.sinkhorn` | 1 / 1 / 1 | 0 / 1 / 0 |" in text
+    assert "| `z_loss` | `peer.z` | 1 / 0 / 0 | 0 / 0 / 0 |" in text
+    assert (
+        "| `sinkhorn_affinity` | sinkhorn: default | `rows_first`, SK-1: Rows first. (float64 1 of 1)<br>A note. "
+        "| sinkhorn/default, float64, sinkhorn/plan: 1 \\| 2 differ |"
+    ) in text
+    assert "Not shown." not in text
+
+
+def test_the_records_are_of_these_vectors():
+    """After a change of the vectors: `nox -s peers`."""
+    recorded = {path.name: read_record(path)["suite"] for path in RECORDS.glob("peer-*.json")}
+    assert len(recorded) == len(PEERS)
+    assert set(recorded.values()) == {suite.digest()}
+
+
+def test_a_case_that_fails_in_one_dtype_is_marked_and_a_peer_may_differ_nowhere():
+    right, wrong = record(), record()
+    del wrong["functions"]["sinkhorn_affinity"]["cases"][1]
+    del right["functions"]["sinkhorn_affinity"]
+    assert "sinkhorn: default (float64)" in table([wrong])
+    assert "No case differs." in table([right])
+
+
+def test_the_committed_table_is_that_of_the_committed_records():
+    records = [read_record(path) for name in PEERS if (path := RECORDS / f"peer-{name}.json").exists()]
+    assert {record["peer"] for record in records} == set(PEERS)
+    assert (ROOT / "docs" / "peers.md").read_text() == table(records)
+
+
+@pytest.mark.parametrize("names", [["pot"], pytest.param(list(PEERS), marks=pytest.mark.full)], ids=["one", "all"])
+def test_the_committed_readings_are_those_of_the_committed_records(names):
+    """After a change of the ledger, of the vectors or of the variants: `python -m moespec.conformance.peers`."""
+    found = json.loads((ROOT / "models" / "ledger" / "measured.json").read_text())
+    assert [found[list(PEERS).index(name)] for name in names] == readings(
+        [read_record(RECORDS / f"peer-{name}.json") for name in names], CASES
+    )
+    assert len(found) == len(PEERS)
+    assert (ROOT / "docs" / "implementations.md").read_text() == page([Measured(**each) for each in found])
+    assert all(each["readings"].keys() <= {r.id for entry in LEDGER.values() for r in entry.readings} for each in found)
+
+
+def taken(*variants, passed=(), failed=(), function="sinkhorn_affinity", dtype="float64"):
+    """The readings of a peer that equals variants, each `(name, agree, of)`, and passes and fails cases."""
+    each = {"algorithm": "sinkhorn", "dtype": dtype, "mode": "eager", "computes": "", "ledger": "", "who": ""}
+    states = [*((id, "pass") for id in passed), *((id, "fail") for id in failed)]
+    found = {
+        "runs": "`peer.it`", "notes": "",
+        "variants": [{**each, "variant": name, "agree": agree, "of": of} for name, agree, of in variants],
+        "cases": [{"id": id, "dtype": dtype, "state": state} for id, state in states],
+    }  # fmt: skip
+    (peer,) = readings([record(functions={function: found})], CASES)
+    assert (peer["package"], peer["version"], peer["repository"]) == ("pot", "0.9", "PythonOT/POT")
+    assert set(peer["readings"].values()) <= {"`peer.it`"}
+    return set(peer["readings"])
+
+
+VALUES = "sinkhorn/few_tokens"
+
+
+def test_a_peer_that_equals_a_variant_takes_its_reading():
+    assert taken(("rows_first", 8, 8), failed=[VALUES]) == {"SK-1b"}
+    assert taken(("rows_first", 8, 8), failed=[VALUES], dtype="float32") == {"SK-1b"}
+    assert taken(("rows_first", 7, 8), failed=[VALUES]) == set(), "not in all stages"
+    assert taken(("rows_first", 8, 8), ("sinkhorn_of_the_softmax", 8, 8), failed=[VALUES]) == set(), "or the other"
+    assert taken(("another_column_sum", 8, 8), failed=[VALUES]) == set(), "an answer that the ledger does not list"
+
+
+def test_of_variants_that_equal_it_the_one_of_this_function_counts():
+    equal = [("norm_clamped", 11, 11), ("norm_clamped_and_mixed", 11, 11)]
+    failed = ["soft_routing/values"]
+    assert taken(*equal, failed=failed, function="soft_routing") == {"SM-1c"}
+    assert taken(*equal[1:], failed=failed, function="soft_moe") == {"SM-3b"}
+
+
+def test_a_peer_that_passes_what_all_others_fail_takes_the_reading_of_this_specification():
+    both = [VALUES, "sinkhorn/one_expert"]
+    assert taken(passed=both) == {"SK-1a"}
+    assert taken(passed=both[:1]) == set(), "sinkhorn_of_megatron, which takes SK-1b, passes this case"
+    assert taken(passed=both[1:]) == set(), "rows_first, which takes it too, passes this one"
+    assert taken(passed=both, failed=["sinkhorn/default"]) == set(), "another case says otherwise"
+    explained = taken(("sinkhorn_of_pot", 4, 4), passed=both, failed=["sinkhorn/default"])
+    assert explained == {"SK-1a", "SK-2b"}, "what differs has the name of another question"
+    everything = [case.id for case in of("sinkhorn") if case.expect is None]
+    assert taken(passed=everything) == {"SK-1a", "SK-2a"}, "SK-3 is answered by the adapter"
+
+
+def test_of_a_router_the_losses_are_not_compared():
+    """The balance loss of another reading differs in a case, the routing does not."""
+    whole = BY_ID["softmax_token_choice/noise"]
+    cases = (whole, routing_only(whole))
+    found = [Known([case]).differs((case.id, "route"), "balance_after_drops", DTYPES["float64"]) for case in cases]
+    assert found == [True, False]
+
+
+def test_of_a_router_neither_the_gradient_of_losses_nor_the_update_is_compared():
+    whole, part = BY_ID["sigmoid_token_choice/gradient_losses"], routing_only(BY_ID["sigmoid_token_choice/values"])
+    assert whole.gradients
+    assert routing_only(whole).gradients is None
+    assert routing_only(BY_ID["sigmoid_token_choice/gradient_output"]).gradients
+    assert part.whole == ["route", "moe_layer"]
+
+
+def test_peers_of_one_package_share_an_environment():
+    needs = {(peer.package, peer.requires, peer.alone) for peer in PEERS.values()}
+    assert len(needs) == len({package for package, *_ in needs})
+
+
+def test_a_package_without_capacity_is_compared_where_it_drops_nothing():
+    torch = pytest.importorskip("torch")
+    from moespec.conformance.peers.adapters.on_torch import dropless, sparse
+
+    scores = torch.tensor([[[0.5, 0.25], [0.75, 0.125]]])
+    gates = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
+    assert dropless(scores, gates, 1).dense().combine.tolist() == [[[[0.0], [2.0]], [[3.0], [0.0]]]]
+    assert sparse(scores, gates[:, :, :1].expand(1, 2, 2), 1, 2).token.tolist() == [[[1, 2], [2, 2]]]
+    with pytest.raises(NotImplementedError, match="no token is dropped"):
+        dropless(scores, gates.flip(2)[:, :, :1].expand(1, 2, 2) + 1, 1)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_answers_questions_of_the_ledger(name):
+    assert PEERS[name].answers
+    assert set(PEERS[name].answers) <= set(LEDGER)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_committed_record_is_of_the_pinned_version_and_of_known_cases(name):
+    found = read_record(RECORDS / f"peer-{name}.json")
+    pinned = dict(requirement.split("==") for requirement in (*PEERS[name].requires, *PEERS[name].alone))
+    assert found["versions"][found["package"]].split("+")[0] == pinned[found["package"]]
+    ids = {case["id"] for function in found["functions"].values() for case in function["cases"]}
+    assert ids
+    assert ids <= BY_ID.keys()
+
+
+def into(folder, **changes):
+    """The arguments for which everything is read from, and written to, a folder."""
+    names = {"records": ".", "table": "peers.md", "measured": "measured.json", "implementations": "implementations.md"}
+    return [word for name in names for word in (f"--{name}", str(folder / changes.get(name, names[name])))]
+
+
+@pytest.mark.parametrize("option", ["--records", "--table", "--measured", "--implementations"])
+def test_a_folder_that_is_not_there_is_named(option, tmp_path, capsys):
+    assert main(into(tmp_path, **{option.removeprefix("--"): "none/peers.md"})) == 1
+    assert capsys.readouterr().err.startswith(f"{option}: there is no folder ")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
+def test_a_damaged_record_is_named(text, tmp_path, capsys):
+    path = tmp_path / "peer-pot.json"
+    path.write_text(text)
+    assert main(into(tmp_path)) == 1
+    assert f"{path}: no record of a peer" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_peer_that_is_not_installed_is_named(tmp_path):
+    program = """
+        from moespec.conformance.peers.__main__ import main
+        sys.exit(main(["--peer", "pot", *sys.argv[1:]]))
+    """
+    result = run_without(["ot", "torch"], program, *into(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.startswith("--peer pot: No module named ")
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# torch's own functions, for real.
+
+FUNCTIONS = ("network", "softmax_affinity", "expert_choice", "batch_priority", "moe_layer")
+
+
+@pytest.fixture(scope="module")
+def measured():
+    pytest.importorskip("torch")
+    return measure(PEERS["torch"], of(*FUNCTIONS), suite.digest())
+
+
+def states(measured, function, dtype="float64"):
+    return {
+        case["id"].split("/")[1]: case["state"]
+        for case in measured["functions"][function]["cases"]
+        if case["dtype"] == dtype
+    }
+
+
+def test_what_torch_claims_is_measured(measured):
+    json.dumps(measured)
+    assert set(measured["functions"]) == {
+        "attention", "batch_priority", "expert_choice", "gelu", "layer_norm", "patch_embed", "router_logits",
+        "sigmoid_cross_entropy", "softmax_affinity", "softmax_cross_entropy",
+    }  # fmt: skip
+    assert measured["functions"]["softmax_affinity"]["runs"] == "`torch.softmax` over experts"
+    for dtype in ("float64", "float32"):
+        assert set(states(measured, "softmax_affinity", dtype).values()) == {"pass"}
+        assert set(states(measured, "attention", dtype).values()) == {"pass"}
+
+
+def test_where_torch_differs_the_variant_is_named(measured):
+    for function, case, variant in (
+        ("gelu", "gelu_default", "exact_gelu_by_default"),
+        ("layer_norm", "layer_norm", "epsilon_of_torch_by_default"),
+    ):
+        found = states(measured, function)
+        assert found[case] == "fail"
+        assert variant in [each["variant"] for each in measured["functions"][function]["variants"]]
+    assert states(measured, "gelu")["gelu_tanh"] == "pass"
+    assert states(measured, "expert_choice")["tied"] == "fail"
+
+
+def test_what_a_peer_cannot_be_told_is_not_implemented(measured):
+    assert states(measured, "expert_choice")["zeros_dropped"] == "not implemented"
+
+
+def test_a_peer_is_not_run_on_our_errors_nor_on_what_adapters_share():
+    pytest.importorskip("torch")
+    target = PeerTarget(PEERS["torch"].target, DTYPES["float64"])
+    wanted = ("softmax_affinity/negative_shape", "softmax_affinity/values", "softmax_token_choice/values")
+    results = {result.id: result for result in run_cases(target, [BY_ID[id] for id in wanted], "eager")}
+    assert results["softmax_affinity/negative_shape"].first.message == ERRORS
+    assert results["softmax_affinity/values"].state == "pass"
+    assert results["softmax_token_choice/values"].state == "not implemented"
+    assert {outcome.state for outcome in results["softmax_token_choice/values"].outcomes} == {"not implemented"}
+
+
+def test_of_a_router_that_lacks_an_option_the_layer_is_not_offered_either(monkeypatch):
+    pytest.importorskip("torch")
+    target = PeerTarget(PEERS["torch"].target, DTYPES["float32"])
+
+    def route(*arguments, **options):
+        raise AssertionError("it is not asked")
+
+    monkeypatch.setattr(target.module, "ROUTERS", {"softmax_token_choice": SimpleNamespace(route=route)}, raising=False)
+    (result,) = run_cases(target, [routing_only(BY_ID["softmax_token_choice/several_choices"])], "eager")
+    states = {outcome.stage.split("/")[0]: outcome.state for outcome in result.outcomes}
+    assert (states["route"], states["moe_layer"]) == ("not implemented", "not implemented")

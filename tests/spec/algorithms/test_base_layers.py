@@ -1,0 +1,111 @@
+"""BASE layers: the best assignment and the proof of it, its limit, and the shards of the router."""
+
+import itertools
+
+import numpy as np
+import pytest
+from properties import holds
+from strategies import GROUPS, even_logits
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError, ShapeError, slot_tokens
+from moespec.spec.examples import LOGITS
+
+WRONG = ("assignment_is_greedy", "assignment_in_turn", "gap_to_the_greedy_total")
+
+
+def balanced(tokens, experts):
+    """Every balanced assignment (of few tokens), or some."""
+    even = np.repeat(np.arange(experts), tokens // experts)
+    if tokens <= 6:
+        return {tuple(a) for a in itertools.permutations(even.tolist())}
+    return {tuple(np.random.default_rng(seed).permutation(even).tolist()) for seed in range(200)}
+
+
+def totals(scores, expert):
+    """The total score of the assignment of each group."""
+    return np.take_along_axis(scores, np.asarray(expert)[..., None].astype(int), axis=2).sum(axis=(1, 2))
+
+
+@holds(wrong=WRONG, scores=even_logits)
+def test_no_balanced_assignment_has_a_larger_total(B, scores):
+    """Every expert has T / E tokens, whatever the ties. The dual has the same value, so that the gap is 0."""
+    tokens, experts = scores.shape[1:]
+    best = B.base_assignment(scores)
+    for group in best.expert:
+        assert np.bincount(group, minlength=experts).tolist() == [tokens // experts] * experts
+    np.testing.assert_allclose(best.objective, totals(scores, best.expert), atol=1e-12)
+    np.testing.assert_allclose(best.gap, 0, atol=1e-12)
+    for assignment in balanced(tokens, experts):
+        assert (totals(scores, np.tile(assignment, (GROUPS, 1))) <= best.objective + 1e-12).all()
+
+
+@holds(wrong="greedy_over_tokens", scores=even_logits)
+def test_at_evaluation_a_token_goes_to_its_first_best_expert(B, scores):
+    np.testing.assert_array_equal(B.base_greedy(scores), scores.argmax(axis=2))
+
+
+@holds(wrong="slots_by_score", scores=even_logits)
+def test_tokens_fill_slots_by_index_with_the_sigmoid_of_their_score(B, scores):
+    tokens, experts = scores.shape[1:]
+    expert = np.argmax(scores, axis=2).astype(np.int32)
+    dispatch, combine = B.base_routing(scores, expert, capacity=tokens)
+    expected = np.zeros_like(dispatch)
+    for g, e in itertools.product(range(GROUPS), range(experts)):
+        mine = np.flatnonzero(expert[g] == e)
+        expected[g, mine, e, np.arange(len(mine))] = 1
+    np.testing.assert_array_equal(dispatch, expected)
+    np.testing.assert_allclose(combine, dispatch / (1 + np.exp(-scores))[..., None], rtol=1e-13)
+
+
+def test_limit_of_sinkhorn():
+    """The plan of the logits divided by a small temperature is the assignment, where it is the only best one."""
+    scores = np.random.default_rng(5).normal(size=(8, 4))
+    plan = spec.sinkhorn_affinity(scores / 2e-3, iterations=4000)
+    np.testing.assert_allclose(plan, np.eye(4)[spec.base_assignment(scores).expert], atol=1e-3)
+
+
+def test_gap_bounds_what_is_missing_for_any_assignment():
+    """The dual bound holds for assignments that are not the best: `gap >= best - total`."""
+    from moespec.spec.algorithms.balanced_assignment import _gap
+
+    scores = np.random.default_rng(1).normal(size=(6, 3))
+    best = spec.base_assignment(scores).objective
+    for assignment in itertools.islice(balanced(6, 3), 40):
+        expert = np.array(assignment)
+        assert _gap(scores, expert) >= best - scores[range(6), expert].sum() - 1e-12
+
+
+@pytest.mark.parametrize(("width", "experts"), [(8, 3), (3, 8), (4, 4)])
+def test_initial_embeddings_are_orthogonal_with_the_gain(width, experts):
+    config = ROUTERS["base"].options(width=width, experts=experts, tokens=experts)
+    kernel = ROUTERS["base"].init(np.random.default_rng(0), config)["kernel"].astype(np.float64)
+    gram = kernel.T @ kernel if width >= experts else kernel @ kernel.T
+    assert kernel.shape == (width, experts)
+    np.testing.assert_allclose(gram, 0.01 * np.eye(min(width, experts)), atol=1e-8)
+
+
+def test_a_group_must_split_into_shards():
+    with pytest.raises(
+        ShapeError, match="scores: 6 tokens cannot be divided evenly among 3 experts in each of 4 shards"
+    ):
+        spec.base_assignment(LOGITS, shards=4)
+    with pytest.raises(ShapeError, match="scores: 1 token cannot be divided evenly among 2 experts"):
+        spec.base_assignment(np.zeros((1, 2)))
+    options = ROUTERS["base"].options(width=3, experts=3, tokens=6, shards=4)
+    with pytest.raises(ConfigError, match="shards=4 does not divide the 6 tokens of a group"):
+        options.check_training()
+    with pytest.raises(ConfigError, match="experts=3 does not divide the 6 tokens of a group in 6 shards"):
+        ROUTERS["base"].options(width=3, experts=3, tokens=6, shards=6).check_training()
+
+
+def test_the_router_deals_tokens_by_its_noise():
+    router = ROUTERS["base"]
+    options = router.options(width=3, experts=3, tokens=6, shards=2)
+    assert router.noise(options).shape == (6,)
+    assert router.noise(router.options(width=3, experts=3, tokens=6)) is None
+    noise = np.array([0.9, 0.7, 0.4, 0.3, 0.8, 0.1])
+    output = router.route({"kernel": np.eye(3)}, LOGITS, options, noise=noise, train=True)
+    assert slot_tokens(output.routing).tolist() == [[2, 4], [0, 5], [1, 3]]
+    greedy = [router.route({"kernel": np.eye(3)}, LOGITS, options, noise=given).routing for given in (None, noise)]
+    assert np.array_equal(greedy[0].dispatch, greedy[1].dispatch)

@@ -1,0 +1,122 @@
+"""DSelect-k against definitions, digit by digit and selector by selector; codes without an expert, initial values."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from properties import holds
+from strategies import GROUPS, one_of, seeds
+
+from moespec import spec
+from moespec.spec import ROUTERS
+from moespec.spec.algorithms.dselect_k_codes import code_bits
+
+RANDOM = np.random.default_rng(0)
+TOKENS, CHOICES = 3, 2
+
+
+def codes():
+    """(experts, codes) on a grid of sixteenths, some at or beyond the ends of a step of width 1."""
+
+    def values(experts):
+        shape = (GROUPS, TOKENS, CHOICES, math.ceil(math.log2(experts)))
+        return seeds.map(lambda seed: (experts, np.random.default_rng(seed).integers(-10, 11, shape) / 16))
+
+    return st.sampled_from((2, 3, 4, 5, 6, 8, 11)).flatmap(values)
+
+
+def by_polynomial(z, gamma):
+    """The step as the paper prints it."""
+    inside = -2 / gamma**3 * z**3 + 3 / (2 * gamma) * z + 0.5
+    return np.where(z <= -gamma / 2, 0, np.where(z >= gamma / 2, 1, inside))
+
+
+def by_characters(z, experts, gamma):
+    """The selectors of codes (..., bits), expert by expert, from the text of its number in base two."""
+    bits, step = z.shape[-1], by_polynomial(z, gamma)
+    selectors = np.ones((*z.shape[:-1], experts))
+    for place, expert in itertools.product(np.ndindex(z.shape[:-1]), range(experts)):
+        for digit, share in zip(format(expert, "b").rjust(bits, "0")[:bits], step[place], strict=True):
+            selectors[(*place, expert)] *= share if digit == "1" else 1 - share
+    return selectors
+
+
+@holds(wrong="step_is_linear", z=st.floats(-1, 1), gamma=one_of(0.5, 1.0, 2.0))
+def test_the_step_is_the_cubic_and_odd_around_one_half(B, z, gamma):
+    value, mirrored = B.smooth_step(np.array([z, -z]), gamma=gamma)
+    np.testing.assert_allclose(value, by_polynomial(z, gamma), atol=1e-15)
+    np.testing.assert_allclose(value + mirrored, 1, rtol=1e-15)
+
+
+@holds(wrong=("selectors_renormalised", "least_significant_digit_first"), problem=codes(),
+       gamma=one_of(1.0, 0.5, 2.0))  # fmt: skip
+def test_selectors_are_products_over_the_digits_of_a_number(B, problem, gamma):
+    experts, z = problem
+    selectors = B.dselect_k_selectors(z, experts=experts, gamma=gamma)
+    np.testing.assert_allclose(selectors, by_characters(z, experts, gamma), rtol=1e-12, atol=1e-15)
+
+
+@holds(wrong=("logits_not_normalised", "every_expert_is_used"), problem=codes(), seed=seeds)
+def test_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, problem, seed):
+    """q = sum softmax(logits) r; D[t, e, c] = [q > 0] [c = t], C = q D."""
+    experts, z = problem
+    selectors, logits = by_characters(z, experts, 1.0), np.random.default_rng(seed).normal(size=z.shape[:3])
+    weights = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
+    gate = B.dselect_k_gate(selectors, logits)
+    np.testing.assert_allclose(gate, np.sum(weights[..., None] * selectors, axis=2), rtol=1e-12, atol=1e-15)
+    dispatch, combine = B.dselect_k_routing(gate)
+    own = np.eye(TOKENS)[:, None]
+    np.testing.assert_array_equal(dispatch, (gate > 0)[..., None] * own)
+    np.testing.assert_array_equal(combine, gate[..., None] * own)
+
+
+@holds(wrong=("entropy_averaged", "reachability_is_the_lost_mass"), problem=codes())
+def test_losses_are_sums_over_the_tokens_of_a_group(B, problem):
+    """And means over groups. A mass on experts below 1e-6 counts as that."""
+    r = by_characters(problem[1], problem[0], 1.0)
+    np.testing.assert_allclose(B.dselect_k_entropy(r), -np.sum(r * np.log(r + 1e-6)) / GROUPS, rtol=1e-12, atol=1e-15)
+    reachability = np.sum(1 / np.maximum(r.sum(axis=-1), 1e-6)) / GROUPS
+    np.testing.assert_allclose(B.dselect_k_reachability(r), reachability, rtol=1e-12)
+
+
+def routed(params, tokens, **options):
+    config = ROUTERS["dselect_k"].options(tokens=len(tokens), width=tokens.shape[1], **options)
+    return ROUTERS["dselect_k"].route(params, tokens, config)
+
+
+def test_bits():
+    assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_a_code_without_an_expert_has_no_mass():
+    selectors = spec.dselect_k_selectors([[9.0, 9.0]], experts=3)
+    assert selectors.tolist() == [[0.0, 0.0, 0.0]]
+    assert spec.dselect_k_reachability(selectors) == pytest.approx(1e6)
+    assert spec.dselect_k_reachability(selectors + 1e-30j).imag == 0
+    few = spec.dselect_k_selectors([[9.0, 9.0], [0.25, 9.0]], experts=3)
+    assert spec.dselect_k_reachability(few) == pytest.approx(1e6 + 1 / few[1].sum())
+
+
+@pytest.mark.parametrize(("experts", "losses"), [(4, {"selector_entropy"}), (5, {"selector_entropy", "reachability"})])
+def test_reachability_counts_only_where_a_code_has_no_expert(experts, losses):
+    tokens = RANDOM.normal(size=(5, 3))
+    columns = 2 * (code_bits(experts) + 1)
+    output = routed({"bias": np.zeros(columns), "kernel": np.zeros((3, columns))}, tokens, experts=experts)
+    assert set(output.losses) == losses
+    assert {f"{name}_loss" for name in losses} <= set(output.metrics)
+
+
+@pytest.mark.parametrize("gate", ["token", "static"])
+def test_initial_values(gate):
+    config = ROUTERS["dselect_k"].options(
+        width=64, tokens=8, experts=16, choices=4, selector_gate=gate, selector_gamma=2.0
+    )
+    params = ROUTERS["dselect_k"].init(np.random.default_rng(0), config)
+    assert set(params) == ({"bias"} if gate == "static" else {"bias", "kernel"})
+    for array in params.values():
+        assert array.dtype == np.float32
+        assert array.shape[-1] == 4 * 5
+        assert 0.016 < abs(array[..., :16]).max() <= 0.02
+        assert 0.025 < abs(array[..., 16:]).max() <= 0.05

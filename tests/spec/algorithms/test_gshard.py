@@ -1,0 +1,102 @@
+"""GShard's top-2 against Algorithm 1 of its paper, line by line, the random second expert, and renormalised weights."""
+
+import numpy as np
+import pytest
+from properties import holds
+from strategies import logits, seeds, slots
+
+from moespec import spec
+from moespec.spec import ROUTERS, ConfigError
+
+
+def algorithm_1(g, C, rnd, raised_always=True):
+    """GShard, Algorithm 1, as it is printed but for the loss: the weights G and the position of each in its expert.
+
+    raised_always: line 22 as printed; otherwise the count of the second expert rises only if the token gets it, which is
+    what code does that drops the choice before it counts.
+    """
+    S, E = g.shape
+    G, position = np.zeros((S, E)), np.full((S, E), -1)
+    c_E = [0] * E  # line 1
+    for s in range(S):
+        e1, e2 = sorted(range(E), key=lambda e, s=s: -g[s, e])[:2]  # line 5
+        g1, g2 = g[s, e1], g[s, e2]
+        g1 = g1 / (g1 + g2)  # line 6
+        c = c_E[e1]  # line 7
+        if c < C:  # line 8
+            G[s, e1], position[s, e1] = g1, c  # line 9
+        c_E[e1] = c + 1  # line 11
+    for s in range(S):
+        e1, e2 = sorted(range(E), key=lambda e, s=s: -g[s, e])[:2]  # line 15
+        g1, g2 = g[s, e1], g[s, e2]
+        g2 = g2 / (g1 + g2)  # line 16
+        c = c_E[e2]  # line 18
+        if c < C and 2 * g2 > rnd[s]:  # line 19
+            G[s, e2], position[s, e2] = g2, c  # line 20
+        if raised_always or 2 * g2 > rnd[s]:
+            c_E[e2] = c + 1  # line 22
+    return G, position
+
+
+def routed(problem, T, E, factor, **options):
+    """The routing of a random problem, its gates, its draws, and the capacity."""
+    random = np.random.default_rng(problem)
+    tokens, kernel, draws = random.normal(size=(T, 4)), random.normal(size=(4, E)), random.uniform(size=T)
+    config = ROUTERS["gshard"].options(width=4, experts=E, tokens=T, capacity_factor=factor, **options)
+    output = ROUTERS["gshard"].route({"kernel": kernel}, tokens, config, noise=draws, train=True)
+    return output, spec.softmax_affinity(tokens @ kernel), draws, config.capacity()
+
+
+def check(output, gates, capacity, expected):
+    weights, position = expected
+    np.testing.assert_allclose(output.routing.combine.sum(axis=2), weights, rtol=1e-13)
+    np.testing.assert_array_equal(output.routing.dispatch, position[:, :, None] == np.arange(capacity))
+    assert output.losses == {"balance": pytest.approx(0.01 * float(spec.balance_loss(gates)), rel=1e-13)}
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_against_algorithm_1(factor):
+    for problem in range(300):
+        output, gates, draws, capacity = routed(problem, 12, 4, factor)
+        check(output, gates, capacity, algorithm_1(gates, capacity, draws))
+
+
+def test_the_reading_of_mesh_tensorflow():
+    differ = 0
+    for problem in range(300):
+        output, gates, draws, capacity = routed(problem, 12, 4, 1.0, hold_unkept=False)
+        check(output, gates, capacity, algorithm_1(gates, capacity, draws, raised_always=False))
+        held, *_ = routed(problem, 12, 4, 1.0)
+        differ += not np.array_equal(held.routing.combine.sum(axis=2), output.routing.combine.sum(axis=2))
+    assert differ > 100
+
+
+@holds(wrong="selected_not_normalised", problem=slots)
+def test_weights_are_divided_by_the_sum_of_the_chosen(B, problem):
+    """The experts that Token Choice chooses, ties included, whatever the weights are."""
+    weights = B.softmax_affinity(problem.scores[..., ::-1])
+    rank = np.argsort(np.argsort(-problem.scores, axis=2, kind="stable"), axis=2)
+    total = np.where(rank < problem.choices, weights, 0).sum(axis=2, keepdims=True)
+    divided = B.normalize_selected(problem.scores, weights, choices=problem.choices)
+    np.testing.assert_allclose(divided, weights / total, rtol=1e-13)
+
+
+@holds(wrong="second_kept_if_small", logits=logits, seed=seeds)
+def test_the_second_expert_is_kept_by_twice_its_gate(B, logits, seed):
+    """If `2 g2` is above the draw; the first always."""
+    if logits.shape[2] < 2:
+        return
+    gates = B.normalize_selected(B.softmax_affinity(logits), choices=2)
+    draws = np.random.default_rng(seed).uniform(size=logits.shape[:2])
+    keep = B.gshard_keep(gates, draws)
+    assert keep[..., 0].all()
+    np.testing.assert_array_equal(keep[..., 1], 2 * np.sort(gates, axis=2)[..., -2] > draws)
+
+
+def test_defaults_and_errors():
+    router = ROUTERS["gshard"]
+    config = router.options(width=3, experts=4, tokens=6)
+    assert (config.choices, config.normalize_selected, config.balance_weight) == (2, True, 0.01)
+    assert (router.noise(config).shape, router.noise(config).interval) == ((6,), (0.0, 1.0))
+    with pytest.raises(ConfigError, match=r"choices: a token cannot choose 2 of 1 experts"):
+        router.options(width=3, experts=1, tokens=6)

@@ -1,0 +1,180 @@
+"""Hash layers: tables against searches and SciPy, ids against distances, routing and MultiHash against definitions."""
+
+import itertools
+
+import numpy as np
+import pytest
+from properties import holds
+from scipy.cluster.vq import kmeans2
+from scipy.spatial.distance import cdist
+from strategies import one_of, seeds
+
+from moespec import spec
+from moespec.spec.algorithms.token_ids import normalized_patches
+
+SEEDS = range(20)
+GROUPS, T, V, E, D, H = 2, 6, 5, 3, 4, 6
+
+
+def problem(seed, hashes=1):
+    """Tokens, ids, tables, and the parameters of the perceptrons."""
+    random = np.random.default_rng(seed)
+    tokens = random.normal(size=(GROUPS, T, D))
+    ids = random.integers(0, V, (GROUPS, T), dtype=np.int32)
+    tables = random.integers(0, E, (hashes, V), dtype=np.int32)
+    shapes = {"w1": (E, D, H), "b1": (E, H), "w2": (E, H, D), "b2": (E, D)}
+    return tokens, ids, tables, {name: random.normal(size=shape) for name, shape in shapes.items()}
+
+
+# Tables.
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("iterations", [1, 2, 5, 25])
+@pytest.mark.filterwarnings("ignore:One of the clusters is empty")  # which then keeps its centroid there, too
+def test_k_means_is_that_of_scipy(seed, iterations):
+    """The same centroids; SciPy's labels are those before the last update, ours the nearest of what is returned."""
+    random = np.random.default_rng(seed)
+    points = random.standard_normal((60, 3)) + 4 * random.integers(0, 3, (60, 1))
+    start = points[random.choice(60, 5, replace=False)]
+    ours = spec.k_means(points, start, iterations=iterations)
+    theirs, labels = kmeans2(points, start, iter=iterations, minit="matrix", missing="warn")
+    np.testing.assert_allclose(ours.centroids, theirs, atol=1e-12)
+    np.testing.assert_array_equal(ours.clusters, cdist(points, ours.centroids).argmin(axis=1))
+    if iterations == 25:  # settled
+        np.testing.assert_array_equal(ours.clusters, labels)
+
+
+def spread(counts):
+    return max(counts) - min(counts)
+
+
+@pytest.mark.parametrize("clusters", list(itertools.product(range(3), repeat=5))[::7])
+@pytest.mark.parametrize("experts", [2, 3])
+def test_dispersed_table_among_all_tables(clusters, experts):
+    """It is one of the tables, of all that there are, whose clusters and whole are spread as evenly as can be.
+
+    Of those it is the first in the order of the walk: cluster by cluster, id by id, each expert read as how far it is
+    from the one that is next.
+    """
+    walk = sorted(range(5), key=lambda id: (clusters[id], id))
+
+    def even(table):
+        groups = [range(5), *([id for id in range(5) if clusters[id] == c] for c in set(clusters))]
+        return all(spread([[table[id] for id in group].count(e) for e in range(experts)]) <= 1 for group in groups)
+
+    def distance(table):
+        return [(table[id] - n) % experts for n, id in enumerate(walk)]
+
+    best = min((table for table in itertools.product(range(experts), repeat=5) if even(table)), key=distance)
+    assert tuple(spec.hash_table_dispersed(np.array(clusters), experts=experts)) == best
+
+
+@holds(wrong="balanced_in_order", seed=seeds)
+def test_a_balanced_table_is_nearly_even(B, seed):
+    """The largest load is at most the mean and the largest frequency, and at most 4/3 of the smallest possible one; ids of
+    distinct frequency may come in any order."""
+    random = np.random.default_rng(seed)
+    frequencies = random.permutation(19)[:8] + 1.0
+    table = B.hash_table_balanced(frequencies, experts=E)
+    loads = np.bincount(table, weights=frequencies, minlength=E)
+    assert loads.max() <= frequencies.mean() * 8 / E + frequencies.max()
+    every = np.array(np.meshgrid(*[range(E)] * 8)).reshape(8, -1).T
+    worst = np.max([(every == e) @ frequencies for e in range(E)], axis=0)
+    assert loads.max() <= 4 / 3 * worst.min() + 1e-9
+    order = random.permutation(8)
+    np.testing.assert_array_equal(B.hash_table_balanced(frequencies[order], experts=E), table[order])
+
+
+def test_random_table():
+    table = spec.hash_table_random(np.random.default_rng(0).random(9000), experts=3)
+    assert np.bincount(table).tolist() == pytest.approx([3000] * 3, rel=0.05)
+    assert spec.hash_table_random([np.nextafter(1, 0)], experts=7).tolist() == [6]
+
+
+# Ids.
+
+
+@holds(wrong="codes_of_raw_pixels", seed=seeds)
+def test_a_code_is_that_of_the_nearest_codeword(B, seed):
+    """Of patches with mean 0 and variance 1: codes of `a x + b` are those of x."""
+    random = np.random.default_rng(seed)
+    patches, codebook = random.normal(size=(GROUPS, T, 8)), random.normal(size=(V, 8))
+    standard = (patches - patches.mean(axis=2, keepdims=True)) / np.sqrt(patches.var(axis=2, keepdims=True) + 1e-6)
+    for images in (patches, 3 * patches - 2):
+        codes = [cdist(group, codebook).argmin(axis=1) for group in standard]
+        np.testing.assert_array_equal(B.patch_codes(images, codebook), codes)
+    np.testing.assert_allclose(normalized_patches(patches[0]), standard[0])
+
+
+@holds(wrong=("pairs_the_other_way", "places_from_one"), seed=seeds)
+def test_ids_of_places_and_of_pairs(B, seed):
+    """Places count from 0 in each group; the previous ids are shifted by one, from 0; a pair tells both ids."""
+    tokens, ids, *_ = problem(seed)
+    np.testing.assert_array_equal(B.position_ids(tokens), [np.arange(T)] * GROUPS)
+    previous = B.previous_ids(ids)
+    np.testing.assert_array_equal(previous, np.pad(ids, ((0, 0), (1, 0)))[:, :-1])
+    pairs = B.pair_ids(previous, ids, vocabulary=V)
+    np.testing.assert_array_equal(pairs, previous.astype(int) * V + ids)
+
+
+# Routing and MultiHash.
+
+
+@holds(wrong=("hash_by_remainder", "hash_with_a_capacity"), seed=seeds, capacity=one_of(None, 1, 3))
+def test_an_expert_has_the_first_tokens_whose_ids_are_its_own(B, seed, capacity):
+    """Each in the next slot, of weight 1; without a capacity there is room for all."""
+    _, ids, (table,), _ = problem(seed)
+    dispatch, combine = B.hash_routing(ids, table, experts=E, capacity=capacity)
+    asked = table[ids][..., None] == np.arange(E)
+    place = np.cumsum(asked, axis=1) - 1
+    expected = asked[..., None] & (place[..., None] == np.arange(capacity or T))
+    np.testing.assert_array_equal(dispatch, expected)
+    np.testing.assert_array_equal(combine, expected)
+
+
+@holds(wrong="segments_without_biases", seed=seeds, hashes=one_of(1, 2))
+def test_multi_hash_segment_by_segment(B, seed, hashes):
+    """Hidden unit j and output j are those of the expert of the hash of their segment."""
+    x, ids, tables, params = problem(seed, hashes)
+    expected = np.zeros(x.shape)
+    for place in np.ndindex(ids.shape):
+        expert = tables[:, ids[place]]
+        hidden, out = np.repeat(expert, H // hashes), np.repeat(expert, D // hashes)
+        u = [max(0.0, x[place] @ params["w1"][e, :, j] + params["b1"][e, j]) for j, e in enumerate(hidden)]
+        expected[place] = [np.dot(u, params["w2"][e, :, j]) + params["b2"][e, j] for j, e in enumerate(out)]
+    np.testing.assert_allclose(B.multi_hash_mlp(x, ids, tables, params), expected, atol=1e-12)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("far", [1e8, 1e12])
+def test_k_means_tells_points_apart_far_from_zero(far):
+    """The squares of the points cancel there; centring alone would not help in a line with a point at 0."""
+    points = np.array([[0.0], [far], [far + 1]])
+    assert spec.k_means(points, points).clusters.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ([[0.0, np.nan]], r"tables: every value must be finite, but the value at \(0, 1\) is nan"),
+        ([[0.0, 1.9]], r"tables: expected whole numbers, but the value at \(0, 1\) is 1.9"),
+        ([[0.0, -1.0]], "tables: expected integers of at least 0"),
+        ([[0.0, 1e300]], r"tables: expected whole numbers, but the value at \(0, 1\) is 1e\+300"),
+    ],
+)
+def test_tables_hold_whole_numbers(tables, words):
+    with pytest.raises(spec.ContractError, match=words):
+        spec.hash_table_of(tables)
+    assert spec.hash_table_of([[0, 1]]).tolist() == spec.hash_table_of([[0.0, 1.0]]).tolist() == [0, 1]
+
+
+def test_pairs_beyond_64_bits_are_an_error():
+    for first in (2**61, 2**62):
+        with pytest.raises(spec.ContractError, match=f"first: {first} times vocabulary=4"):
+            spec.pair_ids([first], [0], vocabulary=4)
+    assert spec.pair_ids([2**61 - 1], [3], vocabulary=4).tolist() == [2**63 - 1]
+    with pytest.raises(spec.ContractError, match="first: expected integers of at least 0"):
+        spec.pair_ids(np.array([2**64 - 1], np.uint64), [1], vocabulary=1)

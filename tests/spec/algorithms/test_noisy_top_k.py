@@ -1,0 +1,88 @@
+"""Noisy top-k gating by its definition, where scales vanish, and the initial parameters of the router."""
+
+import numpy as np
+import pytest
+from properties import holds
+from scipy.stats import norm
+from strategies import logits, seeds, slots, spread_slots
+
+from moespec.spec import ROUTERS, noisy_top_k_load_loss, noisy_top_k_logits
+from moespec.spec.examples import LOGITS
+
+SCALES = np.array([[0.0, 1, -1], [2, 0, 0.5], [-2, 1, 0], [0, 0, 0], [1, -1, 3], [0.5, 0.5, 0.5]])
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@holds(wrong="noise_scale_not_positive", logits=logits, seed=seeds)
+def test_the_scale_is_a_softplus(B, logits, seed):
+    noise, scales = draw(seed, 2, *logits.shape)
+    noisy = B.noisy_top_k_logits(logits, scales, noise)
+    np.testing.assert_allclose(noisy, logits + noise * np.log1p(np.exp(scales)), rtol=1e-12, atol=1e-13)
+    np.testing.assert_array_equal(B.noisy_top_k_logits(logits, scales, np.zeros(logits.shape)), logits)
+
+
+def test_the_scale_neither_overflows_nor_is_cut():
+    scales = np.array([[-700.0, -1.0, 0.0, 1.0, 30.0, 800.0]])
+    noisy = noisy_top_k_logits(np.zeros((1, 6)), scales, np.ones((1, 6)))
+    expected = [[np.exp(-700.0), np.log1p(np.exp(-1.0)), np.log(2), np.log1p(np.e), 30 + np.exp(-30.0), 800]]
+    np.testing.assert_allclose(noisy, expected, rtol=1e-14)
+    np.testing.assert_array_equal(noisy_top_k_logits(LOGITS, SCALES, None), LOGITS)
+
+
+@holds(wrong=("softmax_before_the_choice", "gates_to_the_higher"), problem=slots)
+def test_the_gates_are_the_softmax_of_the_best_logits(B, problem):
+    """Of K, the lower expert first among equals."""
+    order = np.argsort(-problem.scores, axis=2, kind="stable")
+    powers = np.where(np.argsort(order, axis=2) < problem.choices, np.exp(problem.scores), 0)
+    gates = B.noisy_top_k_affinity(problem.scores, choices=problem.choices)
+    np.testing.assert_allclose(gates, powers / powers.sum(axis=2, keepdims=True), rtol=1e-13)
+
+
+def probabilities(clean, scales, noisy, choices):
+    """The probability that an expert stays among the chosen, expert by expert of (..., experts)."""
+    stay = np.empty(clean.shape)
+    for *t, e in np.ndindex(clean.shape):
+        row, place = noisy[tuple(t)], (*t, e)
+        threshold = sorted((row[i] for i in range(len(row)) if i != e), reverse=True)[choices - 1]
+        stay[place] = norm.cdf((clean[place] - threshold) / np.log1p(np.exp(scales[place])))
+    return stay
+
+
+@holds(wrong=("noisy_load_unbiased", "noisy_threshold_with_the_expert", "noisy_load_of_all_groups"),
+       problem=spread_slots, seed=seeds)  # fmt: skip
+def test_the_load_is_that_of_the_probabilities(B, problem, seed):
+    if problem.experts == problem.choices:
+        return
+    scales, noise = draw(seed, 2, *problem.scores.shape)
+    noisy = B.noisy_top_k_logits(problem.scores, scales, noise)
+    load = probabilities(problem.scores, scales, noisy, problem.choices).sum(axis=1)
+    loss = B.noisy_top_k_load_loss(problem.scores, scales, noisy, choices=problem.choices)
+    np.testing.assert_allclose(loss, np.mean((load.std(axis=1) / load.mean(axis=1)) ** 2), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("low", [-50.0, -300.0, -800.0])
+def test_where_the_scale_vanishes_the_load_counts(low):
+    """1 above the threshold, 0 below and 1/2 at it, also where the softplus is 0; with no gradient, not even there."""
+    clean = np.array([[0.0, 1.0, 2.0], [1.0, 3.0, 1.0], [0.5, 0.0, 0.5]])
+    load = np.array([0 + 0 + 0.5, 0 + 1 + 0, 1 + 0 + 0.5])
+    expected = (np.std(load) / np.mean(load)) ** 2
+    scales = np.full(clean.shape, low)
+    assert noisy_top_k_load_loss(clean, scales, clean, choices=1) == pytest.approx(expected, rel=1e-15)
+    steps = 1e-30j * draw(6, 3, *clean.shape)
+    for moved in np.eye(3)[:, :, None, None] * steps:  # each argument alone
+        stepped = [array + step for array, step in zip((clean, scales, clean), moved, strict=True)]
+        assert noisy_top_k_load_loss(*stepped, choices=1).imag == 0
+
+
+def test_initial_parameters_are_zero():
+    config = ROUTERS["noisy_top_k"].options(width=3, experts=4, tokens=6)
+    params = ROUTERS["noisy_top_k"].init(np.random.default_rng(0), config)
+    assert {name: (value.shape, value.dtype) for name, value in params.items()} == dict.fromkeys(
+        ("kernel", "noise_kernel"), ((3, 4), np.float32)
+    )
+    assert not any(value.any() for value in params.values())
+    noise = ROUTERS["noisy_top_k"].noise(config)
+    assert (noise.shape, noise.interval) == ((6, 4), None)

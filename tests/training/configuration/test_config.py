@@ -1,0 +1,296 @@
+"""Configurations: every field in TOML and on the command line, the command line wins, and mistakes are named."""
+
+import ast
+import math
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moespec.models import vit
+from moespec.models.mixer import MixerConfig
+from moespec.models.sparse_mlp import SparseMlpConfig
+from moespec.models.vit import VitConfig
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.configfile import digits, dump, read
+from moespec.training.configuration.modelconfig import SHORT
+from moespec.training.configuration.option_constraints import unconcerned
+from moespec.training.data.datasets import load
+from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
+
+
+def names(kind: type) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
+    """The configuration that `moespec train` with these arguments would run."""
+    seen: list[Config] = []
+    from moespec.training import commands
+
+    monkeypatch.setattr(commands, "train_command", lambda config, **options: seen.append(config))
+    assert cli.main(["train", *arguments]) == 0
+    return seen[0]
+
+
+def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moespec.training import commands
+
+    seen: list[Path] = []
+    monkeypatch.setattr(commands, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
+    for arguments in ((), ("--router", "switch"), ("--model", "mixer_tiny")):
+        assert cli.main(["train", "--backend", "numpy", *arguments]) == 0
+    assert list(map(str, seen)) == [
+        "runs/digits-soft_moe-numpy",
+        "runs/digits-switch-numpy",
+        "runs/digits-mixer_tiny-numpy",
+    ]
+
+
+FAMILIES = [("vit_s16", VitConfig), ("mixer_b16", MixerConfig), ("sparse_mlp_b", SparseMlpConfig)]
+
+
+@pytest.mark.parametrize(("name", "kind"), FAMILIES)
+def test_the_section_of_a_model_has_the_fields_of_its_family_and_no_others(name: str, kind: type) -> None:
+    more = {"name", "group_images_sparse"} if kind is VitConfig else {"name"}
+    assert names(type(ModelConfig(name))) == names(kind) | more
+    assert type(model_config(ModelConfig(name))) is kind
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_the_options_of_a_router_are_those_that_no_model_decides(router: str) -> None:
+    section = ModelConfig(router=router).router_options
+    assert names(type(section)) == names(ROUTERS[router].Options) - {"width", "experts", "tokens", "ids", "images"}
+    chosen = model_config(ModelConfig(router=router, experts=2))
+    assert isinstance(chosen, VitConfig)
+    plain = vit.router_config(replace(chosen, router_options={}))
+    assert vit.router_config(chosen) == plain, "the defaults of the section are those of the router"
+
+
+def test_a_change_of_the_router_changes_the_options() -> None:
+    first = ModelConfig(router="softmax_token_choice", router_options={"capacity_factor": 2.0})
+    second = first.but(router="softmax_expert_choice")
+    assert replace(first, router="softmax_expert_choice") == second
+    assert names(type(second.router_options)) != names(type(first.router_options))
+    assert asdict(second.router_options)["capacity_factor"] == 2.0
+    with pytest.raises(ConfigError, match=r"model\.router_options\.capacity_factor=2\.0: dselect_k does not have"):
+        first.but(router="dselect_k")
+
+
+def test_a_change_of_the_model_keeps_what_is_set() -> None:
+    first = ModelConfig(depth=3, classes=7)
+    assert first.but(name="mixer_b16") == ModelConfig("mixer_b16", depth=3, classes=7)
+    with pytest.raises(ConfigError, match=r"model\.heads=2: mixer_b16 does not have this option; it has name, width, "):
+        first.but(heads=2).but(name="mixer_b16")
+
+
+WRONG_OPTIONS = [
+    ("soft_moe", "choices", "7", r"=7: soft_moe does not have this option; it has capacity_factor, rounding, "),
+    ("switch", "jitter", "-1", "=-1(.0)?: expected a finite number of at least 0"),
+    ("softmax_token_choice", "load_weight", "nan", "=nan: expected a finite number of at least 0"),
+    ("softmax_token_choice", "choices", "0", "=0: expected an integer of at least 1"),
+    ("softmax_token_choice", "multiple_of", "1.5", r"='?1\.5'?: expected an integer"),
+    ("softmax_token_choice", "batch_priority", "mean", "='mean': expected one of 'none', 'max', 'sum'"),
+    ("soft_moe", "normalize", "3", "='?3'?: expected True or False"),
+]
+
+
+@pytest.mark.parametrize(("router", "name", "value", "message"), WRONG_OPTIONS)
+def test_wrong_options(tmp_path: Path, said: Any, router: str, name: str, value: str, message: str) -> None:
+    """In Python, in a TOML file and on the command line: before anything is loaded or written, in one line."""
+    message = rf"model\.router_options\.{name}{message}"
+    text = f"'{value}'" if value.isalpha() and value != "nan" else value
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(router=router, router_options={name: {"nan": math.nan}.get(value) or ast.literal_eval(text)})
+    file = tmp_path / "wrong.toml"
+    file.write_text(f"[model]\nrouter = '{router}'\n[model.router_options]\n{name} = {text}")
+    with pytest.raises(ConfigError, match=rf"wrong\.toml: {message}"):
+        read(file)
+    flag = f"--model.router-options.{name.replace('_', '-')}"
+    for flags in ([flag, value], [f"{flag}={value}"]):
+        given = ["train", "--data", "idx", "--data.path", "/nowhere", "--run", str(tmp_path / "run")]
+        shown = said([*given, "--router", router, *flags], 2)
+        assert re.fullmatch(rf"moespec: {message}.*\n", shown), shown
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_router_of_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file sets is taken over; options in a file that names no router are those of this one."""
+    file = tmp_path / "c.toml"
+    file.write_text("[model]\nrouter = 'softmax_token_choice'\n[model.router_options]\nchoices = 2\nrounding = 'round'")
+    config = parse(monkeypatch, "--config", str(file), "--model.router-options.choices", "3")
+    assert asdict(config.model.router_options)["choices"] == 3
+    assert asdict(config.model.router_options)["rounding"] == "round"
+    config = parse(monkeypatch, "--config", str(file), "--router=sinkhorn_token_choice")
+    assert config.model.router == "sinkhorn_token_choice"
+    assert asdict(config.model.router_options)["choices"] == 2
+    assert asdict(config.model.router_options)["importance_weight"] == 0.0, "a default of the other router is not taken"
+    assert cli.main(["train", "--config", str(file), "--router", "soft_moe"]) == 2
+    file.write_text("[model.router_options]\nchoices = 2")
+    config = parse(monkeypatch, "--config", str(file), "--router", "softmax_token_choice")
+    assert asdict(config.model.router_options)["choices"] == 2
+
+
+def test_toml_round_trip(tmp_path: Path) -> None:
+    config = replace(Config(), backend="torch", schedule=ScheduleConfig(name="rsqrt", cooldown=5, timescale=7.5))
+    config = replace(config, training=TrainingConfig(epochs=2.0), model=ModelConfig(qk_norm=True, depth=3))
+    options = {"batch_priority": "none", "choices": 2, "eval_capacity_factor": 2.0}
+    config = replace(config, model=replace(config.model, router="softmax_token_choice", router_options=options))
+    (tmp_path / "c.toml").write_text(dump(config))
+    assert read(tmp_path / "c.toml") == config
+    text = dump(replace(config, optimizer=replace(config.optimizer, momentum_dtype=None)))
+    (tmp_path / "c.toml").write_text(f"{text}\n[evaluation.x]\ncapacity_factor = 'none'")
+    assert read(tmp_path / "c.toml").evaluation["x"].capacity_factor is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)]
+)
+def test_a_resolved_configuration_is_read_as_it_was_written(tmp_path: Path, name: str, kind: type) -> None:
+    resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
+    assert isinstance(model_config(resolved.model), kind)
+    (tmp_path / "c.toml").write_text(dump(resolved))
+    assert resolve(read(tmp_path / "c.toml"), load("digits"), "jax") == resolved
+    assert model_config(resolved.model).image_size == 8
+
+
+def test_the_command_line_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.toml").write_text("[training]\nsteps = 7\nbatch = 16\n[model]\nrouter = 'sinkhorn_expert_choice'")
+    words = ("--training.steps", "9", "--config", str(tmp_path / "c.toml"), "--optimizer.clip", "None")
+    config = parse(monkeypatch, *words)
+    assert (config.training.steps, config.training.batch) == (9, 16)
+    assert config.model.router == "sinkhorn_expert_choice"
+    assert config.optimizer.clip is None
+    assert parse(monkeypatch) == digits()
+    assert parse(monkeypatch, "--router", "softmax_token_choice").model.router == "softmax_token_choice"
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
+    """The options, by dotted name, that the help of a command line shows."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, "--help"])
+    assert end.value.code == 0
+    flags = re.findall(r"^[│ ] (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
+    words = {word[2:] for flag in flags for word in re.findall(r"--[a-z][\w.-]*", flag)}
+    return {word.replace("-", "_") for word in words if ".no-" not in word}
+
+
+def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown, every = help_of(capsys, "train"), set(configfile.flat(asdict(Config())))
+    hidden = unconcerned(digits())
+    assert {"moco", "lit", "text"} < hidden
+    assert every - shown == {name for name in every if {name, name.partition(".")[0]} & hidden}
+    for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
+        found = help_of(capsys, "train", *flags)
+        assert len(found - set(SHORT)) <= 99, flags
+        assert found <= shown or flags
+    assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
+    assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
+    assert "data.cache" in help_of(capsys, "study", "--data", "folder") - shown
+    assert "schedule.timescale" in help_of(capsys, "plan", "--schedule.name", "rsqrt") - shown
+    assert "optimizer.nesterov" in help_of(capsys, "train", "--optimizer.name", "sgd") - shown
+    for router in ("hash", "dselect_k"):
+        options = {f"model.router_options.{name}" for name in names(type(ModelConfig(router=router).router_options))}
+        found = help_of(capsys, "train", "--router", router)
+        assert {name for name in found if name.startswith("model.router_options.")} == options
+        assert ("model.codes" in found) == (router == "hash")
+
+
+def test_a_model_of_larger_images_than_the_data_set_has() -> None:
+    with pytest.raises(ConfigError, match=r"model\.image_size=16: the data set 'digits' has 8"):
+        resolve(replace(Config(), model=ModelConfig(image_size=16)), load("digits"), "jax")
+
+
+@pytest.mark.parametrize(("name", "option"), [("mixer_tiny", "={'choices': 2}"), ("sparse_mlp_tiny", r"\.choices=2")])
+def test_options_that_a_model_does_not_leave_open(name: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.router_options{option}: .* does not have this option"):
+        ModelConfig(name=name, router_options={"choices": 2})
+
+
+def test_schedule() -> None:
+    rate = schedule(replace(Config(), schedule=ScheduleConfig(name="linear", peak=1.0, warmup=2, end=0.5)))
+    assert [rate(0), rate(1), rate(2)] == [0.0, 0.5, 1.0]
+
+
+def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name == "torch" else None)
+    monkeypatch.delenv("MOESPEC_BACKEND", raising=False)
+    assert choose_backend("torch") == ("torch", "")
+    assert choose_backend("auto") == ("torch", "the only framework installed")
+    with pytest.raises(ConfigError, match=r"backend='jax'.*pip install 'moespec\[jax\]'"):
+        choose_backend("jax")
+    monkeypatch.setenv("MOESPEC_BACKEND", "numpy")
+    assert choose_backend("auto") == ("numpy", "MOESPEC_BACKEND")
+    assert choose_backend("torch") == ("torch", "")
+
+
+SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
+"""What takes longer to import than all that the help needs."""
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("from moespec.training import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
+        ("from moespec.training import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec.training import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
+        ("import moespec.spec", SLOW),
+        ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
+        ("import moespec.training.commands", "jax torch matplotlib"),
+    ],
+    ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
+)  # fmt: skip
+def test_what_is_not_used_is_not_imported(program: str, absent: str) -> None:
+    program += f"\nimport sys; sys.exit(not set({absent.split()}).isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_a_file_says_how_it_is_written(tmp_path: Path) -> None:
+    text = dump(Config())
+    assert tomllib.loads(text)["format"] == 2
+    assert set(tomllib.loads(text)["model"]["router_options"]) <= names(type(Config().model.router_options))
+    (tmp_path / "c.toml").write_text(text.replace("format = 2", "format = 3"))
+    with pytest.raises(ConfigError, match=r"c\.toml: format=3: expected 2"):
+        read(tmp_path / "c.toml")
+
+
+def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> None:
+    """Which a file of version 0.1, without a format, has; see `test_old_runs`."""
+    old = (Path(__file__).parents[1] / "runs_0_1/jax_soft_moe/config.toml").read_text()
+    (tmp_path / "c.toml").write_text(old)
+    assert read(tmp_path / "c.toml").model.router_options == ModelConfig(router="soft_moe").router_options
+    (tmp_path / "c.toml").write_text(f"format = 2\n{old}")
+    with pytest.raises(ConfigError, match=r"model\.router_options\.choices=1: soft_moe does not have this option"):
+        read(tmp_path / "c.toml")
+
+
+def test_a_file_of_a_model_without_a_router_may_have_a_table_of_no_options(tmp_path: Path) -> None:
+    """Which runs wrote when every model had that table."""
+    (tmp_path / "c.toml").write_text("format = 2\n[model]\nname = 'mixer_tiny'\ndepth = 3\n[model.router_options]\n")
+    assert read(tmp_path / "c.toml").model == ModelConfig("mixer_tiny", depth=3)
+
+
+def test_list(said: Any) -> None:
+    shown = said(["list"])
+    for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
+        assert name in shown
+    shown = said(["list", "routers"])
+    for router in ROUTERS.values():
+        facts = (router.name, router.source, ", ".join(router.models), router.balances, router.cost, router.drops)
+        assert all(fact in shown for fact in facts)
+
+
+def test_nothing_travels_where_experts_are_not_split():
+    with pytest.raises(ConfigError, match=r"^mesh\.transport='bfloat16': nothing travels with mesh\.expert=1"):
+        MeshConfig(transport="bfloat16")
+    assert MeshConfig(expert=2, transport="bfloat16").axes == {"data": None, "fsdp": 1, "expert": 2}

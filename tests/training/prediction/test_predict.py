@@ -1,0 +1,213 @@
+"""Predictions for a folder of pictures, and the walk-through of docs/photos.md at a small size."""
+
+import base64
+import csv
+import io
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from of_models import drawn, images_for
+from PIL import Image
+
+from moespec.models import sparse_mlp, vit
+from moespec.training import cli, interop
+from moespec.training.commands import load_run
+from moespec.training.data.pictures import read_image
+from moespec.training.inspection.inspect_run import alone
+from moespec.training.loop.resolve import load_backend, model_config
+from moespec.training.prediction.predict import Prediction, make_shares, table
+from moespec.training.reports.templates import render
+from moespec.training.weights.files import write_safetensors
+from moespec.training.weights.formats import PT
+
+PAGE = (Path(__file__).parents[3] / "docs" / "photos.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`photos` of two classes, and `new`, in which a name is a formula, one is HTML and two files are broken."""
+    root = tmp_path_factory.mktemp("pictures")
+    names = [f"photos/{'<b>bright' if seed % 2 else '=dark'}/{seed}.jpg" for seed in range(16)]
+    for seed, name in enumerate([*names, "new/=1+1.png", "new/below/<b>x.jpg", "new/below/further/c.jpg"]):
+        pixels = np.random.default_rng(seed).integers(0, 160, (24, 36, 3), np.uint8) + np.uint8(90 * (seed % 2))
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+    (root / "new/short.jpg").write_bytes((root / "new/below/further/c.jpg").read_bytes()[:700])
+    for name in ("empty.png", ".hidden.jpg", "notes.txt"):
+        (root / "new" / name).touch()
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(runs, folder: Path) -> Path:  # type: ignore[no-untyped-def]
+    """A run whose routers take four images together in training."""
+    pytest.importorskip("torch")
+    flags = (*runs.flags, "--model.image-size", "16", "--router", "softmax_expert_choice", "--model.group-images", "4")
+    data = ("--data", "folder", "--data.path", str(folder / "photos"), "--data.resize", "20", "--data.mean", "0.4")
+    path = str(folder / "run")
+    assert cli.main(["train", "--backend", "torch", *flags, *data, "--run", path]) == 0
+    return folder / "run"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """By the model alone on what training would read; whatever else is in the folder, and however many are broken."""
+    monkeypatch.setattr("moespec.training.prediction.predict.BATCH", 2)  # so that the third batch is filled up
+    out = tmp_path / "new.csv"
+    shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
+    assert shown.startswith(
+        f"{folder}/new: left out: hidden 1 (.hidden.jpg), .txt 1 (notes.txt)\n{folder}/new: 3 pictures"
+    )
+    assert re.search(r"2 of 5 pictures cannot be read .*\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    rows = rows_of(out)
+    names = ["=1+1.png", "below/<b>x.jpg", "below/further/c.jpg"]
+    assert [row["image"] for row in rows] == ["'=1+1.png", *names[1:]]
+    assert {row[f"class_{rank}"] for row in rows for rank in "12"} == {"<b>bright", "'=dark"}
+    loaded = load_run(run, "numpy")
+    model = vit.regrouped(model_config(loaded.config.model), 1)
+    for name, row in zip(names, rows, strict=True):
+        image = loaded.dataset.normalize(read_image(folder / "new" / name, 16, resize=20))
+        output = vit.forward(loaded.backend, model, loaded.params, image[None])
+        likely = np.exp(output.logits[0]) / np.exp(output.logits[0]).sum()
+        best = int(likely.argmax())
+        assert row["class_1"].lstrip("'") == loaded.dataset.classes[best]
+        assert float(row["probability_1"]) == pytest.approx(likely[best], abs=2e-6)
+        assert float(row["probability_2"]) == pytest.approx(1 - likely[best], abs=2e-6)
+        weights = output.routings[0].dense().combine[0].sum(axis=(0, 2))
+        assert int(row["block_1_expert"]) == weights.argmax()
+        assert float(row["block_1_share"]) == pytest.approx(weights.max() / weights.sum(), abs=2e-6)
+    said(["predict", str(run), str(folder / "new/below/<b>x.jpg"), "--csv", str(out), "--top", "1"])
+    (row,) = rows_of(out)
+    assert (row["image"], row["class_1"]) == ("<b>x.jpg", rows[1]["class_1"])
+    assert float(row["block_1_share"]) == pytest.approx(float(rows[1]["block_1_share"]), abs=1e-5), "also by torch"
+    assert "class_2" not in row
+    shutil.copy(folder / "new/=1+1.png", tmp_path / "a\nb.png")
+    assert "\na\\nb.png  " in said(["predict", str(run), str(tmp_path / "a\nb.png")])
+
+
+def test_images_of_sparse_mlp_are_alone_in_a_batch() -> None:
+    """Whose groups are whole batches otherwise."""
+    model, B = alone(sparse_mlp.named("sparse_mlp_tiny")), load_backend("numpy")
+    params, images = drawn(sparse_mlp.init(model, 0)), images_for(model, 3)
+    together, shares = make_shares(B, model)(params, images)
+    for row, (logits, own) in enumerate(make_shares(B, model)(params, images[row : row + 1]) for row in range(3)):
+        np.testing.assert_allclose(together[row], logits[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose([share[row] for share in shares], [share[0] for share in own], rtol=1e-5)
+
+
+def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    said(["predict", str(run), str(folder / "new"), "--html", str(tmp_path / "new.html")])
+    page = (tmp_path / "new.html").read_text()
+    pictures = [base64.b64decode(each) for each in re.findall(r'src="data:image/jpeg;base64,([^"]*)"', page)]
+    assert [Image.open(io.BytesIO(each)).size for each in pictures] == [(36, 24)] * 3
+    shares = [*map(float, re.findall(r'<figcaption>\s*<div[^>]*><span>.*?</span> <meter value="(.*?)"', page))]
+    assert len(shares) == 3
+    assert shares == sorted(shares)
+    assert "<title>new as read by run</title>" in page
+    assert "&lt;b&gt;bright" in page
+    assert "<b>" not in page
+    assert "short.jpg" in page.split("Not read")[1]
+    assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
+
+
+def test_a_terminal_shows_few_lines_of_many_pictures() -> None:
+    many = [Prediction(f"{n}.jpg", [("cat", n / 100)], {"1": np.array([0.25, 0.75])}) for n in range(99, 0, -1)]
+    title, heads, *rows = table(many)
+    assert title == "the 20 least certain:"
+    assert heads.split("  ")[-1] == "experts of block 1"
+    assert [row.split()[0] for row in rows] == [f"{n}.jpg" for n in range(1, 21)]
+    assert rows[0].endswith("cat 0.010  1 (75 %), 0 (25 %)")
+    assert len(table([one._replace(experts={}) for one in many[:20]])) == 21
+
+
+def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ignore[no-untyped-def]
+    run: Path, folder: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare, new = tmp_path / "bare", str(folder / "new")  # without checkpoints
+    bare.mkdir()
+    text = (run / "config.toml").read_text()
+    (bare / "config.toml").write_text(text)
+    (tmp_path / "none").mkdir()
+    monkeypatch.setattr("moespec.training.prediction.predict.GALLERY", 4)
+    for words, message in (
+        ([str(tmp_path), new], "there is no run, no config.toml in it"),
+        ([str(bare), str(tmp_path / "absent")], "absent': there is no such file or folder"),
+        ([str(bare), str(tmp_path / "none")], "none': no pictures in it"),
+        ([str(bare), new, "--top", "0"], "top=0: expected an integer >= 1"),
+        ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
+        ([str(bare), new, "--html", str(tmp_path)], "is a folder"),
+        ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
+        ([str(bare), new, "--html", f"{run}/report.html"], f"is a file of the run '{run}'"),
+        ([str(bare), new, "--html", str(tmp_path / "x.html")], "5 pictures, a page has at most 4"),
+    ):
+        assert message in (error := said(["predict", *words], 2))
+        assert error.count("\n") == 1
+    (bare / "config.toml").write_text(re.sub(r"^classes = 2$", "classes = 0", text, flags=re.MULTILINE))
+    assert "has no head, so no classes (objective='classification')" in said(["predict", str(bare), new], 2)
+    shutil.copytree(folder / "new", tmp_path / "broken", ignore=shutil.ignore_patterns("below", "=*"))
+    assert "none of 2 pictures can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
+    assert said(["predict", str(run), f"{new}/notes.txt"], 2).count("notes.txt") == 1
+
+
+def test_evaluate_on_a_folder_that_has_val_alone(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(folder / "photos", tmp_path / "other" / "val")
+    shown = said(["evaluate", str(run), "--data.path", str(tmp_path / "other")])
+    assert re.search(r"data other\naccuracy [\d.]+ \(\d+ of 16\)", shown)
+
+
+def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    words = ["inspect", str(run), "--out", str(tmp_path / "x.png"), "--image"]
+    shown = said([*words, str(folder / "new")])
+    assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
+    assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
+    assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
+    picture = f"{folder}/new/=1+1.png"
+    assert "replaced" in said(["inspect", str(run), "--image", picture, "--out", picture], 2)
+    assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
+
+
+SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 32, "mlp_ratio": 2}
+"""The arguments of a small model of timm, in place of those of the page's."""
+FEWER = {"--model.image-size": "16", "--training.steps": "3", "--training.batch": "4"}
+
+
+def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said) -> None:  # type: ignore[no-untyped-def]
+    """The page's commands and its Python, with fewer and smaller things; onnxruntime says what predict does.
+
+    It takes seconds to make the program.
+    """
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOESPEC_BACKEND", "torch")  # which compiles nothing for three steps
+    shutil.copytree(folder / "photos", "photos")
+    shutil.copytree(folder / "new", "new")
+    described = {"architecture": "vit_small_patch14_dinov2", "num_classes": 0, "model_args": SMALL}
+    config = interop.config_from_timm(interop.timm_arguments(described))
+    Path("encoder").mkdir()
+    Path("encoder/config.json").write_text(json.dumps(described))
+    write_safetensors(Path("encoder/model.safetensors"), interop.to_timm(drawn(vit.init(config, 0)), config), PT)
+    commands = re.findall(r"^\$ moespec (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export", "train"]
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        words = [FEWER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+        shown = said(words)
+        assert "upcycled: " in shown or words[0] != "finetune"
+    (block,) = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+    found: dict[str, object] = {}
+    exec(block, found)
+    rows = rows_of(Path("predictions.csv"))
+    assert found["labels"] == {row["image"].lstrip("'"): row["class_1"].lstrip("'") for row in rows}
+
+
+def test_a_page_shows_controls_as_text(tmp_path: Path) -> None:
+    (tmp_path / "x.jinja").write_text("{{ text }} {{ text | breakable }}")
+    assert render("x.jinja", tmp_path, text="<\x1b\u202e\udcff") == " ".join(["&lt;\\x1b\\u202e\\udcff"] * 2)

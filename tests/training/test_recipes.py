@@ -1,0 +1,147 @@
+"""The recipes of the package: each is read, resolves to a model that trains, and has the paper's number of parameters."""
+
+import re
+import tomllib
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models import families
+from moespec.models.pytrees import flatten, nested
+from moespec.spec.routers import ROUTERS
+from moespec.training import cli
+from moespec.training.commandline.chosen import chosen
+from moespec.training.commandline.parsing import parse
+from moespec.training.configuration import configfile
+from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+from moespec.training.data.captions import captions_of
+from moespec.training.data.dataset import Dataset, Split
+from moespec.training.data.options import DataConfig
+from moespec.training.loop.resolve import model_config, resolve
+from moespec.training.objectives.table import objective_of, shapes_of
+from moespec.training.study.entries import entries
+
+jax = pytest.importorskip("jax")
+
+LARGE = sorted(set(configfile.recipes()) - {"digits", "fashion_mnist"})
+"""Those for pictures."""
+SOURCES = tomllib.loads((Path(__file__).parent / "recipe_sources.toml").read_text())["source"]
+FOLLOWING = [name for name in LARGE if not name.startswith("sparse_mlp")]
+"""Those whose source is public code, of which `recipe_sources.toml` has every line."""
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine for the largest of them, of 27 billion parameters."""
+    monkeypatch.setattr("moespec.models.memory.of_machine", lambda: 2**38)
+
+
+def read(name: str, *options: str) -> Config:
+    """The recipe with options of the command line, resolved for made-up data of the shape that it is for."""
+    words = ["--config", name, *options]
+    default = cli.TrainArguments(settings=chosen(words, Config()))
+    config = parse("train", cli.TrainArguments, words, default=default).settings
+    config = replace(config, data=replace(config.data, path="images"))
+    labels, shape = np.arange(20_000) % 1000, (config.model.image_size or 224,) * 2 + (3,)
+    captions, classes = None, tuple(map(str, range(1000)))
+    if config.objective == "lit":
+        captions, classes = captions_of(["a"] * len(labels)), ()
+    split = Split(lambda indices: np.zeros((len(indices), *shape), np.uint8), labels, captions=captions)
+    return resolve(config, Dataset("images", split, split, classes, shape, 255), "jax")
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_a_recipe_has_what_its_source_has(name: str) -> None:
+    """Every field of the file, and no other: each has a place in the source, or the reason why it differs."""
+    expected: dict[str, Any] = {}
+    for source in SOURCES:
+        if any(fnmatch(name, pattern) for pattern in source["recipes"]):
+            assert not source["facts"].keys() & expected.keys()
+            expected |= {field: fact["is"] for field, fact in source["facts"].items()}
+    assert configfile.flat(tomllib.loads(configfile.find_recipe(name).read_text())) == expected
+
+
+@pytest.mark.parametrize("name", configfile.recipes())
+def test_a_recipe_is_complete(name: str) -> None:
+    """It has its four sections, and takes nothing of them from where it is read onto: here, every field is another."""
+    path = configfile.find_recipe(name)
+    assert tomllib.loads(path.read_text()).keys() >= {"data", "optimizer", "schedule", "training"}
+    optimizer = OptimizerConfig("adafactor", weight_decay=0.7, decay="head=1", rates="head=2", clip=7.0, ema=0.7)
+    other = Config(
+        data=DataConfig(
+            **{f.name: another(f.default) for f in fields(DataConfig) if type(f.default) in (int, float, bool)}
+        ),
+        optimizer=replace(optimizer, epsilon=0.1, momentum=0.3, decay_rate=0.7, decay_cap=0.7, factored_from=7),
+        schedule=ScheduleConfig("rsqrt", 0.7, 7, 70, 7.0, 0.1),
+        training=TrainingConfig(examples=77, batch=7, accumulate=7, recompute=True, seed=7, loss="sigmoid", keep=7),
+    )
+    assert configfile.read(path, other) == configfile.read(path)
+
+
+def another(value: float) -> float:
+    """A value of the same type, which every number of the section `data` can have."""
+    return not value if isinstance(value, bool) else 3 if isinstance(value, int) else 0.25
+
+
+@pytest.mark.parametrize("name", [name for name in LARGE if not re.search(r"l16|h14|jft_.*_(b16|s14)", name)])
+def test_a_step_has_the_shapes_of_the_parameters(name: str) -> None:
+    """The gradient of the loss, at the sizes of the recipe but for the batch; nothing is computed."""
+    import moespec.backends.jax as B
+
+    config = read(name)
+    model, pixels = model_config(config.model), config.model.image_size
+    objective = objective_of(config)
+    shapes = flatten(shapes_of(config, model))
+    shape = nested({path: jax.ShapeDtypeStruct(of, "float32") for path, of in shapes.items()})
+    images = 8
+    batch: dict[str, Any] = {
+        "images": jax.ShapeDtypeStruct((images, pixels, pixels, 3), "float32"),
+        "targets": jax.ShapeDtypeStruct((images, 1000), "float32"),
+        "random": jax.ShapeDtypeStruct((images, 4), "int32"),
+    }
+    if config.objective == "moco":
+        batch = {"first": batch, "second": batch}
+    elif config.objective == "lit":
+        batch = {"image": batch, "text": {"ids": jax.ShapeDtypeStruct((images, config.text.length), "int32")}}
+    average = (shape,) if objective.averaged else ()
+    loss = objective.make_loss(B, config, model)
+    (value, _), gradient = jax.eval_shape(B.value_and_grad(loss), shape, batch, *average)
+    assert value.shape == ()
+    assert jax.tree.map(lambda x: x.shape, gradient) == jax.tree.map(lambda x: x.shape, shape)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_batch_of_a_recipe_fills_its_groups(name: str) -> None:
+    config = read(name, "--training.steps", "4")  # as who tries it begins: warm-up and cooldown fit
+    assert config.schedule.warmup + (config.schedule.cooldown or 0) < config.training.total == 4
+    model = model_config(config.model)
+    for images in (config.training.batch, config.training.evaluation_batch):
+        assert families.family(model).moe_layers(model, images) or model.moe == "none"
+
+
+@pytest.mark.parametrize("name", configfile.recipes())
+def test_the_first_line_says_how_to_run_it(name: str) -> None:
+    text = configfile.find_recipe(name).read_text()
+    assert re.match(rf"# .* \(moespec (train|finetune SOURCE)( --config {name}( .*)?)?\)\n#\n", text)
+
+
+SIX = "(softmax|sinkhorn)_(token|expert)_choice|sparsity.*expert.*|soft_moe"
+STUDIED = [name for name in ROUTERS if re.fullmatch(SIX, name)]
+
+
+@pytest.mark.parametrize("name", ["study_b16", "study_l16"])
+def test_each_router_of_the_study_groups_images_as_it_needs(name: str) -> None:
+    """Eight images where tokens are assigned, one in Soft MoE, so that all six have about one slot for each token."""
+    path, found = configfile.find_recipe(name), {}
+    for router, entry in entries(STUDIED, configfile.read(path)).items():
+        assert model_config(entry.model) == model_config(configfile.read(path, router=router).model)
+        model = model_config(read(name, "--router", router).model)
+        settings = families.family(model).moe_layers(model, 8)[0].settings
+        found[router] = settings.tokens, 32 * settings.capacity()
+    assert found == {router: (196, 192) if router == "soft_moe" else (1568, 1568) for router in STUDIED}
+    assert len(found) == 6

@@ -1,0 +1,698 @@
+"""Weights in files: those of other projects are read, compute what they computed there, and come back equal.
+
+The files in `weight_files` were written by those projects, see record.json there; timm's is made of the recorded
+parameters in `interop/interop_vectors`.
+"""
+
+import importlib
+import importlib.util
+import io
+import json
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import safetensors.numpy
+from damaged import message_of
+from of_models import drawn
+from PIL import Image
+from safetensors.numpy import load_file
+
+import moespec.backends.numpy as numpy_backend
+from moespec import training
+from moespec.models import families, vit
+from moespec.models.errors import CheckpointError, RunError
+from moespec.models.pytrees import flatten
+from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.spec.routers import ROUTERS
+from moespec.training import cli, interop
+from moespec.training.loop.runlog import read_log
+from moespec.training.weights import files, formats, hub, vmoe_files
+from moespec.training.weights.formats import Given, read, write
+from moespec.training.weights.record import Weights, described, of_description
+from moespec.version import version
+
+FILES = Path(__file__).parent / "weight_files"
+VECTORS = Path(__file__).parents[1] / "interop" / "interop_vectors"
+
+WITH_OUTPUTS = {
+    "big_vision.npz": {},
+    "big_vision_token.npz": {},
+    "big_vision_map.npz": {"image_size": 8, "positions": "sincos2d"},
+    "big_vision_scanned.npz": {},
+    "mixer.npz": {},
+    "vision_transformer.npz": {},
+    "huggingface": {},
+    "huggingface_headless": {},
+}
+
+
+def tiny(**fields) -> Weights:
+    sizes = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
+    config = vit.VitConfig(**{**sizes, "heads": 2, **fields})
+    return Weights(config, vit.init(config, 1), {"Source": "a test"})
+
+
+def moe(**fields) -> Weights:
+    return tiny(moe="last_1", experts=2, router="soft_moe", gelu="tanh", **fields)
+
+
+def vector(name: str) -> dict[str, np.ndarray]:
+    """The recorded parameters, by the other project's names."""
+    tensors = load_file(VECTORS / f"{name}.safetensors")
+    return {key.removeprefix("params/"): value for key, value in tensors.items() if key.startswith("params/")}
+
+
+def arguments(name: str) -> dict:
+    return json.loads((VECTORS / f"{name}.json").read_text())["model"]
+
+
+def equal(one: dict, other: dict) -> None:
+    one, other = flatten(one), flatten(other)
+    assert set(one) == set(other)
+    for name, value in one.items():
+        assert value.dtype == other[name].dtype, name
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+# ------------------------------------------------------------------------------------------------------------ read
+
+
+@pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
+@pytest.mark.parametrize(("name", "fields"), WITH_OUTPUTS.items())
+def test_outputs_are_those_of_the_other_project(name, fields):
+    model, params = training.load(FILES / name, backend="numpy", **fields)
+    expected = np.load(FILES / f"{name.removesuffix('.npz')}_expected.npz")
+    output = model.forward(params, model.backend.from_numpy(expected["x"]))
+    got = output.features if output.logits is None else output.logits
+    np.testing.assert_allclose(got, expected["y"], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["vmoe_soft_moe", "vmoe_soft_moe.index", "vmoe_soft_moe.data-00001-of-00003"])
+def test_a_checkpoint_of_vmoe_is_read(name):
+    weights = read(FILES / name, Given(arguments=arguments("vmoe_soft_moe")))
+    assert (weights.config.router, weights.config.image_size) == ("soft_moe", 8)
+    theirs = flatten(interop.to_vmoe(weights.params, weights.config))
+    assert theirs.keys() == (expected := vector("vmoe_soft_moe")).keys()
+    assert all(np.array_equal(theirs[name], expected[name]) for name in expected)
+
+
+def test_bfloat16_in_a_checkpoint_of_vmoe_becomes_float32():
+    params = read(FILES / "vmoe_dense_token", Given()).params
+    exact = vector("vmoe_dense_token")["head/bias"]
+    assert params["head"]["bias"].dtype == np.float32
+    np.testing.assert_allclose(params["head"]["bias"], exact, rtol=2**-8)
+    assert not (params["head"]["bias"] == exact).any()
+    np.testing.assert_array_equal(params["head"]["kernel"], vector("vmoe_dense_token")["head/kernel"])
+
+
+@pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
+def test_timm_by_its_names(tmp_path):
+    """What the shapes show, such as the number of classes, is theirs; what they do not, the name's."""
+    arguments = {"embed_dim": 192, "num_heads": 3, "num_classes": 7, "img_size": 32, "act_layer": "gelu_tanh"}
+    config = interop.config_from_timm(arguments)
+    write(tmp_path / "x.safetensors", Weights(config, vit.init(config), {}), "timm")
+    ours = read(tmp_path / "x.safetensors", Given(model="vit_tiny_patch16_224")).config
+    assert ours == replace(config, gelu="erf")
+    with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
+        read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
+    with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
+        read(tmp_path / "x.safetensors", Given(model="deit3_small_patch16_224"))
+    with pytest.raises(ConfigError, match="heads: cannot be inferred from the weights; give --set heads=6"):
+        read(tmp_path / "x.safetensors", Given())
+    with pytest.raises(ConfigError, match="name='vit_tiny_patch16_224': expected a size of vit_tiny, "):
+        read(FILES / "big_vision.npz", Given(model="vit_tiny_patch16_224"))
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [tiny(qk_norm=True), tiny(pool="map"), tiny(pool="token", representation=4), tiny(classes=0)],
+    ids=["qk_norm", "map", "token", "headless"],
+)
+def test_the_sizes_of_what_we_write_are_read_off(tmp_path, weights):
+    write(tmp_path / "x", weights, "vmoe")
+    assert read(tmp_path / "x", Given()).config == weights.config
+
+
+def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
+    """A class token, 8 registers and 16 patches, or 25 patches."""
+    theirs = tiny(pool="token", registers=8, gelu="erf", patch_size=2)
+    assert theirs.params["positions"].shape[1] == 25
+    write(tmp_path / "x.safetensors", theirs, "timm")
+    with pytest.raises(ConfigError, match="image_size: cannot be inferred from the weights"):
+        read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
+    fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
+    with pytest.warns(
+        UserWarning, match="norm_epsilon and gelu: they cannot be inferred from the weights, so timm's defaults"
+    ):
+        assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
+
+
+def test_an_average_beside_a_class_token_is_refused(tmp_path):
+    weights = tiny(pool="token", gelu="erf")
+    arrays = {**interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
+    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(ConfigError, match=r"fc_norm\.weight beside cls_token"):
+        read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, {"width": 768, "heads": 12, "classes": 10}),
+        ({"architecture": "vit_small_patch14_reg4_dinov2"}, {"registers": 4, "layer_scale": 1e-5}),
+        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "act_layer='quick_gelu'"),
+        ({"architecture": "resnet50"}, "architecture='resnet50': not a VisionTransformer"),
+    ],
+)
+def test_models_of_timm_by_name(config, expected):
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            interop.config_from_timm(interop.timm_arguments(config))
+        return
+    ours = interop.config_from_timm(interop.timm_arguments(config))
+    assert {name: getattr(ours, name) for name in expected} == expected
+
+
+def test_how_many_models_of_timm_have_a_counterpart():
+    names, counterparts = interop.models_of_timm(), []
+    for name, arguments in names.items():
+        try:
+            counterparts.append(interop.config_from_timm(arguments) and name)
+        except ConfigError:
+            continue
+    assert (len(names), len(counterparts)) == (163, 114)
+
+
+# ----------------------------------------------------------------------------------------------------------- return
+
+
+@pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
+@pytest.mark.parametrize(
+    "name", ["big_vision.npz", "big_vision_token.npz", "mixer.npz", "huggingface", "huggingface_headless"]
+)
+def test_what_is_read_is_written_equal(tmp_path, name):
+    path, back = FILES / name, tmp_path / name
+    write(back, read(path, Given()), formats.format_of(path))
+    if path.suffix == ".npz":
+        equal(dict(np.load(back)), dict(np.load(path)))
+    else:
+        (arrays, metadata), (others, before) = (files.read_safetensors(x / "model.safetensors") for x in (back, path))
+        equal(arrays, others)
+        assert before.items() <= metadata.items()
+        assert read(back, Given()).config == read(path, Given()).config
+
+
+def test_vision_transformer_comes_back_with_the_names_of_its_released_files(tmp_path):
+    weights = read(FILES / "vision_transformer.npz", Given())
+    write(tmp_path / "back.npz", weights, "vision_transformer")
+    names = {name for name in np.load(tmp_path / "back.npz") if "encoderblock_1" in name}
+    assert {name.split("/")[2] for name in names} == {
+        *("LayerNorm_0", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3")
+    }
+    equal(read(tmp_path / "back.npz", Given()).params, weights.params)
+
+
+@pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_file_of_timm_comes_back_with_the_same_arrays(tmp_path, dtype):
+    theirs, ours, back = (tmp_path / f"{name}.safetensors" for name in ("theirs", "ours", "back"))
+    arrays = {name: value.astype(dtype) for name, value in vector("timm_token").items()}
+    theirs.write_bytes(safetensors.numpy.save(arrays, {"format": "pt"}))
+    if dtype == "float16":  # which a file of ours is not
+        write(back, read(theirs, Given(fields={"heads": 2})), "timm")
+    else:
+        assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
+        assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
+    found, metadata = files.read_safetensors(back)
+    assert metadata["format"] == "pt"
+    equal(found, arrays)
+
+
+@pytest.mark.parametrize("name", ["vmoe", "vmoe.npz", "hub", "own.safetensors"])
+def test_what_we_write_we_read(tmp_path, name):
+    weights, format = moe(), {"vmoe.npz": "vmoe", "own.safetensors": "moespec"}.get(name, name)
+    write(tmp_path / name, weights, format)
+    fields = {} if format in ("hub", "moespec") else {key: getattr(weights.config, key) for key in MOE}
+    copy = read(tmp_path / name, Given(fields=fields))
+    assert copy.config == weights.config
+    equal(copy.params, weights.params)
+    if format in ("hub", "moespec"):
+        assert copy.about == weights.about
+
+
+MOE = ("moe", "experts", "router")
+
+
+def unpacked(path: Path) -> dict:
+    return msgpack.unpackb(path.read_bytes(), ext_hook=msgpack.ExtType)
+
+
+def test_a_checkpoint_of_vmoe_is_written_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(vmoe_files, "LARGEST_PART", 64)
+    write(tmp_path / "x", moe(), "vmoe")
+    leaves = [leaf for key, leaf in unpacked(tmp_path / "x.data-00000-of-00001").items() if key.isdigit()]
+    largest = max(value.nbytes for value in flatten(moe().params).values())
+    assert max(len(parts) for ((parts, _),) in leaves) == largest // 64
+    equal(read(tmp_path / "x", Given(fields={key: getattr(moe().config, key) for key in MOE})).params, moe().params)
+
+
+@pytest.mark.parametrize(
+    ("weights", "format", "message"),
+    [
+        (tiny(pool="token"), "big_vision", "positions: that of the class token is not 0"),
+        *((moe(pool="token"), name, r"moe='last_1'") for name in ("timm", "huggingface", "big_vision", "vision_transformer")),
+        (tiny(), "run", "to='run': is only read"),
+    ],
+)  # fmt: skip
+def test_what_has_no_place_there_is_not_written(tmp_path, weights, format, message):
+    with pytest.raises(ConfigError, match=message):
+        write(tmp_path / "x", weights, format)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_bit_of_converted_weights(tmp_path):
+    """Is noticed wherever it is, but in the name of the checksum; a file without one is read, as those of others are."""
+    path, weights = tmp_path / "x.safetensors", tiny()
+    formats.own.write_file(path, weights)
+    content, draw = path.read_bytes(), random.Random(1)
+    for _ in range(40):
+        place = draw.randrange(len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :])
+        if not content.find(b"moespec.sha256") <= place < content.find(b"moespec.sha256") + 14:
+            assert str(path) in message_of(CheckpointError, read, path, Given()), place
+    path.write_bytes(safetensors.numpy.save(flatten(weights.params), formats.own.metadata_of(weights)))
+    equal(flatten(read(path, Given()).params), flatten(weights.params))
+
+
+def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
+    path = tmp_path / "x.safetensors"
+    weights = tiny()
+    flat = flatten(weights.params)
+    for change, kind, message in (
+        ({"norm/scale": np.ones(9, np.float32)}, ShapeError, r"norm/scale has shape \(9,\), expected \(8,\)"),
+        ({"norm/scale": np.ones(8, np.int32)}, DtypeError, "norm/scale: expected a floating dtype"),
+        ({"more": np.ones(1, np.float32)}, ConfigError, r"unexpected more \(1,\)"),
+    ):
+        files.write_safetensors(path, flat | change, formats.own.metadata_of(weights))
+        with pytest.raises(kind, match=rf"{re.escape(str(path))}.*{message}"):
+            read(path, Given())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a safetensors file"):
+        read(path, Given())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("{", "metadata: not JSON"),
+        ("[]", "metadata: not a JSON object"),
+        ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
+        ('{"family": "vit", "width": "8"}', "width='8': expected int"),
+        ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
+        ('{"family": "vit", "width": 8}', "missing 3 required keyword-only arguments"),
+        ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
+    ],
+)
+def test_metadata_that_describes_no_model(tmp_path, metadata, message):
+    path = tmp_path / "x.safetensors"
+    files.write_safetensors(path, flatten(tiny().params), {formats.own.MODEL: metadata})
+    with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(path))}.*{re.escape(message)}"):
+        read(path, Given())
+
+
+class Pickled:
+    def __reduce__(self):
+        return (print, ("this must not run",))
+
+
+def npz(**arrays) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+SCALE = npz(**{"Transformer/encoder_norm/scale": np.ones(8, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SCALE.replace(b"(8,)", b"(9,)"), "'Transformer/encoder_norm/scale': "),
+        (npz(evil=np.array([Pickled()], object)), "'evil': "),
+    ],
+    ids=["header", "pickle"],
+)
+def test_a_damaged_npz(tmp_path, content, message, capsys):
+    """test_datasets has what else may be wrong with one."""
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"x\.npz: not an npz file of arrays \({message}"):
+        read(tmp_path / "x.npz", Given())
+    assert "must not run" not in capsys.readouterr().out
+
+
+def copied(tmp_path: Path) -> Path:
+    for file in FILES.glob("vmoe_soft_moe.*"):
+        shutil.copy(file, tmp_path)
+    return tmp_path / "vmoe_soft_moe"
+
+
+SOFT = Given(arguments=arguments("vmoe_soft_moe"))
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def part_missing(path: Path) -> None:
+    """One of the parts of a large array."""
+    shard = unpacked(path)
+    leaf = next(key for key, parts in shard.items() if key.isdigit() and len(parts) > 1 and 45 < int(key) < 75)
+    shard[leaf].pop()
+    path.write_bytes(msgpack.packb(shard))
+
+
+def of_version(version: str | None):
+    """Leaves of a state are numbered in the order of a class that only vmoe knows, in files that tell no version."""
+
+    def change(path: Path) -> None:
+        index = {**unpacked(path), "version": version}
+        path.write_bytes(msgpack.packb({key: value for key, value in index.items() if value is not None}))
+
+    return change
+
+
+HOLD = r"the shards hold all but \d+ of the numbers of '\w+"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("data-00001-of-00003", Path.unlink, r"data-00001-of-00003: cannot be read"),
+        ("index", cut_off, "index: not a file of a checkpoint"),
+        ("data-00002-of-00003", cut_off, "data-00002-of-00003: not a file of a checkpoint"),
+        ("data-00001-of-00003", lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path), HOLD),
+        ("data-00000-of-00003", part_missing, HOLD),
+        ("index", of_version(None), "older than version 20220622, with 'opt_state'"),
+        ("index", of_version("20990101"), "version '20990101', expected '20220622'"),
+    ],
+)
+def test_a_damaged_checkpoint_of_vmoe(tmp_path, name, damage, message):
+    prefix = copied(tmp_path)
+    damage(tmp_path / f"vmoe_soft_moe.{name}")
+    with pytest.raises(CheckpointError, match=message):
+        read(prefix, SOFT)
+
+
+def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
+    """However the file has them: so does JAX, which numbered them."""
+    prefix = copied(tmp_path)
+    path = tmp_path / "vmoe_soft_moe.index"
+
+    def turned(tree):
+        return {key: turned(tree[key]) for key in reversed(tree)} if isinstance(tree, dict) else tree
+
+    path.write_bytes(msgpack.packb(turned(unpacked(path))))
+    equal(read(prefix, SOFT).params, read(FILES / "vmoe_soft_moe", SOFT).params)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("vmoe_soft_moe", Given(), "there are MoE blocks, and how they route cannot be inferred from the weights"),
+        ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
+        ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
+        ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
+        ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
+        ("mixer_expected.npz", Given(), "of no known format; it has x, y"),
+        ("nowhere.npz", Given(), "cannot be read"),
+        ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
+    ],
+)
+def test_sources_that_cannot_be_read(path, options, message):
+    with pytest.raises((CheckpointError, ConfigError), match=rf"{re.escape(str(FILES / path))}.*{re.escape(message)}"):
+        read(FILES / path, options)
+
+
+def test_faults_of_the_command_are_one_line(tmp_path, capsys):
+    source, target = FILES / "mixer.npz", tmp_path / "x.safetensors"
+    for more, message in (
+        (["--from", "keras"], "from='keras': expected one of run, moespec"),
+        (["--set", "heads"], "set='heads': expected FIELD=VALUE"),
+        (["--to", "timm"], "MixerConfig: timm has no such model"),
+        (["--arguments", str(tmp_path / "nowhere.json")], "nowhere.json: cannot be read"),
+    ):
+        assert cli.main(["convert", str(source), str(target), *more]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["convert", str(source), str(tmp_path / "x.bin")]) == 2
+    assert "x.bin': give --to, one of moespec" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    (target := tmp_path / "model.safetensors").touch()
+    for words in (
+        [tmp_path, target],
+        [target, target],
+        [target, tmp_path, "--to", "hub"],
+        [tmp_path, tmp_path, "--to", "hub"],
+    ):
+        assert cli.main(["convert", *map(str, words)]) == 2
+        assert ": is read, and would be replaced" in capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------- hub, runs, load
+
+
+def test_the_hub_folder_of_a_run(tmp_path, runs):
+    run = runs.whole("jax")
+    assert cli.main(["convert", str(run), str(tmp_path / "hub"), "--to", "hub"]) == 0
+    assert {path.name for path in (tmp_path / "hub").iterdir()} == set(hub.OWN)
+    card = (tmp_path / "hub/README.md").read_text()
+    last = read_log(run, "evaluation")[-1]
+    assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
+    assert "| Steps | 12 of 12 |" in card
+    assert "router soft_moe, blocks 1" in card
+    equal(read(tmp_path / "hub", Given()).params, read(run, Given()).params)
+    earlier = read(run, Given(step=4))
+    assert earlier.about["Steps"] == "4 of 12"
+    assert not np.array_equal(earlier.params["head"]["kernel"], read(run, Given()).params["head"]["kernel"])
+
+
+def test_a_hub_folder_is_replaced_whole_and_no_other_is(tmp_path):
+    """And is made with the folders above it."""
+    write(tmp_path / "hub/x", tiny(), "hub")
+    write(tmp_path / "hub/x", moe(), "hub")
+    assert read(tmp_path / "hub/x", Given()).config == moe().config
+    (tmp_path / "hub/x/notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"there is 'notes\.txt' in it"):
+        write(tmp_path / "hub/x", tiny(), "hub")
+    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == ["x"]
+
+
+def test_a_crash_while_writing_a_folder_leaves_the_old_one(tmp_path, monkeypatch):
+    write(tmp_path / "x", moe(), "hub")
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(hub, "sync_directory", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "x", tiny(), "hub")
+    assert read(tmp_path / "x", Given()).config == moe().config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: {**config, "model": {**config["model"], "gelu": "erf"}}, "describes another model than model.saf"),
+        *((lambda config, model=model: {**config, "model": model}, "expected a table") for model in ([1], "x", None)),
+        (lambda config: {**config, "id2label": {"0": "a", "1": "d", "2": "c"}}, "names other classes than model.safetensors"),
+    ],
+)  # fmt: skip
+def test_a_config_json_that_does_not_fit_is_refused(tmp_path, change, message):
+    write(tmp_path / "x", replace(tiny(), classes=("a", "b", "c")), "hub")
+    path = tmp_path / "x/config.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(CheckpointError, match=rf"config\.json: .*{message}"):
+        read(tmp_path / "x", Given())
+
+
+def test_load_gives_a_module_of_torch(runs):
+    torch = pytest.importorskip("torch")
+    loaded = training.load(runs.whole("torch"), backend="torch")
+    module = loaded.module().eval()
+    images = torch.rand(2, 8, 8, 1)
+    assert torch.equal(module(images), loaded.model.forward(loaded.params, images).logits)
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    module.zero_grad()
+    module(images).sum().backward()
+    with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
+        training.load(runs.whole("torch"), backend="numpy").module()
+    with pytest.raises(ConfigError, match="backend='keras': expected one of jax, torch, numpy"):
+        training.load(runs.whole("torch"), backend="keras")
+
+
+def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    run = runs.whole("torch")
+    module = training.load(run, backend="torch").module().eval()
+    with torch.no_grad():
+        module.get_parameter("head.bias").add_(0.5)  # as training would
+    module.save_pretrained(tmp_path / "x")
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    config = json.loads((tmp_path / "x/config.json").read_text())
+    assert (config["id2label"], config["moespec_version"]) == ({str(n): str(n) for n in range(10)}, version())
+    again = type(module).from_pretrained(tmp_path / "x").eval()
+    images = torch.rand(2, 8, 8, 1)
+    assert torch.equal(again(images), module(images))
+    assert again.classes == module.classes == read(run, Given()).classes
+    model, params = training.load(tmp_path / "x", backend="torch")
+    assert torch.equal(model.forward(params, images).logits, module(images))
+
+
+@pytest.mark.parametrize("fields", [{}, {"channels": 3, "moe": "last_1", "experts": 2, "group_images": 2}])
+def test_the_lines_of_the_card_go_from_a_picture_to_its_label(fields, tmp_path, monkeypatch, capsys):
+    """With the size, mean and deviation of the run, of a module that was loaded and saved."""
+    pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    plain = tiny(**fields)
+    images = {"mean": [0.2, 0.3, 0.9][: plain.config.channels], "std": [0.1], "resize": 12, "background": "white"}
+    weights = replace(plain, params=drawn(plain.params), classes=("cat", "dog", "owl"), images=images)
+    write(tmp_path / "x", weights, "hub")
+    training.load(tmp_path / "x", backend="torch").module().save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    code = re.search("```python\n(.*?)```", (tmp_path / "mine/README.md").read_text(), re.DOTALL)[1]
+    labels = set()
+    for seed in range(8):
+        noise = np.random.default_rng(seed).integers(0, 256, (12, 18, 3), np.uint8)
+        Image.fromarray(noise).convert("RGB" if fields else "L").save("photo.jpg", quality=95)
+        pixels = np.asarray(Image.open("photo.jpg")).reshape(12, 18, -1)[2:10, 5:13]
+        batch = np.repeat(((pixels / 255 - images["mean"]) / images["std"])[None], 2, axis=0)
+        logits = vit.forward(numpy_backend, weights.config, numpy_backend.from_numpy(weights.params), batch).logits
+        exec(code, {})
+        labels.add(label := capsys.readouterr().out.strip())
+        assert label == weights.classes[logits[0].argmax()]
+    assert len(labels) > 1, "the model tells pictures apart"
+
+
+def test_images_that_are_not_described(tmp_path):
+    write(tmp_path / "x.safetensors", replace(tiny(), images={"mean": ["x"], "std": [0.1]}), "moespec")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: moespec\.images: expected mean, std"):
+        read(tmp_path / "x.safetensors", Given())
+
+
+@pytest.mark.parametrize("router", list(ROUTERS))
+def test_a_saved_module_of_every_router_is_read(router, tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    write(tmp_path / "x", tiny(moe="last_1", experts=2, router=router), "hub")
+    module = training.load(tmp_path / "x", backend="torch").module().eval()
+    module.save_pretrained(tmp_path / "y")
+    images = torch.rand(2, 8, 8, 1)
+    assert torch.equal(type(module).from_pretrained(tmp_path / "y").eval()(images), module(images))
+    equal(read(tmp_path / "y", Given()).params, read(tmp_path / "x", Given()).params)
+
+
+def test_a_folder_that_is_not_replaced_keeps_all(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("huggingface_hub")
+    write(tmp_path / "x", tiny(), "hub")
+    (tmp_path / "x/LICENSE").write_text("mine")
+    files_before = {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()}
+    module = training.load(tmp_path / "x", backend="torch").module()
+    with pytest.raises(RunError, match="there is 'LICENSE' in it"):
+        module.save_pretrained(tmp_path / "x")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()} == files_before
+    with pytest.raises(ConfigError, match="map_location='meta': from_pretrained has no such option"):
+        type(module).from_pretrained(tmp_path / "x", map_location="meta")
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for _ in range(2):
+        write(tmp_path / "link", tiny(), "hub")
+    assert (tmp_path / "link").is_symlink()
+    assert read(tmp_path / "there", Given()).config == tiny().config
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+    monkeypatch.chdir(tmp_path / "there")
+    with pytest.raises(RunError, match=r"^target='\.': this command stands in it"):
+        write(Path(), tiny(), "hub")
+
+
+# ----------------------------------------------------------------------------------------------------------- classes
+
+
+@pytest.mark.parametrize(("name", "format"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
+def test_names_of_classes_travel(tmp_path, name, format):
+    weights = read(FILES / "huggingface", Given()) if format == "huggingface" else tiny()
+    named = replace(weights, classes=tuple(f"Häuser\n{label}" for label in range(weights.config.classes)))
+    write(tmp_path / name, named, format)
+    assert read(tmp_path / name, Given()).classes == named.classes
+    assert training.load(tmp_path / name, backend="numpy").model.classes == named.classes
+    if format == "huggingface":
+        return
+    write(tmp_path / f"wrong_{name}", replace(weights, classes=("one",)), format)
+    with pytest.raises(CheckpointError, match=f"1 names for {weights.config.classes} classes"):
+        read(tmp_path / f"wrong_{name}", Given())
+
+
+def test_a_run_whose_names_are_too_few(runs, tmp_path):
+    run = runs.broken("torch", tmp_path / "run", step=4)
+    assert read(run, Given()).classes == ()
+    (run / "classes.json").write_text('["0", "1"]')
+    with pytest.raises(CheckpointError, match=r"classes\.json: 2 names for 10 classes"):
+        read(run, Given())
+
+
+@pytest.mark.parametrize("labels", [None, [], {"0": 1}, {"1": "a"}, {"0": "a"}, {str(n): n for n in range(5)}])
+def test_labels_that_are_no_names(tmp_path, labels):
+    """Also transformers' placeholders, which the file has."""
+    shutil.copytree(FILES / "huggingface", tmp_path / "x")
+    if labels is not None:
+        path = tmp_path / "x/config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": labels}))
+    assert read(tmp_path / "x", Given()).classes == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- trees
+
+
+def test_of_many_mismatches_the_first_are_named():
+    with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
+        interop.from_timm({}, interop.config_from_timm(arguments("timm_token")))
+
+
+@pytest.mark.parametrize("wrapper", ["params", "state_dict"])
+def test_a_wrapped_tree_is_taken(wrapper):
+    config = interop.config_from_timm(arguments("timm_token"))
+    theirs = vector("timm_token")
+    equal(interop.from_timm({wrapper: theirs, "epoch": 3}, config), interop.from_timm(theirs, config))
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_arrays_in_bfloat16_become_float32(backend):
+    """Also tensors of torch with a gradient."""
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    B = importlib.import_module(f"moespec.backends.{backend}")
+    narrow = {name: B.cast(B.from_numpy(value), "bfloat16") for name, value in vector("timm_token").items()}
+    if backend == "torch":
+        narrow = {name: value.requires_grad_() for name, value in narrow.items()}
+    ours = interop.from_timm(narrow, interop.config_from_timm(arguments("timm_token")))
+    assert {value.dtype for value in flatten(ours).values()} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(ours["norm"]["scale"], B.to_numpy(B.cast(narrow["norm.weight"], "float32")))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
+def test_a_description_is_a_configuration(name):
+    config = families.of_name(name).named(name)
+    assert of_description(json.loads(json.dumps(described(config))), "x") == config
