@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.backends.binding import array_arguments, is_summed
@@ -22,7 +23,7 @@ from moespec.spec.values import even
 
 __all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
 
-Array = Any
+Array = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -147,7 +148,7 @@ def router_of_groups(router: Router[Any]) -> Router[Any]:
         noise: Array | None,
         train: bool,
         state: State | None = None,
-        **needed: Array,
+        **needed: Any,
     ) -> RouterOutput:
         if getattr(options, "balance_scope", "group") != "group":
             needed |= {} if state is None else {"state": state}
