@@ -21,7 +21,7 @@ from moespec.spec.routers import Router, Routers
 from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State
 from moespec.spec.values import even
 
-__all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
+__all__ = ["SlotRouting", "SoftRouting"]
 
 Array = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
