@@ -36,7 +36,7 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """
 
-from typing import Any, Literal, LiteralString, Self, overload
+from typing import Any, Literal, LiteralString, Self, get_args, overload
 
 from moespec.spec.names import Names
 from moespec.spec.routers import (
@@ -148,12 +148,5 @@ class Routers(Names[Router[Any]]):
         return type(self)({name: router.bind(B) for name, router in self.items()})
 
 
-_MODULES = (
-    *(base, batch_expert_choice, cosine_token_choice, dselect_k, gshard, hash, hierarchical_top_k),
-    *(image_choice, importance_score, mixture_of_depths, noisy_top_k, relu, s_base, sigmoid_token_choice),
-    *(sinkhorn_expert_choice, sinkhorn_token_choice, soft_moe, softmax_expert_choice, softmax_token_choice),
-    *(sparsity_constrained_expert_choice, sparsity_constrained_token_choice, strictly_balanced, switch),
-)
-
-ROUTERS = Routers({module.ROUTER.name: module.ROUTER for module in _MODULES})
+ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)})
 """The routers by name; `ROUTERS` of `moespec.spec`, and of a backend, are those that it computes."""

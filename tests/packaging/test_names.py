@@ -10,6 +10,7 @@ import pytest
 
 import moespec
 from moespec import spec
+from moespec.spec import registry
 from moespec.spec.routers.names import RouterName
 
 # Package -> the packages with the modules whose `__all__` it lists, and the modules that are imported by their own path.
@@ -104,8 +105,16 @@ def test_modules_of_backends_choose_none():
     assert {module.name for module in pkgutil.iter_modules(backends.__path__)} == backends._MODULES
 
 
+def test_every_algorithm_is_in_the_registry():
+    listed = {module.__name__ for module in registry.MODULES}
+    assert {module.__name__ for module in modules("moespec.spec.algorithms")} <= listed
+
+
 def test_routers_have_their_names_as_a_type():
-    assert list(get_args(RouterName)) == sorted(spec.ROUTERS)
+    routers = [module for module in modules("moespec.spec.routers") if hasattr(module, "ROUTER")]
+    assert (
+        [module.__name__.rpartition(".")[2] for module in routers] == list(spec.ROUTERS) == list(get_args(RouterName))
+    )
     for name, router in spec.ROUTERS.items():
         assert router.name == name
         assert spec.ROUTERS[name] is router
