@@ -3,7 +3,6 @@
 import ast
 import fnmatch
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -176,7 +175,7 @@ def test_nothing_imports_the_front():
 
 FLOORS = {
     "moespec.models": (
-        *("errors", "shown", "checks", "memory", "files", "tensors", "pytrees"),
+        *("errors", "shown", "pages", "checks", "memory", "files", "tensors", "pytrees"),
         *("router_options", "parameters", "random_keys", "hashing", "layers"),
         *("mixer", "sparse_mlp", "transformer", "vit", "text", "families", "model", "counts"),
     ),
@@ -194,6 +193,11 @@ FLOORS = {
         ),
         *("interop", "weights", "transfer", "inspection", "reports", "prediction", "commandline", "ledger", "planning"),
         *("pretrained", "export", "commands", "analysis", "launch", "study", "cli"),
+    ),
+    "moespec.conformance": (
+        *("schema", "format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),
+        *("author", "cases", "golden", "check", "report", "record", "peers", "scaffold", "plugin", "pytest"),
+        *("commandline", "__main__"),
     ),
 }
 """The rooms of a package, lowest first; the package itself stands above them."""

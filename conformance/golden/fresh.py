@@ -13,14 +13,14 @@ import numpy as np
 from moespec.conformance.author import large
 from moespec.conformance.author.build import build
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.draw import salted
-from moespec.conformance.author.reference import GoldenError
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.author.inputs import salted
+from moespec.conformance.cases import definitions
 from moespec.conformance.compare import DTYPES, certified
-from moespec.conformance.format import Case
+from moespec.conformance.format import Case, GoldenError
+from moespec.conformance.functions import function
 from moespec.conformance.suite import problems
 
-__all__ = ["fresh", "ids", "is_drawn", "made"]
+__all__ = ["fresh", "ids", "is_drawn", "kind", "made"]
 
 TRIES = 12
 """Draws of a seed for a case."""
@@ -36,6 +36,12 @@ def ids(seed: int, size: str = "small") -> list[str]:
     if size == "large":
         return list(large.ids())
     return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
+
+
+def kind(id: str) -> str:
+    """The class of the format of a case."""
+    name = id.partition("/")[2]
+    return large.LARGE[name].kind if name in large.LARGE else definitions()[id].kind
 
 
 def is_drawn(definition: Definition) -> bool:

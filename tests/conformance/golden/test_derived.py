@@ -15,12 +15,12 @@ from committed import CASES
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.author.derived import derived, valid_calls
 from moespec.conformance.author.reference import Making, backend
 from moespec.conformance.check.errors import verdict
 from moespec.conformance.check.target import Target, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.failure import Failure
+from moespec.conformance.golden.derived import derived, valid_calls
 
 FOLDER = Path(spec.__file__).parent
 ARRAYS = ("as_array", "as_scalar")

@@ -17,11 +17,10 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.build import build
-from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.author.reference import GoldenError
-from moespec.conformance.cases import functions
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
-from moespec.conformance.format import Case, Value
+from moespec.conformance.format import Case, GoldenError, Value
+from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
@@ -127,7 +126,7 @@ def suite_text(folder: Path = VECTORS) -> str:
         "constants": {name: {"c": c, "reason": reason} for name, (c, reason) in CONSTANTS.items()},
         "rounded": {
             name: kept
-            for name, known in sorted(functions().items())
+            for name, known in sorted(FUNCTIONS.items())
             if (kept := [result for result, output in known.outputs.items() if output.rounded])
         },
         "algorithms": {

@@ -1,7 +1,7 @@
 """How the results of a public function are stored and compared, and what it decides.
 
-An algorithm's file describes each function of the specification once; every case that calls the function, alone or
-inside a router, is stored and compared as it says.
+Each function of the specification is described once; every case that calls it, alone or inside a router, is stored and
+compared as the description says.
 """
 
 from collections.abc import Callable, Mapping

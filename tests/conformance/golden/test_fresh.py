@@ -8,13 +8,14 @@ import pytest
 from committed import BY_ID, content, of, results_of
 
 from moespec.conformance.author.build import build
-from moespec.conformance.author.draw import salted
-from moespec.conformance.author.fresh import fresh, is_drawn
-from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.author.inputs import salted
 from moespec.conformance.author.variant import module_of
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.cases import definitions
 from moespec.conformance.check import reproduce
 from moespec.conformance.compare import DTYPES, certified
+from moespec.conformance.format import GoldenError
+from moespec.conformance.functions import function
+from moespec.conformance.golden.fresh import fresh, is_drawn
 
 SEED = 7
 SOME = ("z_loss", "token_choice", "softmax_expert_choice")
@@ -75,7 +76,7 @@ def test_an_uncertain_draw_gives_way_to_the_next(monkeypatch):
         (case,) = fresh(SEED, lambda known: known == "token_choice/two_choices")
         return content([case])
 
-    module, first, said = importlib.import_module("moespec.conformance.author.fresh"), drawn(), iter([False, True])
+    module, first, said = importlib.import_module("moespec.conformance.golden.fresh"), drawn(), iter([False, True])
     monkeypatch.setattr(module, "certified", lambda *_: next(said))
     assert drawn() != first
     monkeypatch.setattr(module, "certified", lambda *_: False)

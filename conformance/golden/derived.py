@@ -5,7 +5,7 @@ an axis too few and one too many, axes that are empty or do not agree, integers 
 out of range. Bounds that depend on other arguments are not among them: their cases are written down, in `algorithms`.
 
 The suite has three of each public function; all of them are run on the specification and on our backends in
-`tests/conformance/author/test_error_cases.py`.
+`tests/conformance/golden/test_derived.py`.
 """
 
 import inspect
@@ -21,11 +21,12 @@ from moespec import spec
 from moespec.backends.binding import array_arguments
 from moespec.conformance import call
 from moespec.conformance.author.definition import Definition, Routed
-from moespec.conformance.author.describe import GROUPS
 from moespec.conformance.author.invalid import invalid
-from moespec.conformance.cases import definitions, function
+from moespec.conformance.cases import definitions
 from moespec.conformance.cases.errors import WRONG, Size, Wrong
 from moespec.conformance.format import Case, Edit, Expectation, Reference, Stage, Tensor
+from moespec.conformance.functions import function
+from moespec.conformance.functions.describe import GROUPS
 from moespec.spec.ranges import Range, option_types
 
 __all__ = ["all_definitions", "derived", "valid_calls"]

@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import FOLDERS, end
-from moespec.conformance.check.results import FAILED
-from moespec.conformance.format import VectorError
+from moespec.conformance.check.results import FAILED, Report, packed, unpacked
+from moespec.conformance.format import GoldenError, VectorError
 from moespec.conformance.report.matrix import failures
-from moespec.conformance.report.report import Report, packed, unpacked
 from moespec.models.checks import check_output
 from moespec.spec.errors import ConfigError
 

@@ -1,26 +1,30 @@
-"""Small results that are wrong, beside what is expected."""
+"""What is known of the failures of a report: known variants, ties in another order, words, and small tables."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.check.results import FAILED, CaseResult, Table
+from moespec.conformance.check.equal_scores import mark_reordered
+from moespec.conformance.check.explain import explain_failures
+from moespec.conformance.check.match_variant import Known, match_variants
+from moespec.conformance.check.results import FAILED, CaseResult, Report, Table
 from moespec.conformance.compare import ALL_DTYPES, precision, wrong
 from moespec.conformance.format import Case, Value
 
-__all__ = ["LARGEST", "MATRICES", "shown"]
+__all__ = ["LARGEST", "MATRICES", "diagnosed"]
 
 LARGEST, MATRICES = 8, 4
 """Rows and columns of a table, and tables of a result, at most."""
 
 
-def shown(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
-    """The results, each failure with the table of the first result that is wrong, if it is small."""
-    known = {case.id: case for case in cases}
-    return [replace(r, table=_table(r, known[r.id])) if r.state in FAILED else r for r in results]
+def diagnosed(report: Report, known: Known) -> Report:
+    """The report with the known variants that its failures equal, and each failure with words and a small table."""
+    cases, matches = list(known.cases.values()), match_variants(report.results, known)
+    results = explain_failures(mark_reordered(report.results, cases), cases)
+    tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
+    return replace(report, results=tables, matches=matches)
 
 
 def _table(result: CaseResult, case: Case) -> Table | None:

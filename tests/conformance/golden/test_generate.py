@@ -8,16 +8,16 @@ from committed import commit
 
 from moespec.conformance import suite
 from moespec.conformance.__main__ import main
-from moespec.conformance.author import generate as module
 from moespec.conformance.author.build import build
-from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.generate import MADE, StaleError, differences, generate
-from moespec.conformance.author.reference import GoldenError, Making
+from moespec.conformance.author.reference import Making
 from moespec.conformance.author.reference_gradients import gradients
-from moespec.conformance.cases import functions
 from moespec.conformance.compare import tolerance
-from moespec.conformance.format import Stage, Tensor, Value, VectorError
+from moespec.conformance.format import GoldenError, Stage, Tensor, Value, VectorError
+from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.functions.describe import Function, Output
+from moespec.conformance.golden import generate as module
+from moespec.conformance.golden.derived import all_definitions
+from moespec.conformance.golden.generate import MADE, StaleError, differences, generate
 from moespec.conformance.manifest import read, write
 
 KEPT = ("z_loss/values", "z_loss/equal", "z_loss/gradient", "expert_choice/two_slots")
@@ -198,7 +198,7 @@ def derived(monkeypatch):
 
     def derived_(function):
         known = Function("a_function", {"loss": Output()}, run=lambda module, x: {"loss": function(x)})
-        monkeypatch.setitem(functions(), known.name, known)
+        monkeypatch.setitem(FUNCTIONS, known.name, known)
         outputs = {"loss": Value(np.zeros(()), (), "float")}
         making = Making({"x": Tensor(np.array([[0.5, -1.5, 2.0]], np.float32), ("groups", "n"))})
         return gradients(making, Stage("loss", known.name, {"x": "x"}, {}, outputs), "loss", ("x",), "key")

@@ -10,8 +10,8 @@ from committed import CASES, of
 
 from moespec.conformance.check import plan
 from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.results import Report
 from moespec.conformance.check.target import Target
-from moespec.conformance.report.report import Report
 
 DOUBLE = """
 not_offered = {"z_loss/equal": "no ties"}
@@ -113,7 +113,7 @@ def test_what_is_missing_is_named(run, monkeypatch, package, options):
 
 
 def test_a_fault_of_the_suite_is_no_pass(run, monkeypatch):
-    monkeypatch.setattr(plan, "run_part", lambda part: 1 / 0)
+    monkeypatch.setattr(plan, "run_part", lambda *_, **__: 1 / 0)
     status, printed, _ = run("run", "--target", "moespec.backends.numpy", *Z_LOSS, "--case", "z_loss/values")
     assert status == 1
     assert "FAIL z_loss/values[float64-eager]: " in printed
