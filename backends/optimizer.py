@@ -31,12 +31,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 
 from moespec.backends import patterns
-from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Options, Shape, options_of
+from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Shape, options_of, slots_of
 from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
@@ -128,9 +129,9 @@ class OptimizerConfig:
                 pass
 
     @cached_property
-    def own(self) -> Options:
-        """The options of this optimiser alone, in its own class."""
-        return options_of(self.name, {name: getattr(self, name) for name in self.options()})
+    def own(self) -> SimpleNamespace:
+        """The options that this optimiser has."""
+        return SimpleNamespace(**options_of(self.name, {name: getattr(self, name) for name in self.options()}))
 
     @classmethod
     def options(cls) -> list[str]:
@@ -187,7 +188,7 @@ class OptimizerConfig:
         if not self.rate_of(path):
             return {}
         average = {"ema": shape} if self.ema is not None else {}
-        return {**self.own.slots(shape), **average}
+        return {**slots_of(self.name, vars(self.own), shape), **average}
 
     def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """The shapes of a whole state but its step: `params` and each slot that is in use, as nested dicts.

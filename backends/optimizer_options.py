@@ -4,24 +4,12 @@ What an update computes is said in `moespec.backends.numpy.optimizers`, in NumPy
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 
-__all__ = [
-    "OPTIMIZERS",
-    "SLOTS",
-    "Adafactor",
-    "Adam",
-    "Lamb",
-    "OptimizerName",
-    "Options",
-    "Sgd",
-    "factored_axes",
-    "options_of",
-]
+__all__ = ["OPTIMIZERS", "SLOTS", "OptimizerName", "factored_axes", "options_of", "slots_of"]
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"]
 Shape = tuple[int, ...]
@@ -40,120 +28,73 @@ SLOTS: Mapping[str, str] = {
 """What optimisers keep of a parameter, by the name that it has in an exported state."""
 
 
-class Options:
-    """The options of an optimiser. Raises ConfigError, which names the option, for a value outside its range."""
-
-    def __post_init__(self) -> None:
-        for name in ("b1", "b2", "momentum", "decay_cap"):
-            value = getattr(self, name, 0.0)
-            if not 0.0 <= value <= BELOW_ONE:
-                raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 as float32 too")
-        for name in ("epsilon", "decay_rate"):
-            value = getattr(self, name, 1.0)
-            if not SMALLEST <= value <= LARGEST:
-                raise ConfigError(f"{name}={value!r}: expected a positive number, as float32 too")
-        dtype = getattr(self, "momentum_dtype", "float32")
-        if dtype not in ("bfloat16", "float32"):
-            raise ConfigError(f"momentum_dtype={dtype!r}: expected 'bfloat16' or 'float32'")
-
-    def slots(self, shape: Shape) -> dict[str, Shape]:
-        """The arrays that are kept of a parameter of this shape: name of the slot and shape."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Adam(Options):
-    """AdamW, and Adam with the decay in the gradient."""
-
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-8
-    momentum_dtype: Literal["bfloat16", "float32"] = "float32"
-
-    def slots(self, shape: Shape) -> dict[str, Shape]:
-        """Both moments."""
-        return {"mu": shape, "nu": shape}
-
-
-@dataclass(frozen=True)
-class Lamb(Adam):
-    """LAMB."""
-
-    epsilon: float = 1e-6
-
-
-@dataclass(frozen=True)
-class Sgd(Options):
-    """Stochastic gradient descent."""
-
-    momentum: float = 0.9
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.nesterov) is not bool:
-            raise ConfigError(f"nesterov={self.nesterov!r}: expected True or False")
-        if self.nesterov and not self.momentum:
-            raise ConfigError(f"nesterov={self.nesterov!r}: there is no momentum (momentum={self.momentum!r})")
-
-    def slots(self, shape: Shape) -> dict[str, Shape]:
-        """The momentum, if there is any."""
-        return {"trace": shape} if self.momentum else {}
-
-
-@dataclass(frozen=True)
-class Adafactor(Options):
-    """Adafactor as big_vision has it. The second moment of `factored_axes` is kept as its means along each of the two."""
-
-    momentum: float = 0.9
-    momentum_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    decay_rate: float = 0.8
-    decay_cap: float = 0.999
-    factored_from: int = 32
-    epsilon: float = 1e-30
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.factored_from) is not int or self.factored_from < 1:
-            raise ConfigError(f"factored_from={self.factored_from!r}: expected an integer of at least 1")
-
-    def slots(self, shape: Shape) -> dict[str, Shape]:
-        """The momentum, if there is any; and the second moment, whole or as its means along two axes."""
-        momentum = {"mu": shape} if self.momentum else {}
-        axes = factored_axes(shape, self.factored_from)
-        if axes is None:
-            return {**momentum, "nu": shape}
-        lesser, largest = axes
-        return {**momentum, "row": _without(shape, largest), "column": _without(shape, lesser)}
-
-
-OPTIMIZERS: Mapping[str, type[Options]] = {
-    "adamw": Adam,
-    "adam": Adam,
-    "sgd": Sgd,
-    "lamb": Lamb,
-    "adafactor": Adafactor,
+ADAM = {"b1": 0.9, "b2": 0.999, "epsilon": 1e-8, "momentum_dtype": "float32"}
+ADAFACTOR = {
+    **{"momentum": 0.9, "momentum_dtype": "bfloat16", "decay_rate": 0.8, "decay_cap": 0.999},
+    **{"factored_from": 32, "epsilon": 1e-30},
 }
-"""Name -> class of its options."""
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": ADAM,
+    "adam": ADAM,
+    "sgd": {"momentum": 0.9, "nesterov": False},
+    "lamb": {**ADAM, "epsilon": 1e-6},
+    "adafactor": ADAFACTOR,
+}
+"""Name -> its options with their defaults."""
 
 
-def options_of(name: str, given: Mapping[str, Any]) -> Options:
+def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the optimiser `name`, where None stands for its default.
 
     Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value outside its range.
     """
     if name not in OPTIMIZERS:
         raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}")
-    kind: Any = OPTIMIZERS[name]
-    known = [field.name for field in fields(kind)]
-    set_ = {option: value for option, value in given.items() if value is not None}
-    for option, value in set_.items():
+    known, changed = OPTIMIZERS[name], {option: value for option, value in given.items() if value is not None}
+    for option, value in changed.items():
         if option not in known:
             raise ConfigError(
                 f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known)}"
             )
-    options: Options = kind(**set_)
+    options = {**known, **changed}
+    _check(options)
     return options
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    for name in ("b1", "b2", "momentum", "decay_cap"):
+        if not 0.0 <= (value := options.get(name, 0.0)) <= BELOW_ONE:
+            raise ConfigError(f"{name}={value!r}: expected a number in [0, 1), below 1 as float32 too")
+    for name in ("epsilon", "decay_rate"):
+        if not SMALLEST <= (value := options.get(name, 1.0)) <= LARGEST:
+            raise ConfigError(f"{name}={value!r}: expected a positive number, as float32 too")
+    if (dtype := options.get("momentum_dtype", "float32")) not in ("bfloat16", "float32"):
+        raise ConfigError(f"momentum_dtype={dtype!r}: expected 'bfloat16' or 'float32'")
+    if type(nesterov := options.get("nesterov", False)) is not bool:
+        raise ConfigError(f"nesterov={nesterov!r}: expected True or False")
+    if nesterov and not options["momentum"]:
+        raise ConfigError(f"nesterov={nesterov!r}: there is no momentum (momentum={options['momentum']!r})")
+    if type(size := options.get("factored_from", 1)) is not int or size < 1:
+        raise ConfigError(f"factored_from={size!r}: expected an integer of at least 1")
+
+
+def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
+    """What an optimiser keeps of a parameter of this shape: name of the slot and shape.
+
+    Adam and LAMB keep both moments, SGD the momentum, if there is any. Adafactor keeps the second moment of `factored_axes` as its
+    means along each of the two.
+    """
+    if name not in ("sgd", "adafactor"):
+        return {"mu": shape, "nu": shape}
+    slot = "trace" if name == "sgd" else "mu"
+    momentum = {slot: shape} if options["momentum"] else {}
+    if name == "sgd":
+        return momentum
+    axes = factored_axes(shape, options["factored_from"])
+    if axes is None:
+        return {**momentum, "nu": shape}
+    lesser, largest = axes
+    return {**momentum, "row": _without(shape, largest), "column": _without(shape, lesser)}
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:

@@ -3,7 +3,6 @@
 import ast
 import fnmatch
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -3,8 +3,8 @@
     python -m generator.find_places FOLDER
 
 A copy is a clone, `FOLDER/OWNER/NAME`, or what the archive of a commit unpacks to, `FOLDER/OWNER/NAME-COMMIT`. The commit is
-that of `spec/implementations/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one of its own,
-"OWNER/NAME@COMMIT". What is not found is printed; then nothing is written, and the exit status is 1.
+that of `spec/implementations/places.json`, or, of a repository that is not in it, the newest of the clone; a "Source:" may have one
+of its own, "OWNER/NAME@COMMIT". What is not found is printed; then nothing is written, and the exit status is 1.
 """
 
 import argparse

@@ -171,7 +171,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
-    ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
+    ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
     ("--objective moco --lit.scale 3", ("lit.scale=3.0 has no effect here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
@@ -369,7 +369,7 @@ WRONG = {
     "convert x y.safetensors --to vmoe":
         "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
     f"convert {OLD_RUN} . --to hub":
-        "target='.': this command stands in it, and it would be replaced; name a folder in it",
+        "target='.': is the working directory, and would be replaced; name a folder in it",
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
@@ -397,7 +397,7 @@ WRONG = {
     f"finetune {OLD_RUN} --model vit_s16":
         "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
     f"finetune {__file__}":
-        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
+        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, .safetensors or .npz",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),

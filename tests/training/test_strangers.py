@@ -181,7 +181,7 @@ def test_a_hole_in_a_shard_is_not_filled(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("ending", "size"), [(".cls", 65), (".json", 2**20 + 1)])
 def test_a_label_is_short(tmp_path: Path, ending: str, size: int) -> None:
     write_shard(tmp_path / "x.tar", [("a.png", encoded(1)), (f"a{ending}", b"1" * size)])
-    with pytest.raises(SpecError, match=rf"a{ending}: {size:,} bytes, expected a label of at most"):
+    with pytest.raises(SpecError, match=rf"a{ending}: {size:,} bytes, a label has at most"):
         find_shards(tmp_path / "x.tar")
 
 

@@ -1,5 +1,7 @@
 """`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
 
+from typing import Any
+
 from moespec.models import families
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
@@ -31,7 +33,7 @@ def list_command(what: str) -> None:
                 print(f"{indent}{name:36} {text}".rstrip())
 
 
-def _described(router: Router) -> str:
+def _described(router: Router[Any]) -> str:
     """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
     models = {"models": ", ".join(router.models)} if router.models else {}
     facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}

@@ -39,8 +39,8 @@ def few_shot(
 ) -> dict[str, Any]:
     """Accuracy on the images of `test` of a ridge regression on `shots` images a class of `train`.
 
-    train, test: features `(N, D)` and labels `(N,)`. For each number of shots, `{"shots_10": {"accuracy", "l2",
-    "by_seed"}}`: the mean over the seeds 0, 1, ..., the L2 regularisation that it has, and the accuracy with each seed.
+    train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
+    "by_seed"}}`: the mean over the seeds 0, 1, ..., its L2 regularisation, and the accuracy with each seed.
     """
     (features, labels), (held, held_labels) = train, test
     results: dict[str, Any] = {}
@@ -88,8 +88,7 @@ def ridge(
 def best_l2(accuracies: Array) -> int:
     """Which column of `accuracies` (seeds, L2 values) has the best mean rank; the first of those that do.
 
-    The rule of vmoe, which takes ranks over data sets, as they are over seeds here: no number of one set or seed decides.
-    The choice looks at the test images.
+    The rule of vmoe, which ranks over data sets where this ranks over seeds. The choice looks at the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

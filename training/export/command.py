@@ -1,4 +1,4 @@
-"""What the command `moespec export` does, and what a program says of itself. `moespec.training.cli` parses its arguments."""
+"""The command `moespec export`."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ LARGEST = 2**31 - 2**20
 
 
 class Format(NamedTuple):
-    """How the content of a file, or of several by what is added to the name, is made; and the packages that it takes."""
+    """A function that returns the content of files by suffix of the name; its backend and packages."""
 
     write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
     backend: str
@@ -40,10 +40,10 @@ class Format(NamedTuple):
 
 
 def export_command(source: Path, *, format: str, out: Path | None, step: int | None) -> None:
-    """Writes the model of a run, or of weights in any format that describes itself, as a program, and says what it takes.
+    """Writes the model of a run, or of weights in a format that describes itself, as a program.
 
     Raises ConfigError for an unknown format or a missing package, and RunError for a file that cannot be written, before
-    anything is read; nothing is written when the export fails.
+    anything is read.
     """
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
@@ -64,10 +64,8 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     for note in notes:
         print(f"note: {note.message}")
     if getattr(weights.config, "whole_batch", False):
-        raise ConfigError(
-            f"format={format!r}: the model routes all images of a batch together, and a program has groups of one size; "
-            "train with group_size and group_images, or give --format safetensors"
-        )
+        why = "the model routes all images of a batch together, and a program has groups of one size"
+        raise ConfigError(f"format={format!r}: {why}; train with group_size and group_images, or export safetensors")
     if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
         raise ConfigError(f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; use pt2")
     if format == "onnx" and weights.config.dtype != "float32":
@@ -92,8 +90,8 @@ def image_shape(config: Config) -> tuple[int, int, int]:
 def metadata(weights: Weights) -> dict[str, str]:
     """The metadata of moespec's own files (`moespec.training.weights.own`) and `moespec.images`, each as JSON.
 
-    `moespec.images` has the axes of the input, its shape, its dtype and what the batch is a multiple of, and what
-    `Weights.images` says where that is known: a value is `(x / white - mean) / std`, each one number or one for each channel.
+    `moespec.images` has axes, shape and dtype of the input, of which number the batch is a multiple, and `Weights.images` if
+    known: a value is `(x / white - mean) / std`.
     """
     config = weights.config
     images = {

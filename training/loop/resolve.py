@@ -93,10 +93,8 @@ def _own_size(model: ModelConfig) -> int:
     """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
-        raise ConfigError(
-            f"model.image_size is not set: model.name={model.name!r} is made for digits of {size} x {size} "
-            "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
-        )
+        made_for = f"model.name={model.name!r} is made for digits of {size} x {size} pixels"
+        raise ConfigError(f"model.image_size is not set: {made_for}; give --model.image-size 64, for example")
     return size
 
 
@@ -107,10 +105,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     """
     height, width, channels = dataset.shape
     if height != width:
-        raise ConfigError(
-            f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
-            "them squares of N pixels"
-        )
+        what = f"images of {height} x {width} pixels, expected squares"
+        raise ConfigError(f"data.path={config.data.path!r}: {what}; model.image_size=N resizes and crops them")
     objective = objective_of(config)
     classes = len(dataset.classes) if objective.head else 0
     expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": classes}

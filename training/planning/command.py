@@ -1,4 +1,4 @@
-"""The command `moespec plan`: prints what a step takes on each mesh, and which it would be."""
+"""The command `moespec plan`: memory, traffic and time of a step on each mesh, and the best mesh."""
 
 import json
 from dataclasses import replace
@@ -22,9 +22,9 @@ __all__ = ["plan_command"]
 def plan_command(
     config: Config, *, devices: int, chip: str, utilisation: float | None, sharding: bool, as_json: bool
 ) -> None:
-    """Prints the plans and what the whole run takes, or how the parameters are split on the mesh that is given, or the best.
+    """Prints the plans and the cost of the whole run, or how the parameters are split on the given or best mesh.
 
-    utilisation: fraction of the chip's peak that the operations of a run (`objectives.table.training_flops`) are assumed to reach.
+    utilisation: assumed fraction of the chip's peak, for the operations of `objectives.table.training_flops`.
     """
     config = replace(config, model=without_data(config))
     seen = images_seen(config.training)
@@ -67,18 +67,17 @@ def plan_command(
 
 
 def _check_utilisation(named: str, value: float, config: Config, *, sharding: bool) -> None:
-    """ConfigError, which begins with `named`, for one that is no fraction, or is given where there is no run to measure."""
+    """ConfigError, which begins with `named`, for a value that is no fraction, or has no effect."""
     if not 0 < value <= 1:
         raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
     if sharding:
         raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
     if (epochs := config.training.epochs) is not None:
-        advice = "is of data that are not read; --training.examples says how many images are seen"
-        raise ConfigError(f"{named}: training.epochs={epochs!r} {advice}")
+        raise ConfigError(f"{named}: training.epochs={epochs!r} is of data that are not read; give --training.examples")
 
 
 def options(config: Config, sizes: MeshSizes) -> str:
-    """The options of train that ask for a mesh, and for an evaluation batch that fills groups on each of its devices."""
+    """The options of `moespec train` for a mesh, and for an evaluation batch that fills groups on each device."""
     named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
     words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
     batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))

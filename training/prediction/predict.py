@@ -1,11 +1,10 @@
-"""The command `moespec predict`: classes of the pictures of a folder, and what each MoE layer does with each of them.
+"""The command `moespec predict`: classes of the images in a folder, and the experts of each MoE layer for each of them.
 
-An image is routed alone, as by `moespec inspect`, so that what is said of it does not depend on the others in the folder.
-The share of expert e in an image is its part of the weights with which experts enter the image's tokens:
+An image is routed alone, as by `moespec inspect`. The share of expert e in an image is its part of the combine weights:
 
     share[e] = sum_t,c |combine[t, e, c]| / sum_t,e,c |combine[t, e, c]|
 
-which is the part of the tokens that it handles where each token has one expert of weight 1.
+which is the fraction of tokens that it handles if each token has one expert of weight 1.
 """
 
 import io
@@ -46,7 +45,7 @@ from moespec.training.reports.templates import render
 __all__ = ["Prediction", "make_shares", "predict_command", "table"]
 
 BATCH = 64
-"""Images of a batch, at most: more are no faster on a CPU, and take memory."""
+"""Most images of a batch: more are no faster on a CPU."""
 ROWS, LETTERS = 20, 40
 """Pictures that the terminal shows, and letters of their names, at most."""
 GALLERY, SIDE = 2000, 192
@@ -94,10 +93,9 @@ class Reader:
 def predict_command(
     run: Path, folder: Path, *, csv: Path | None, html: Path | None, top: int, backend: str | None, step: int | None
 ) -> None:
-    """Prints what the pictures of a folder, or one picture, are read as, and writes it as a table and a page.
+    """Prints the classes of the images of a folder, or of one image, and writes a table and a page.
 
-    Raises ConfigError, RunError or DataError before anything is loaded for what cannot be done, DataError if no picture can be
-    read, and Interrupted when a signal stops it.
+    Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
     """
     if top < 1:
         raise ConfigError(f"top={top!r}: expected an integer >= 1")

@@ -1,4 +1,4 @@
-"""What a model costs for an image: counted from its configuration, and measured; the command `moespec count`."""
+"""The cost of a model for an image, counted from its configuration or measured; the command `moespec count`."""
 
 import statistics
 import time
@@ -26,11 +26,9 @@ REPEATS, SECONDS = 5, 0.3
 def milliseconds(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
 ) -> float:
-    """Milliseconds an image of a forward pass of `batch` images, the median of several; `params` are arrays of `B`.
+    """Milliseconds an image of a forward pass of `batch` images to logits on the host, the median of several, without compilation.
 
-    forward: that of `make_forward`, where the caller has it compiled.
-
-    The logits are brought to the host; compilation, and what makes the images ready, are not in it.
+    params: arrays of `B`. forward: a compiled one of `make_forward`, if the caller has it.
     """
     random = np.random.default_rng(0)
     shape = (batch, model.image_size, model.image_size, model.channels)

@@ -3,8 +3,8 @@
     OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
     OUT/results.json, results.csv, pareto.png, index.html              made anew after each seed
 
-Whatever stops it, the same command goes on: runs that are finished stay, one that is not goes on from its checkpoint. An entry
-that fails, as one that diverges does, is named and not compared, and the others go on.
+After any interruption the same command goes on: finished runs stay, an unfinished one goes on from its checkpoint. An entry that
+fails, for example because it diverges, is named and not compared.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ from moespec.training.loop.evaluations import load_sets
 from moespec.training.loop.resolve import choose_backend, load_data, resolve
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.objectives.table import objective_of
+from moespec.training.reports.cost import aligned
 from moespec.training.study import outcome, results
 
 __all__ = ["study_command"]
@@ -34,10 +35,10 @@ MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", 
 def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
     """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
 
-    measure: what is compared, of an evaluation by schedule (`outcome.measures`); by default the accuracy of the head.
+    measure: a result of an evaluation by schedule to compare (`outcome.measures`); by default the accuracy of the head.
 
-    Raises ConfigError or DataError before anything is trained for an entry that cannot be, and RunError for a folder that
-    has a study of the same entry with another configuration or a damaged outcome, and at the end if entries failed.
+    Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
+    and at the end if entries failed.
     """
     if not entries:
         raise ConfigError("routers: there is no entry")
@@ -62,9 +63,8 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
                 outcome.make(load_run(run), run, file)
             outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:
-            raise Interrupted(
-                f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on", stop.signal
-            ) from stop
+            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
+            raise Interrupted(told, stop.signal) from stop
         except BusyError:
             raise
         except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
@@ -74,7 +74,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
         if name == list(configs)[-1]:
             summary = results.summarised(outcomes, failed, measure)
             results.write(out, summary, {name: dump(config) for name, config in configs.items()})
-    print(results.table(summary))
+    print(aligned(results.rows(summary)))
     print("\n".join(summary["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
     if failed:

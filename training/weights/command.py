@@ -28,10 +28,7 @@ def convert_command(
     settings: Sequence[str] = (),
     step: int | None = None,
 ) -> None:
-    """Reads weights in one format, writes them in another, and says what they are.
-
-    paths: the source, or with `average` several of the same model, and the target.
-    """
+    """Converts weights from one format to another. paths: the source, or with `average` several, and the target."""
     if len(paths) < 2:
         missing = "target is missing (the file or folder to write, which comes last)"
         raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
@@ -77,12 +74,11 @@ def fields_of(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _by_name(target: Path) -> str:
-    """The format that a name without --to stands for: moespec's own."""
+    """The format of a target without --to: moespec's own."""
     if target.suffix == ".safetensors":
         return "moespec"
-    raise ConfigError(
-        f"target={str(target)!r}: give --to, one of {', '.join(n for n, f in FORMATS.items() if f.write)}"
-    )
+    writable = ", ".join(name for name, format in FORMATS.items() if format.write)
+    raise ConfigError(f"target={str(target)!r}: give --to, one of {writable}")
 
 
 def _words(config: Any) -> str:

@@ -40,11 +40,6 @@ def test_no_balanced_assignment_has_a_larger_total(B, scores):
         assert (totals(scores, np.tile(assignment, (GROUPS, 1))) <= best.objective + 1e-12).all()
 
 
-@holds(wrong="greedy_over_tokens", scores=even_logits)
-def test_at_evaluation_a_token_goes_to_its_first_best_expert(B, scores):
-    np.testing.assert_array_equal(B.base_greedy(scores), scores.argmax(axis=2))
-
-
 @holds(wrong="slots_by_score", scores=even_logits)
 def test_tokens_fill_slots_by_index_with_the_sigmoid_of_their_score(B, scores):
     tokens, experts = scores.shape[1:]

@@ -61,13 +61,6 @@ def test_batch_norm_is_of_each_feature_with_the_variance_of_the_population(B, se
     np.testing.assert_allclose(B.batch_norm(x), (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), rtol=1e-10, atol=1e-12)
 
 
-@holds(wrong="decay_of_the_current", seed=seeds, decay=one_of(0.9, 0.0, 1.0))
-def test_the_average_moves_towards_the_current_parameters(B, seed, decay):
-    average, current = rows(seed, 2)
-    moved = B.momentum_update(average, current, np.array(decay))
-    np.testing.assert_allclose(moved - average, (1 - decay) * (current - average), atol=1e-12)
-
-
 @holds(wrong=("epsilon_in_the_logarithm", "global_entropy_of_all_groups", "threshold_ignored"), logits=logits)
 def test_entropies_of_tokens_and_of_their_mean(B, logits):
     scores = B.softmax_affinity(logits)

@@ -7,8 +7,6 @@ from strategies import one_of, seeds, slots
 
 from moespec.spec import (
     ConfigError,
-    ContractError,
-    Routing,
     ShapeError,
     expert_choice,
     expert_mlp,
@@ -98,22 +96,14 @@ def test_expert_mlp_needs_its_parameters():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({"b3": np.ones((3, HIDDEN))}, ConfigError, "params: w3 is missing"),
-        ({"w4": np.ones((3, WIDTH, HIDDEN))}, ConfigError, "params: w4 is not one of w1, b1, w3"),
-        ({"w3": np.ones((3, WIDTH, HIDDEN + 1))}, ShapeError, "w3: axis 2 has 4 entries, expected 3"),
-        ({"w3": np.ones((3, WIDTH + 1, HIDDEN))}, ShapeError, "w3: axis 1 has 5 entries, expected 4"),
-        (
-            {"w3": np.ones((3, WIDTH, HIDDEN)), "b3": np.ones((3, 1))},
-            ShapeError,
-            "b3: axis 1 has 1 entries, expected 3",
-        ),
-        ({"w3": np.full((3, WIDTH, HIDDEN), np.nan)}, ContractError, "w3"),
+        ({"b3": np.ones((3, HIDDEN))}, "params: w3 is missing"),
+        ({"w4": np.ones((3, WIDTH, HIDDEN))}, "params: w4 is not one of w1, b1, w3"),
     ],
 )
-def test_expert_mlp_checks_its_gate(change, error, message):
-    with pytest.raises(error, match=message):
+def test_expert_mlp_knows_its_parameters(change, message):
+    with pytest.raises(ConfigError, match=message):
         expert_mlp(np.zeros((3, 1, WIDTH)), {**parameters(3, 0), **change})
 
 
@@ -149,14 +139,6 @@ def test_experts_must_keep_their_slots(shape):
     routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
     with pytest.raises(ShapeError, match=r"^experts: "):
         moe_layer(TOKENS, routing, lambda x: np.zeros(shape))
-
-
-def test_layer_checks_its_routing():
-    routing = expert_choice(softmax_affinity(LOGITS), capacity=2)
-    with pytest.raises(ShapeError, match=r"^routing\.dispatch: axis 0 has 6 entries, expected 5"):
-        moe_layer(TOKENS[:5], routing, lambda x: x)
-    with pytest.raises(ShapeError, match=r"^routing\.combine: "):
-        moe_layer(TOKENS, Routing(routing.dispatch, routing.combine[:, :, :1]), lambda x: x)
 
 
 def test_metrics_are_real():

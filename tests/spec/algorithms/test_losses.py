@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from properties import holds
-from scipy.special import logsumexp
 from scipy.stats import norm
 from strategies import logits, one_of, seeds, spread
 
@@ -73,11 +72,6 @@ def test_the_balance_loss_of_a_batch_in_a_router_is_that_of_one_group(name):
 def test_a_load_of_another_scope():
     with pytest.raises(ConfigError, match="scope: expected one of 'batch', 'global', got 'group'"):
         expert_load(np.full((2, 3), 1 / 3), choices=1, scope="group")
-
-
-@holds(wrong="z_of_the_mean_exponential", logits=logits)
-def test_the_z_loss_is_the_mean_square_of_the_logsumexp(B, logits):
-    np.testing.assert_allclose(B.z_loss(logits), np.mean(logsumexp(logits, axis=2) ** 2), rtol=1e-12)
 
 
 @pytest.mark.parametrize("experts", [2, 3, 8, 64])

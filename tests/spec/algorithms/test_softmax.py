@@ -2,7 +2,7 @@
 
 import numpy as np
 from properties import holds
-from strategies import logits, one_of, seeds, spread
+from strategies import logits, seeds
 
 
 @holds(wrong="softmax_over_tokens", logits=logits, seed=seeds)
@@ -24,21 +24,3 @@ def test_large_logits_do_not_overflow(B, logits):
     affinity = B.softmax_affinity(1000 * logits)
     assert np.isfinite(affinity).all()
     np.testing.assert_allclose(affinity.sum(axis=2), 1, rtol=1e-14)
-
-
-@holds(wrong="logits_are_cosines", tokens=spread, seed=seeds)
-def test_logits_are_a_product_without_a_bias(B, tokens, seed):
-    kernel = np.random.default_rng(seed).normal(size=(tokens.shape[2], 3))
-    np.testing.assert_allclose(B.router_logits(tokens, kernel), tokens @ kernel, rtol=1e-12, atol=1e-13)
-
-
-@holds(
-    wrong=("noise_variance", "multiplier_of_zero_is_one"), logits=logits, seed=seeds, multiplier=one_of(0.5, 0.0, 3.0)
-)
-def test_noise_has_a_standard_deviation_of_the_multiplier_over_the_experts(B, logits, seed, multiplier):
-    """Without noise, or with a multiplier of 0, the logits stay as they are."""
-    noise = np.random.default_rng(seed).normal(size=logits.shape)
-    noisy = B.add_gating_noise(logits, noise, multiplier=multiplier)
-    np.testing.assert_allclose(noisy, logits + multiplier * noise / logits.shape[2], rtol=1e-13, atol=1e-13)
-    np.testing.assert_array_equal(B.add_gating_noise(logits, noise, multiplier=0.0), logits)
-    np.testing.assert_array_equal(B.add_gating_noise(logits, None), logits)

@@ -1,19 +1,9 @@
-"""Switch: the jitter, its defaults, noise and initial values."""
+"""Switch: its defaults, noise and initial values."""
 
 import numpy as np
 import pytest
-from properties import holds
-from strategies import seeds, spread
 
 from moespec.spec import ROUTERS
-
-
-@holds(wrong="jitter_added", tokens=spread, seed=seeds)
-def test_jitter_is_a_factor_within_epsilon_of_one(B, tokens, seed):
-    noise = np.random.default_rng(seed).uniform(-1, 1, tokens.shape)
-    np.testing.assert_allclose(B.router_jitter(tokens, noise, epsilon=0.25), tokens * (1 + 0.25 * noise), rtol=1e-14)
-    np.testing.assert_array_equal(B.router_jitter(tokens, noise, epsilon=0.0), tokens)
-    np.testing.assert_array_equal(B.router_jitter(tokens, None), tokens)
 
 
 def test_defaults_noise_and_initial_values():

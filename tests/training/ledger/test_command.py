@@ -44,9 +44,9 @@ PACKAGES = (Measured("vmoe-jax", "1.0", "google-research/vmoe", {"XX-1a": "`vmoe
 def few(monkeypatch):
     """A ledger of three entries, and one package that was measured."""
     ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.algorithms.gshard")}
-    for module in (command, implementations, table):
+    for module in (command, positions, table):
         monkeypatch.setattr(module, "LEDGER", ledger)
-    for module in (implementations, show):
+    for module in (positions, show):
         monkeypatch.setattr(module, "measured", lambda: PACKAGES)
     monkeypatch.setattr(places, "places", lambda: PLACES)
     monkeypatch.setenv("COLUMNS", "110")  # lines are as long as the terminal that runs the tests is wide, if it has one

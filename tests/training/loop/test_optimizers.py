@@ -46,7 +46,7 @@ def test_a_stopped_run_goes_on(runs: Any, name: str, tmp_path: Path) -> None:
         runs.stopped(whole, run, step=2)
         runs.train(run, backend, config)
     expected = arrays(whole, 4)
-    assert {path.split("/")[0] for path in expected} == {"params", "ema", *config.optimizer.own.slots((16, 16))} | (
+    assert {path.split("/")[0] for path in expected} == {"params", *config.optimizer.slots(("w",), (16, 16))} | (
         {"nu"} if name == "adafactor" else set()
     )
     for path, value in expected.items():
@@ -97,7 +97,7 @@ def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
     capsys.readouterr()
     given = [flag.replace("positions", "head/bias") for flag in flags]
     assert cli.main(["train", "--run", str(run), "--resume", "--override", *given]) == 2
-    assert "the checkpoint does not have what this optimizer keeps" in capsys.readouterr().err
+    assert "the checkpoint lacks what this optimizer keeps" in capsys.readouterr().err
     assert cli.main(["train", "--run", str(run), "--resume", "--override", "--optimizer.rates", "head/bias=2"]) == 0
 
 

@@ -167,7 +167,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
         (2, ("--mesh.fsdp", "3"), "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span the devices"),
-        (2, ("--model.group-images", "64"), "each of 2 devices (data 2) has 32 images at a time. images: 32 images"),
+        (2, ("--model.group-images", "64"), "32 images at a time on each device (data 2). images: 32 images"),
         (2, ("--training.accumulate", "64"), r"does not divide among 2 devices \(data 2\) in 64 parts"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],

@@ -12,8 +12,8 @@ import pytest
 from moespec.backends.jax.mesh import OnMesh
 from moespec.backends.jax.optimizers import by_leaf
 from moespec.backends.mesh import MeshSizes
-from moespec.backends.pytrees import leaves
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.pytrees import leaves
 from moespec.models import counts, families
 from moespec.models.parameters import shaped
 from moespec.spec.errors import ConfigError

@@ -40,7 +40,7 @@ def test_wrong_entries() -> None:
     for texts, message in (
         (["soft"], "expected dense, one of "),
         (["soft_moe", "soft_moe"], "another entry 'soft_moe'"),
-        (["../up: --router soft_moe"], "a name of letters"),
+        (["../up: --router soft_moe"], "letters, digits, _ . - in NAME"),
         (["a: --model.router 'soft_moe"], "No closing quotation"),
         (["a: --router switch --model.router-options.chices 3"], "does not have this option"),
     ):
