@@ -11,9 +11,10 @@
     moespec conformance golden [--check]                      make the vectors, or check the committed ones
     moespec conformance variants                              try the suite on known variants
 
-`cases/` has a file for each algorithm: its cases, how its results are compared, and what is done differently
-elsewhere. `author/` makes vectors of them. What a vector is stands here: `format.py` describes it, `suite.py` finds
-those committed, `compare.py` is the comparison. `check/` runs them on a target, `report/` shows what came of a run,
-and `pytest.py` makes tests of it; `record/` keeps what gates of any model compute; `start.py` writes a target from
-`templates/`. Needs NumPy, SciPy and safetensors; targets are loaded by name.
+`cases/` has a file for each algorithm: its cases, and what is done differently elsewhere. `functions/` says how the
+results of each public function are compared. `author/` computes what a case expects, and `golden/` makes vectors of all
+cases. `format.py` describes a vector, `suite.py` finds those committed, `compare.py` is the comparison. `check/` runs
+them on a target and says what is known of a failure, `report/` shows what came of a run, and `plugin.py` and `pytest.py`
+make tests of it. `record/` keeps what gates of any model compute; `scaffold.py` writes a target from `templates/`. Needs
+NumPy, SciPy and safetensors; targets are loaded by name.
 """

@@ -1,6 +1,7 @@
 """`moespec conformance`: check a target, an adapter or files; reports; the vectors and their cases."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -29,8 +30,23 @@ def keep_apart(arguments: Sequence[str]) -> None:
     process.FOLDERS[:] = [folder]
 
 
-if __name__ == "__main__":
+def _alone() -> int:
+    """`python -m moespec.conformance`, which ends as `moespec conformance` does and needs nothing that trains."""
     keep_apart(sys.argv[1:])
-    from moespec.training import cli  # here, for the suite alone needs nothing that trains
+    try:
+        status = main()
+        print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
+        status = 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"moespec: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print("moespec: interrupted", file=sys.stderr)
+        status = 130
+    return status
 
-    sys.exit(cli.main(["conformance", *sys.argv[1:]], more={"conformance": (__doc__ or "", main)}))
+
+if __name__ == "__main__":
+    sys.exit(_alone())

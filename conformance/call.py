@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from moespec import spec
-from moespec.conformance.author.describe import ROUTE, Function
-from moespec.conformance.cases import function, functions
 from moespec.conformance.format import Case, Reference, Stage, Tensor, routing_arrays
+from moespec.conformance.functions import FUNCTIONS, function
+from moespec.conformance.functions.describe import ROUTE, Function
 
 __all__ = ["arrays", "at", "earlier", "given", "golden", "identity", "missing", "names", "needs", "reads", "result"]
 
@@ -103,7 +103,7 @@ def missing(module: Any) -> dict[str, str]:
 
 def _paths() -> Iterator[str]:
     """All that stages may need: functions, those in the specification's tables, and the `route` of routers."""
-    for described in functions().values():
+    for described in FUNCTIONS.values():
         for name in _needs(described, described.name):
             yield name
             table = getattr(spec, name, None)

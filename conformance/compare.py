@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.cases import function
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
+from moespec.conformance.functions import function
 
 __all__ = [
     *("ALL_DTYPES", "CONSTANTS", "DTYPES", "LARGE", "SHORT", "Dtype", "Outcome", "Verdict", "certified", "compare"),

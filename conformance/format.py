@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from moespec.spec.values import even
 
 __all__ = [
-    *("KINDS", "Case", "Edit", "Expectation", "Gradients", "Reference", "Stage", "Tensor", "Value", "VectorError"),
-    *("finish", "routing_arrays"),
+    *("KINDS", "Case", "Edit", "Expectation", "GoldenError", "Gradients", "Reference", "Stage", "Tensor", "Value"),
+    *("VectorError", "finish", "routing_arrays"),
 ]
 
 KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "gradient", "trajectory")
@@ -30,6 +30,10 @@ KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "grad
 
 class VectorError(Exception):
     """A vector file is missing, damaged, or not in the format; the message names the file."""
+
+
+class GoldenError(Exception):
+    """A golden cannot be made: two ways to compute it disagree, or a random search found nothing."""
 
 
 @dataclass(frozen=True)

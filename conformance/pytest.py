@@ -17,15 +17,14 @@ import pytest
 
 from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.classes import CLASSES, class_of
 from moespec.conformance.check.plan import Plan
-from moespec.conformance.check.plugin import settle
 from moespec.conformance.check.process import claims
+from moespec.conformance.check.results import Report
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report.report import Report
+from moespec.conformance.plugin import settle
 from moespec.spec.errors import ConfigError
 
 __all__ = ["VectorCase", "parametrize"]
@@ -77,7 +76,7 @@ def parametrize(
     if require_suite is not None:
         suite.require(require_suite)
     _check_words("algorithms", algorithms, ALGORITHMS)
-    _check_words("classes", classes, CLASSES)
+    _check_words("classes", classes, suite.CLASSES)
     _check_words("dtypes", dtypes, {**SHORT, **ALL_DTYPES})
     interface, name = (Target, target) if target is not None else (Adapter, str(adapter))
     claims(interface, name)
@@ -85,7 +84,8 @@ def parametrize(
     cases = [
         VectorCase(id, SHORT.get(dtype, dtype), interface, name, expected)
         for id in sorted(suite.ids())
-        if (algorithms is None or id.partition("/")[0] in algorithms) and (classes is None or class_of(id) in classes)
+        if (algorithms is None or id.partition("/")[0] in algorithms)
+        and (classes is None or suite.class_of(id) in classes)
         for dtype in dict.fromkeys(dtypes)
     ]
     if not cases:

@@ -1,12 +1,13 @@
 """What `new` writes: a target to start from, and a test of it."""
 
+import json
 import sys
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
+from string import Template
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from moespec.conformance.compare import DTYPES
 from moespec.conformance.suite import VECTORS
 from moespec.spec.errors import ConfigError
 
@@ -15,7 +16,6 @@ __all__ = ["KINDS", "commands", "start"]
 KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c"}
 """What a target can be written in, and how its file ends."""
 TEMPLATES = Path(__file__).parent / "templates"
-DTYPES = ["float64", "float32", "bfloat16"]
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:
@@ -31,13 +31,10 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
             raise ConfigError(f"name={name!r}: {path} is there already, and is not overwritten")
     if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
         raise ConfigError(f"name={name!r}: there is a module of this name already, which the file would hide")
-    environment = Environment(  # what is made is Python and C
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
-    templates = (f"{kind}{KINDS[kind]}.jinja", "test_c.py.jinja" if kind == "c" else "test_module.py.jinja")
-    dtypes = ["float64"] if kind == "numpy" else DTYPES
+    templates = (f"{kind}{KINDS[kind]}", "test_c.py" if kind == "c" else "test_module.py")
+    dtypes = json.dumps(["float64"] if kind == "numpy" else [*DTYPES])
     for path, template in zip(paths, templates, strict=True):
-        text = environment.get_template(template).render(name=name, dtypes=str(dtypes).replace("'", '"'))
+        text = Template((TEMPLATES / f"{template}.template").read_text()).substitute(name=name, dtypes=dtypes)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     return paths

@@ -3,14 +3,15 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from moespec.conformance.cases import functions
 from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
+from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.manifest import read
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
@@ -18,11 +19,22 @@ from moespec.spec.errors import ConfigError
 from moespec.version import version
 
 __all__ = [
-    *("VECTORS", "case", "digest", "ids", "is_installed", "kind", "load", "manifests", "problems", "require"),
-    *("sha256", "verify"),
+    *("CLASSES", "VECTORS", "case", "class_of", "digest", "ids", "is_installed", "kind", "load", "manifests"),
+    *("problems", "require", "sha256", "verify"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
+CLASSES = {
+    "values": ("value", "degenerate"),
+    "ties": ("tie", "near_tie"),
+    "overflow": ("overflow",),
+    "gradients": ("gradient",),
+    "errors": ("negative",),
+    "training": ("trajectory",),
+    "models": (),
+}
+"""What cases are about, as words to choose them by, and the classes of the format that each word stands for; `models` are
+whole models but for their training."""
 Only = Callable[[str], bool]
 Problems = Iterator[tuple[bool, str]]  # whether something is wrong, and a sentence
 
@@ -114,8 +126,23 @@ def case(path: Path) -> Case:
 
 def kind(path: Path) -> str:
     """The class of the case of a manifest, of which nothing else is checked. Raises VectorError without one."""
+    return _outline(path)[0]
+
+
+def class_of(id: str, folder: Path = VECTORS) -> str:
+    """The word of `CLASSES` for a case, by its id. Raises VectorError as `kind`."""
+    kind, calls = _outline(folder / f"{id}.json")
+    if kind != "trajectory" and any(function(call).batched for call in calls):
+        return "models"
+    return next(word for word, kinds in CLASSES.items() if kind in kinds)
+
+
+@cache
+def _outline(path: Path) -> tuple[str, list[str]]:
+    """The class of a case, and the names that its stages call."""
     try:
-        return str(json.loads(read_file(path))["class"])
+        manifest = json.loads(read_file(path))
+        return str(manifest["class"]), [str(stage["call"]) for stage in manifest["stages"]]
     except Exception as error:  # whatever it is, the file is what is wrong
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 
@@ -162,7 +189,7 @@ def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
 
 
 def _calls(place: str, path: str) -> Problems:
-    yield path.split(".")[0] not in {*functions(), "identity"}, f"{place}: there is no function {path!r}"
+    yield path.split(".")[0] not in {*FUNCTIONS, "identity"}, f"{place}: there is no function {path!r}"
 
 
 def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Mapping[str, Stage]) -> Problems:
@@ -174,7 +201,7 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
             yield from _reference(f"{place}, {name}", each, inputs, earlier)
     elif reference is not None and reference not in inputs:
         name, _, part = reference.partition("/")
-        described = functions()[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
+        described = FUNCTIONS[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
         known = name in earlier and (not part or part in {"routing", *earlier[name].outputs, *described})
         yield not known, f"{place}: reads {reference!r}, which nothing before it computes"
 

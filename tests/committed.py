@@ -6,10 +6,10 @@ import numpy as np
 
 import moespec.backends.numpy as reference
 from moespec.conformance import suite
-from moespec.conformance.author.generate import suite_text
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
+from moespec.conformance.golden.generate import suite_text
 from moespec.conformance.manifest import encode
 
 CASES = suite.load()

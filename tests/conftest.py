@@ -1,8 +1,14 @@
-"""JAX compiles small programs that run once: what XLA would optimise takes more time than it saves."""
+"""What all tests share: JAX without optimisations, and skips that name the extra to install.
+
+JAX compiles small programs that run once: what XLA would optimise takes more time than it saves.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -13,6 +19,44 @@ except PackageNotFoundError:
 # From JAX 0.11 on, XLA does not know the second flag and aborts.
 FLAGS = ("--xla_backend_optimization_level=0", *(("--xla_cpu_use_fusion_emitters=false",) if older else ()))
 os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
+
+EXTRAS = {
+    **{"jax": "jax", "optax": "jax", "torch": "torch", "flax": "flax", "equinox": "equinox", "tensorboard": "data"},
+    **dict.fromkeys(("datasets", "pyarrow", "huggingface_hub"), "huggingface"),
+    **dict.fromkeys(("onnx", "onnxscript", "flatbuffers"), "export"),
+    **dict.fromkeys(("PIL", "matplotlib", "msgpack", "grain", "tomli_w", "filelock", "jinja2"), "train"),
+    **dict.fromkeys(("docutils", "sphinx", "myst_parser", "latex2mathml"), "docs"),
+    **{"tokenizers": "text"},
+}
+"""Packages that a test may need, and the extra of moespec that installs each."""
+
+
+def _explained(report: Any, error: BaseException | None, where: str) -> Any:
+    """The report of a test or a module that a missing package stopped: skipped, and the reason names the extra."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        missing = re.search(r"could not import '(?:moespec\.backends\.)?(\w+)", report.longrepr[2])
+        name = missing[1] if missing else ""
+    elif isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+    else:
+        return report
+    if name in EXTRAS and find_spec(name) is None:
+        report.outcome = "skipped"
+        report.longrepr = (where, 0, f"Skipped: needs {name}: pip install 'moespec[{EXTRAS[name]}]'")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    return _explained(report, call.excinfo.value if call.excinfo else None, str(item.path))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    report = yield
+    raised = report.call.excinfo.value if report.call.excinfo else None
+    return _explained(report, raised and raised.__cause__, str(collector.path))
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +70,7 @@ def installed(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command line, which ends with that status: what it printed, or of one that fails what it says."""
-    from moespec.training import cli
+    from moespec import cli
 
     def run(words: Sequence[str], status: int = 0) -> str:
         capsys.readouterr()

@@ -18,7 +18,7 @@ from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.format import Stage
 from moespec.spec.algorithms.gelu import activation
 
-__all__ = ["layer_slopes", "slope"]
+__all__ = ["layer_gradients", "slope"]
 
 Array = NDArray[Any]
 
@@ -30,7 +30,7 @@ def slope(function: Callable[[Arrays], Any], values: Arrays, name: str) -> NDArr
     return slopes[""].reshape(array.shape)
 
 
-def layer_slopes(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
+def layer_gradients(making: Making, stage: Stage, values: Arrays, probe: Array) -> Arrays:
     """The gradient of `sum(probe * output)` of the layer around a router, for one group, by each of its inputs.
 
     stage: a `moe_layer` whose experts are perceptrons. values: its inputs. probe: (tokens, width).

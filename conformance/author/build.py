@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from moespec.conformance.author.decide import decision
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.draws import drawn, layer_of, recorded, route_of, updates_of
 from moespec.conformance.author.outputs import outputs
 from moespec.conformance.author.reference import Making
 from moespec.conformance.author.reference_gradients import gradients
+from moespec.conformance.author.tie_margins import decision
 from moespec.conformance.format import Case, Edit, Expectation, Stage
 from moespec.conformance.matrix_rows import ALGORITHMS
 

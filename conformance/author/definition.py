@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from moespec.conformance.author.describe import axes
 from moespec.conformance.format import Stage, Tensor
+from moespec.conformance.functions.describe import axes
 
 __all__ = [
     *("DRAWS", "Definition", "Draws", "Noise", "Routed", "call", "composed", "function", "of_array", "single"),

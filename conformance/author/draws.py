@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec import spec
-from moespec.conformance.author.decide import choices, margin, ordered
 from moespec.conformance.author.definition import Definition, Routed, tensor
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.reference import Arrays
+from moespec.conformance.author.tie_margins import choices, margin, ordered
 from moespec.conformance.author.trace import Recorder
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec import ContractError

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Routed, tensor
-from moespec.conformance.author.draw import grid, integers, scaled
+from moespec.conformance.author.inputs import grid, integers, scaled
 from moespec.conformance.format import Case, Tensor
 from moespec.spec import ROUTERS
 
-__all__ = ["LARGE", "SIZES", "Layer", "definition", "ids", "outlines"]
-
-SIZES = ("small", "large")
-"""Of the cases that are made of a seed: those of the vectors with other numbers, and these."""
+__all__ = ["LARGE", "Layer", "definition", "ids", "outlines"]
 
 HIDDEN = 4
 """The hidden width of the experts, in widths."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, tensor
-from moespec.conformance.author.draw import grid, permutation
+from moespec.conformance.author.inputs import grid, permutation
 from moespec.conformance.author.routers import router_case
 from moespec.conformance.format import Stage, Tensor
 

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.backends.directions import derivatives, units
-from moespec.conformance.author.draw import signs
-from moespec.conformance.author.reference import Arrays, GoldenError, Making
+from moespec.conformance.author.inputs import signs
+from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import condition, pooled_spread, round_scale, spread
 from moespec.conformance.author.trace import Recorder
-from moespec.conformance.cases import function
 from moespec.conformance.compare import CONSTANTS, LARGE
-from moespec.conformance.format import Stage, Value
+from moespec.conformance.format import GoldenError, Stage, Value
+from moespec.conformance.functions import function
 
 __all__ = ["PROBES", "along", "outputs"]
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.author.describe import GROUPS, Output
 from moespec.conformance.author.trace import Recorder
-from moespec.conformance.cases import function
 from moespec.conformance.format import Stage, Tensor, finish
+from moespec.conformance.functions import function
+from moespec.conformance.functions.describe import GROUPS, Output
 from moespec.spec.numerics import softmax
 
-__all__ = ["SPEC", "Arrays", "GoldenError", "Making"]
+__all__ = ["SPEC", "Arrays", "Making"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -36,10 +36,6 @@ SPEC = SimpleNamespace(
     softmax=softmax,
 )
 """The specification, with NumPy's own array operations besides. `np.einsum` does not reorder sums."""
-
-
-class GoldenError(Exception):
-    """A golden cannot be made: two ways to compute it disagree, or a random search found nothing."""
 
 
 @dataclass

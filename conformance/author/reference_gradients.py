@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.directions import STEP
-from moespec.conformance.author.backward import layer_slopes, slope
-from moespec.conformance.author.describe import GROUPS
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.reference import Arrays, GoldenError, Making
+from moespec.conformance.author.backward import layer_gradients, slope
+from moespec.conformance.author.inputs import grid
+from moespec.conformance.author.reference import Arrays, Making
 from moespec.conformance.author.scale import pooled_spread, round_scale
-from moespec.conformance.cases import function
 from moespec.conformance.compare import LARGE
-from moespec.conformance.format import Gradients, Stage, Tensor, Value
+from moespec.conformance.format import GoldenError, Gradients, Stage, Tensor, Value
+from moespec.conformance.functions import function
+from moespec.conformance.functions.describe import GROUPS
 
 __all__ = ["gradients"]
 
@@ -54,7 +54,7 @@ def gradients(
 
     def of_group(making: Making, group: Arrays, weights: Any) -> Arrays:
         if making.sampled:
-            return layer_slopes(making, stage, group, weights)
+            return layer_gradients(making, stage, group, weights)
         return {n: slope(partial(scalar, weights=weights), group, n) for n in by}
 
     def gradient(making: Making, probe: NDArray[Any], check: bool = False) -> Arrays:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import experts
+from moespec.conformance.author.inputs import experts, grid
 from moespec.conformance.format import Stage, Tensor
 
 __all__ = [

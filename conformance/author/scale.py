@@ -27,16 +27,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtr
 
 from moespec.backends.directions import derivatives, units
-from moespec.conformance.author.draw import signs
-from moespec.spec.numerics import softplus, z_score
+from moespec.conformance.author.inputs import signs
 
-__all__ = [
-    *("choice_errors", "condition", "normal_density", "pooled_spread", "round_scale", "spread", "stability"),
-    "variation",
-]
+__all__ = ["condition", "pooled_spread", "round_scale", "spread", "stability"]
 
 Arrays = dict[str, NDArray[Any]]
 Function = Callable[[Arrays], Arrays]
@@ -112,33 +107,3 @@ def round_scale(scale: NDArray[Any]) -> NDArray[np.float64]:
     """The scale with three significant digits, rounded up: what a vector stores."""
     rounded: NDArray[np.float64] = np.vectorize(lambda a: float(f"{1.006 * a:.2e}"), otypes=[np.float64])(scale)
     return rounded
-
-
-def normal_density(z: NDArray[Any]) -> NDArray[Any]:
-    """Of the standard normal distribution, the slope of `scipy.special.ndtr`; `scipy.stats` takes a second to import."""
-    density: NDArray[Any] = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    return density
-
-
-def choice_errors(
-    logits: NDArray[Any], noise_logits: NDArray[Any], noisy_logits: NDArray[Any], choices: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The probability of noisy top-k that an expert is chosen, and its error: of a softplus, a quotient and `ndtr`."""
-    experts = logits.shape[1]
-    if choices == experts:  # every token counts for every expert
-        return np.ones(logits.shape), np.zeros(logits.shape)
-    std = softplus(noise_logits)
-    threshold = np.empty(logits.shape)
-    for expert in range(experts):
-        threshold[:, expert] = -np.sort(-np.delete(noisy_logits, expert, axis=1), axis=1)[:, choices - 1]
-    z = z_score(logits - threshold, std)
-    relative = 1 + np.abs(noise_logits) * expit(noise_logits) / std
-    errors = 1 + normal_density(z) * ((np.abs(threshold) + np.abs(logits)) / std + np.abs(z) * relative)
-    return ndtr(z), errors
-
-
-def variation(totals: NDArray[Any], errors: NDArray[Any]) -> Any:
-    """The scale of `variance(totals) / mean(totals)^2`, where totals have errors: a variance cancels."""
-    mean, error = totals.mean(), errors.mean()
-    deviation = np.abs(totals - mean)
-    return np.mean(2 * deviation * (errors + error) + 2 * deviation**2 * error / mean) / mean**2

@@ -1,62 +1,185 @@
-"""How far the discrete choices of a case are from a tie.
+"""How far the choices of a stage are from a tie, and how far they must be in each dtype.
 
-A margin is the smallest `(a - b) / (A_a + A_b)` over neighbours a >= b of an order that can be observed, A being the
-scale of each score. A dtype can err by `c * u * A` on each, so the choice is certain where the margin exceeds `c * u`.
-Neighbours that are both exactly 0, or both exactly 1, are no choice between scores: zeros of a plan, or entries of a capped
-affinity at their bound, which the index orders.
+A choice on inputs of the case is exact, and its margin None. A router makes all choices of its calls, by what these
+order as functions of its own inputs; whatever takes the routing of another stage makes the choices of that. What is
+ordered is in float32 or better in every dtype, unless a model computes the tokens that it is made of.
 """
 
-from typing import Any
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
-__all__ = ["assignment_margin", "expert_choice_margin", "order_margin", "token_choice_margin"]
+from moespec import spec
+from moespec.conformance.author.outputs import PROBES, along
+from moespec.conformance.author.reference import Arrays, Making
+from moespec.conformance.author.scale import condition, pooled_spread, spread, stability
+from moespec.conformance.author.trace import Recorder
+from moespec.conformance.compare import CONSTANTS, DTYPES, LARGE, constant
+from moespec.conformance.format import Stage
+from moespec.conformance.functions import FUNCTIONS, function
+from moespec.conformance.functions.describe import Choice
 
-Array = NDArray[Any]
+__all__ = ["choices", "decision", "ordered"]
 
-
-def token_choice_margin(scores: Array, scale: Array, choices: int) -> float:
-    """Over the first `choices + 1` experts of each token; scores and scale `(..., tokens, experts)`."""
-    return _margin(scores, scale, choices)
-
-
-def expert_choice_margin(scores: Array, scale: Array, capacity: int) -> float:
-    """Over the first `capacity + 1` tokens of each expert."""
-    return _margin(np.swapaxes(scores, -1, -2), np.swapaxes(scale, -1, -2), capacity)
-
-
-def assignment_margin(scores: Array, scale: Array) -> float:
-    """Of the best balanced assignment over the best of those that differ, `(tokens, experts)`.
-
-    An assignment that differs gives some token another expert: each token in turn is kept from its own.
-    """
-    tokens, experts = scores.shape
-    columns = np.repeat(scores, tokens // experts, axis=1)
-    own = np.repeat(np.eye(experts, dtype=bool), tokens // experts, axis=1)
-    _, best = linear_sum_assignment(columns, maximize=True)
-    allowed = np.repeat(scale, tokens // experts, axis=1)
-    margin = np.inf
-    for token in range(tokens) if experts > 1 else ():
-        barred = np.where((np.arange(tokens) == token)[:, None] & own[best[token] * experts // tokens], -1e9, columns)
-        rows, other = linear_sum_assignment(barred, maximize=True)
-        gain = (columns[rows, best] - columns[rows, other]).sum()
-        margin = min(margin, gain / (allowed[rows, best] + allowed[rows, other]).sum())
-    return float(margin)
+CARRYING = SimpleNamespace(**{**{name: getattr(spec, name) for name in dir(spec)}, "stop_gradient": lambda x: x})
+"""The specification in which errors pass through what carries no gradient: a plan that only selects has them, too."""
 
 
-def order_margin(priority: Array, scale: Array) -> float:
-    """Over all tokens in the order of their priority `(..., tokens)`."""
-    return _margin(priority, scale, priority.shape[-1])
+pooled = partial(pooled_spread, probes=PROBES)
+"""The scale of what is ordered in a case that is sampled."""
 
 
-def _margin(scores: Array, scale: Array, selected: int) -> float:
-    """The smallest relative gap among the `selected + 1` largest along the last axis."""
-    order = np.argsort(-scores, axis=-1, kind="stable")[..., : selected + 1]
-    values, scales = np.take_along_axis(scores, order, -1), np.take_along_axis(scale, order, -1)
-    gaps, sums = values[..., :-1] - values[..., 1:], scales[..., :-1] + scales[..., 1:]
-    ratios = np.divide(gaps, sums, out=np.full(gaps.shape, np.inf), where=sums > 0)
-    for bound in (0, 1):
-        ratios[(values[..., :-1] == bound) & (values[..., 1:] == bound)] = np.inf
-    return float(ratios.min(initial=np.inf))
+class Decided(NamedTuple):
+    """A margin, and the name of the constant of the errors of what is ordered."""
+
+    margin: float
+    constant: str
+
+
+def decision(making: Making, stage: Stage) -> dict[str, Any] | None:
+    """The margin of the choices of a stage and the margins needed; None if it makes none."""
+    choices_of_stage = list(_router(making, stage) if stage.router else _own(making, stage))
+    margins = [each for each in choices_of_stage if each is not None]
+    if making.sampled:
+        margins = [each._replace(constant=LARGE + each.constant) for each in margins]
+    decided = [_entry(each, rounded=function(stage.call).batched) for each in margins]
+    earlier = (r.partition("/")[0] for r in stage.arguments.values() if isinstance(r, str) and r not in making.tensors)
+    taken = [making.decisions[name] for name in earlier if name in making.decisions]
+    decided += [entry for entry in taken if entry["margin"] is not None]
+    if decided:
+        return min(decided, key=lambda entry: entry["margin"] / entry["needed"]["float64"])
+    return {"margin": None} if choices_of_stage or taken else None
+
+
+def _entry(decided: Decided, *, rounded: bool) -> dict[str, Any]:
+    """rounded: whether what is ordered has the errors of the dtype of the run."""
+    dtypes = {name: dtype if rounded or name != "bfloat16" else DTYPES["float32"] for name, dtype in DTYPES.items()}
+    return {
+        "margin": float(f"{min(decided.margin, 1.0):.3g}"),
+        "needed": {name: float(f"{constant(decided.constant, of) * of.roundoff:.3g}") for name, of in dtypes.items()},
+    }
+
+
+def ordered(choice: Choice, given: Mapping[str, Any]) -> Arrays:
+    """What is ordered, from the arguments of the call."""
+    scores = given[choice.ordered] if isinstance(choice.ordered, str) else choice.ordered(**given)
+    return scores if isinstance(scores, dict) else {"": scores}
+
+
+def margin(choice: Choice, scores: Arrays, scales: Arrays, options: Mapping[str, Any]) -> float:
+    """The margin of a choice, for one group."""
+    if choice.margin is None:
+        raise TypeError("the margin of a choice with the scale 'stability' is not found from scores")
+    scores = {key: np.real(value) for key, value in scores.items()}
+    if scores.keys() == {""}:
+        return choice.margin(scores[""], scales[""], options)
+    return choice.margin(scores, scales, options)
+
+
+def _own(making: Making, stage: Stage) -> Iterator[Decided | None]:
+    """The choice that a function makes; None for an exact one."""
+    known = function(stage.call)
+    choice = known.choice
+    if choice is None:
+        return
+    if isinstance(choice.ordered, str) and stage.arguments[choice.ordered] in making.inputs:
+        yield None
+        return
+    if known.run is not None:
+        yield _of_calls(making, stage, choice)
+        return
+    margins = []
+    for group in making.groups(stage):
+
+        def scores_of(values: Arrays) -> Arrays:
+            return ordered(choice, making.given(stage, values))
+
+        if choice.scale == "stability":
+            margins.append(stability(scores_of, group))
+            continue
+        scores = {key: np.real(value) for key, value in scores_of(group).items()}
+        if isinstance(choice.ordered, str) or choice.scale == "magnitude":
+            scales = {key: np.abs(value) for key, value in scores.items()}
+        else:
+            scale = condition if choice.scale == "condition" else spread
+            scales = (pooled if making.sampled else scale)(scores_of, group, scores)
+        margins.append(margin(choice, scores, scales, stage.options))
+    yield Decided(min(margins), choice.constant)
+
+
+def _of_calls(making: Making, stage: Stage, choice: Choice) -> Decided:
+    """The choices of the calls that a model makes, as functions of its inputs."""
+    (values,) = making.groups(stage)
+    run: Any = choice.ordered
+
+    def calls(values: Arrays) -> list[tuple[Stage, Choice, Arrays]]:
+        recorder = Recorder(spec, {}, followed=False)
+        run(_of_groups(recorder), **making.given(stage, values))
+        made = choices(tuple(recorder.stages))
+        return [(inner, known, ordered(known, recorder.given[inner.name])) for inner, known in made]
+
+    def together(made: list[tuple[Stage, Choice, Arrays]]) -> Arrays:
+        return {f"{inner.name}/{key}": np.real(value) for inner, _, own in made for key, value in own.items()}
+
+    made = calls(values)
+    scores = together(made)
+    scales = {key: np.abs(value) for key, value in scores.items()}
+    if choice.scale == "spread":
+        scales = spread(lambda values: together(calls(values)), values, scores)
+    margins = [
+        margin(known, own, {key: scales[f"{inner.name}/{key}"] for key in own}, inner.options)
+        for inner, known, own in made
+    ]
+    return Decided(min(margins, default=1.0), choice.constant)
+
+
+def _of_groups(recorder: Recorder) -> Any:
+    """The batched NumPy backend, whose choices and routers are those of a recorder, group by group."""
+    numpy = importlib.import_module("moespec.backends.numpy")
+    groups = importlib.import_module("moespec.backends.numpy.groups")
+    module = SimpleNamespace(**{name: getattr(numpy, name) for name in numpy.__all__})
+    for name in FUNCTIONS.keys() & set(spec.__all__):
+        if FUNCTIONS[name].choice is not None:
+            setattr(module, name, groups.batched(getattr(recorder, name)))
+    module.ROUTERS = {name: groups.router_of_groups(router.bind(recorder)) for name, router in spec.ROUTERS.items()}
+    return module
+
+
+def choices(stages: tuple[Stage, ...]) -> list[tuple[Stage, Choice]]:
+    """The calls of a router that decide by an order, with what they decide."""
+    pairs = [(stage, function(stage.call).choice) for stage in stages]
+    return [(stage, choice) for stage, choice in pairs if choice is not None and choice.scale != "stability"]
+
+
+def _router(making: Making, stage: Stage) -> Iterator[Decided]:
+    """The choices of a router's calls, as functions of its inputs."""
+    for inner, choice in choices(making.trace):
+        margins = []
+        arguments = inner.arguments.values()
+        named = [inner.arguments[choice.ordered]] if isinstance(choice.ordered, str) else arguments
+        constants = [along(making, each) for each in named if isinstance(each, str)]
+        scale = spread if "spread" in {rule for each in named for rule in _rules(making, each)} else condition
+        scale = pooled if making.sampled else scale
+        for group in making.groups(stage):
+
+            def scores_of(values: Arrays, inner: Stage = inner, choice: Choice = choice) -> Arrays:
+                recorder = Recorder(CARRYING, values)
+                making.run(stage, values, recorder)
+                return ordered(choice, recorder.given[inner.name])
+
+            scores = {key: np.real(value) for key, value in scores_of(group).items()}
+            margins.append(margin(choice, scores, scale(scores_of, group, scores), inner.options))
+        yield Decided(min(margins), max(constants, key=lambda name: CONSTANTS[name][0]))
+
+
+def _rules(making: Making, reference: Any) -> Iterator[str]:
+    """The scales of a result and of what it is made of."""
+    stage = making.stages.get(reference.partition("/")[0]) if isinstance(reference, str) else None
+    if stage is not None:
+        yield from (output.scale for output in function(stage.call).outputs.values())
+        for each in stage.arguments.values():
+            yield from _rules(making, each)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from moespec.conformance.cases import functions
 from moespec.conformance.format import Stage
+from moespec.conformance.functions import FUNCTIONS
 
 __all__ = ["Recorder", "TraceError"]
 
@@ -53,7 +53,7 @@ class Recorder:
         attribute = getattr(self.B, name)
         if name in ALIASES:
             return self._alias(attribute)
-        return self._noted(name, attribute) if name in functions() else attribute
+        return self._noted(name, attribute) if name in FUNCTIONS else attribute
 
     def name_of(self, value: Any) -> str:
         """The reference of a value. Raises KeyError for one that nothing recorded gave."""

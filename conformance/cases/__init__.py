@@ -1,8 +1,7 @@
-"""One file for each module of the specification, router and model: its cases, how it is compared, its known variants.
+"""One file for each module of the specification, router and model: its cases and its known variants.
 
 A file has some of
 
-    FUNCTIONS   how the results of public functions are stored and compared, see `author/describe.py`
     cases()     the definitions of its cases, see `author/definition.py`
     VARIANTS    what implementations are known, or likely, to do differently, see `author/variant.py`
 
@@ -16,11 +15,10 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.describe import ROUTE, UPDATE, Function
-from moespec.conformance.author.draw import salted
+from moespec.conformance.author.inputs import salted
 from moespec.conformance.author.variant import Variant
 
-__all__ = ["definitions", "function", "functions", "variants"]
+__all__ = ["definitions", "variants"]
 
 
 @cache
@@ -29,29 +27,8 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 @cache
-def functions() -> Mapping[str, Function]:
-    """What is known of public functions, by name."""
-    by_name = {ROUTE.name: ROUTE}
-    for module in _modules():
-        for function in getattr(module, "FUNCTIONS", ()):
-            if by_name.setdefault(function.name, function) is not function:
-                raise ValueError(f"the function {function.name} is described twice")
-    return by_name
-
-
-def function(path: str) -> Function:
-    """What is known of the function at a path, by the first part of it."""
-    name = path.partition(".")[0]
-    if name == ROUTE.name and path.endswith(".update"):
-        return UPDATE
-    if name not in functions():
-        raise KeyError(f"{path}: no algorithm describes {name!r}")
-    return functions()[name]
-
-
-@cache
 def definitions(salt: str = "") -> Mapping[str, Definition]:
-    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/draw.py`."""
+    """Every case that is not an error case by id, algorithm by algorithm, with the inputs that a salt gives; see `author/inputs.py`."""
     by_id: dict[str, Definition] = {}
     with salted(salt):
         for module in _modules():

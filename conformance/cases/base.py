@@ -5,11 +5,8 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition, Draws, Noise
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import Variant, every, variant
-
-__all__ = ["VARIANTS", "cases"]
+from moespec.conformance.author.variant import Variant, every, rerouted, variant
 
 NAME = "base"
 T, E, D = 6, 3, 4
@@ -19,7 +16,6 @@ DRAWS = Draws(enough=0.02)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, *flags: str, experts: int = E, **fields: Any) -> Definition:
         sizes = fields.pop("sizes", (T, experts, D))

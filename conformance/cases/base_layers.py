@@ -11,62 +11,21 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
-from moespec.conformance.author.draw import grid, permutation
-from moespec.conformance.author.inputs import both, groups_tokens
-from moespec.conformance.author.reroute import weighted_by
-from moespec.conformance.author.tie_margins import assignment_margin, token_choice_margin
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.inputs import both, grid, groups_tokens, permutation
+from moespec.conformance.author.variant import Variant, variant, weighted_by
 from moespec.conformance.format import Tensor
+from moespec.conformance.functions.margins import assignment_margin
 from moespec.spec.examples import LOGITS
 from moespec.spec.numerics import softmax, stable_order
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 EXPERTS = "groups tokens"
 
-
-def _largest(scores: Any, **shards: Any) -> Any:
-    """What the gap is small against: the sum of the largest score of each token."""
-    return np.abs(scores).max(axis=1).sum()
-
-
-def _by_shards(scores: Any, noise: Any = None, **shards: Any) -> Any:
-    """Scores in the order in which they are cut into shards. Noise is an input whose numbers differ: its order is exact."""
-    return scores if noise is None else scores[stable_order(noise)]
-
-
-def _margin_of_shards(scores: Any, scale: Any, options: Any) -> float:
-    """The smallest margin among the shards of scores in the order in which they are cut."""
-    shards = options.get("shards", 1)
-    return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
-
-
-FUNCTIONS = (
-    Function(
-        "base_assignment",
-        {
-            "expert": Output(EXPERTS, "int"),
-            "objective": Output("groups"),
-            "gap": Output("groups", scale="written", written=_largest),
-        },
-        # Scores that are inputs are exact, but that one assignment is the best has to be found out.
-        Choice(_by_shards, _margin_of_shards, "magnitude"),
-    ),
-    Function(
-        "base_greedy",
-        {"greedy": Output(EXPERTS, "int")},
-        Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
-    ),
-    Function("base_routing", {"slots": SLOTS["slots"], "weights": Output("groups experts capacity")}),
-)
 
 NAME = "base_layers"
 G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _unique()
     yield from _several()
     yield from _routings()

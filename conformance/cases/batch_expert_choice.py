@@ -8,46 +8,16 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import logits, scores, tokens
-from moespec.conformance.author.reroute import configured, rerouted
+from moespec.conformance.author.inputs import grid, logits, scores, tokens
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.tie_margins import expert_choice_margin, token_choice_margin
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
 LOGITS, LOSS, REACHED, MOVED = "capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds"
 ABOVE = "scores_above"
 
 
-def _margin(ordered: Any, scales: Any, options: Any) -> float:
-    """Of the thresholds, and between scores where they are ordered."""
-    count = len(ordered["scores"]) if options.get("largest") else 0
-    of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
-    return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
-
-
-FUNCTIONS = (
-    Function(LOGITS, {"logits": Output("groups tokens experts")}),
-    Function(LOSS, {"loss": Output()}),
-    Function(REACHED, {"sums": Output("pair experts", scale="unit", summed=True)}),
-    Function(MOVED, {"thresholds": Output("experts")}),
-    Function(
-        ABOVE,
-        {"scores": Output("groups tokens experts")},
-        Choice(
-            lambda scores, predicted, thresholds, **options: {
-                "predicted": np.stack(np.broadcast_arrays(predicted, thresholds), axis=-1),
-                "scores": scores,
-            },
-            _margin,
-        ),
-    ),
-)
 PREDICTOR = ("w1", "b1", "w2", "b2")
 D, E = 4, 3
 
@@ -63,7 +33,6 @@ def _thresholds(*values: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, PARTS, LOGITS)
     yield case("logits", "value", "Two groups.", FLAG, tokens=tokens("cp/a"), **_predictor("cp/a"))
     purpose = "By all but the tokens, which are constants."

@@ -1,30 +1,15 @@
 """Batch Priority Routing: the order of the tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import CROWD, TIED, both, rows, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import heap_order
-from moespec.conformance.author.tie_margins import order_margin
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import heap_order, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _priorities(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
-    """The margin of the order; a token has the largest scale of its scores."""
-    counted = options.get("choices", 1) if options.get("by") == "sum" else 1
-    priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
-    return order_margin(priority, counted * scale.max(axis=-1))
-
-
-FUNCTIONS = (Function("batch_priority", {"order": Output("groups tokens", "int")}, Choice("scores", _priorities)),)
 
 NAME = "batch_priority"
 E = 3
@@ -40,7 +25,6 @@ def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: st
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     ties = "tie_order"
     yield case("by_max", "overflow", "The token with the highest score first.", scores("bp/a"), choices=1)
     yield case("by_max_two", "overflow", "Two choices, by the highest score.", scores("bp/b"))

@@ -7,16 +7,9 @@ from itertools import product
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage
 from moespec.spec import CAPACITY_RULES
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = tuple(
-    Function(name, {"capacity": Output("", "int")}, traced=False) for name in ("expert_capacity", "CAPACITY_RULES")
-)
 
 NAME = "capacity"
 
@@ -27,7 +20,6 @@ def _slots(tokens: int, experts: int, factor: float, *, path: str = "expert_capa
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, flag: str, calls: list[Stage]) -> Definition:
         stages = tuple(replace(stage, name=f"call_{number}") for number, stage in enumerate(calls, 1))

@@ -6,32 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from moespec import spec
 from moespec.conformance.author.definition import Definition, single
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.inputs import utilities
 from moespec.conformance.author.variant import variant
 from moespec.spec.numerics import logsumexp
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 NAME = "capped_affinity"
 
 
-def _scale(scores: Any, *, regularization: float = 1e-3, **options: Any) -> Any:
-    """Logarithms as large as those of the start, S / lambda, are rounded, which moves A by as much, relatively."""
-    A = spec.capped_affinity(scores, regularization=regularization, **options)
-    return A * (1 + np.abs(scores).max() / regularization)
-
-
-AFFINITY = Output("groups tokens experts", scale="written", written=_scale, constant="sinkhorn")
-FUNCTIONS = (Function(NAME, {"affinity": AFFINITY}),)
 ONE = (1, 6, 3)
 LOOSE: dict[str, Any] = {"capacity": 4, "cap": 2, "regularization": 0.25, "iterations": 5}
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, NAME)
     few, size = "solver_steps", "degenerate_size"
     yield case("few", "value", "Five rounds.", few, scores=utilities("capped/few", ONE), **LOOSE)

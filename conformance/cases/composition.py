@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.reroute import chosen_mask, configured, noiseless, rerouted, reweighted
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.variant import (
+    Variant,
+    chosen_mask,
+    configured,
+    every,
+    noiseless,
+    rerouted,
+    reweighted,
+    variant,
+)
 from moespec.spec import CAPACITY_RULES, ConfigError
 from moespec.spec.options import NoiseOptions, TokenChoiceOptions
 from moespec.spec.routers.composition import logits, noisy_logits, token_choice
-
-__all__ = ["VARIANTS"]
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice", "sparsity_constrained_token_choice")
 SOFTMAX = ("softmax_token_choice", "softmax_expert_choice")

@@ -8,52 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import Variant, variant
-from moespec.spec.numerics import logsumexp, normalize_l2, softplus
+from moespec.conformance.functions.losses import scaled_cosines
+from moespec.spec.numerics import logsumexp
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases", "contrast_scale"]
-
-
-def _logits(first: Any, second: Any, log_scale: Any, factor: Any = 1) -> Any:
-    first, second = (normalize_l2(rows, 1, form="paper", epsilon=1e-8) for rows in (first, second))
-    return np.exp(log_scale) * factor * np.einsum("id,jd->ij", first, second)
-
-
-def _sizes(first: Any, second: Any, log_scale: Any) -> Any:
-    return _logits(np.abs(first), np.abs(second), log_scale, 1 + np.abs(log_scale))
-
-
-def contrast_scale(sizes: Any) -> Any:
-    """Of the mean cross-entropy of rows of logits with these sizes and errors."""
-    return np.mean(sizes.max(axis=1) + np.diag(sizes)) + np.log(len(sizes))
-
-
-def _contrastive_scale(**arguments: Any) -> Any:
-    sizes = _sizes(**arguments)
-    return (contrast_scale(sizes) + contrast_scale(sizes.T)) / 2
-
-
-def _sigmoid_scale(*, bias: Any, **arguments: Any) -> Any:
-    signs = 2 * np.eye(len(arguments["first"])) - 1
-    margins = signs * (_logits(**arguments) + bias)
-    errors = expit(-margins) * (_sizes(**arguments) + np.abs(bias))
-    return np.mean(np.sum(softplus(-margins) + errors, axis=1))
-
-
-FUNCTIONS = (
-    Function("contrastive_loss", {"loss": Output(written=_contrastive_scale)}),
-    Function("sigmoid_loss", {"loss": Output(written=_sigmoid_scale)}),
-)
 PAIRS = "pairs width"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _of("contrastive_loss")
     yield from _of("sigmoid_loss", bias=-2.0)
 
@@ -90,7 +55,7 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
 
 def one_direction(B: Any, **pairs: Any) -> Any:
     """Rows of the first tower find theirs among those of the second, and not the reverse."""
-    logits = _logits(**pairs)
+    logits = scaled_cosines(**pairs)
     return np.mean(logsumexp(logits, axis=1) - np.diag(logits))
 
 

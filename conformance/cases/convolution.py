@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 NAME = "convolution"
-FUNCTIONS = (Function(NAME, {"features": Output("images height width features", rounded=True)}),)
 
 
 def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:
@@ -30,7 +26,6 @@ def _inputs(key: str, height: int, width: int, channels: int) -> dict[str, Any]:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, NAME)
     purpose = "Every pixel has its square; neither image nor kernel is the same along both axes."
     yield case("each_pixel", "value", purpose, **_inputs("each", 3, 4, 2))

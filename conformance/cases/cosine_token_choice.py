@@ -6,32 +6,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import tokens
-from moespec.conformance.author.reroute import configured
+from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, variant
 from moespec.conformance.format import Tensor
-from moespec.spec.algorithms.cosine_logits import LARGEST_LOG_SCALE
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 LOGITS, NAME = "cosine_logits", "cosine_token_choice"
 
 
-def _scale(
-    tokens: Any, projection: Any, embeddings: Any, temperature: Any, projection_bias: Any = 0.0, form: str = "log_scale"
-) -> Any:
-    """A projection is rounded by as much as its terms are large, and its norm, too; divided by the norm, that moves a cosine."""
-    terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
-    norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
-    of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
-    factor = 1 / temperature if form == "divide" else np.exp(min(temperature, LARGEST_LOG_SCALE))
-    return np.repeat((factor * (of_rows + np.abs(temperature)))[:, None], embeddings.shape[1], axis=1)
-
-
-FUNCTIONS = (Function(LOGITS, {"logits": Output("groups tokens experts", written=_scale)}),)
 T, E, D, P = 6, 3, 4, 2
 NORM = "unnormalised_tokens"
 
@@ -47,7 +29,6 @@ def _parameters(key: str, temperature: float = 0.5, *, bias: bool = True, expert
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def logits(name: str, kind: str, purpose: str, *flags: str, temperature: float = 0.5, bias: bool = True,
                **more: Any) -> Definition:  # fmt: skip

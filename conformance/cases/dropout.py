@@ -6,23 +6,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid, integers
+from moespec.conformance.author.inputs import grid, integers
 from moespec.conformance.author.variant import variant
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 NAME = "dropout"
 AXES = "examples tokens width"
 
-FUNCTIONS = (
-    Function("dropout", {"kept": Output(AXES, rounded=True, follows=("x",))}),
-    Function("branch_rate", {"rate": Output("", scale="unit")}, traced=False),
-)
-
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     shape = (2, 3, 4)
 
     def case(name: str, kind: str, purpose: str, *, rate: float, draws: Any = None, shape: Any = shape) -> Definition:

@@ -4,54 +4,19 @@ Codes lie on a grid of sixteenths, some of them exactly at an end of the step; f
 until no code is near one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Draws, call, composed, single, tensor
-from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.near_ties import near_codes
-from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, variant
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec.algorithms.dselect_k_codes import code_bits
-from moespec.spec.algorithms.dselect_k_losses import EPSILON
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _outside(codes: Any, scale: Any, options: Mapping[str, Any]) -> float:
-    """The smallest relative distance of a code from an end of the step."""
-    half = options.get("gamma", 1.0) / 2
-    distance = np.abs(np.abs(codes) - half) / (scale + half)
-    return float(distance.min(initial=1.0))
-
-
-def _positive(gate: Any, scale: Any, options: Mapping[str, Any]) -> float:
-    """A gate that is not 0 stays so in every dtype, unless it underflows."""
-    return float(((gate == 0) | (gate > 1e-30)).all())
-
-
-def _entropy_scale(selectors: Any) -> Any:
-    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
-    return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
-
-
-FUNCTIONS = (
-    Function("smooth_step", {"step": Output("rows n")}),
-    Function(
-        "dselect_k_codes", {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")}
-    ),
-    Function("dselect_k_selectors", {"selectors": Output("groups tokens choices experts")}, Choice("codes", _outside)),
-    Function("dselect_k_gate", {"gate": Output("groups tokens experts")}),
-    Function("dselect_k_routing", SLOTS, Choice("gate", _positive)),
-    Function("dselect_k_entropy", {"loss": Output(written=_entropy_scale)}),
-    Function("dselect_k_reachability", {"loss": Output()}),
-)
 
 NAME, GATE = "dselect_k", "dselect_k_gate"
 G, T, K, D = 2, 4, 2, 3
@@ -59,7 +24,6 @@ CODES, LOGITS, MIXED = "groups tokens choices bits", "groups tokens choices", "g
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _step()
     yield from _gates()
     yield from _gradients()

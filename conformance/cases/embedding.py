@@ -7,18 +7,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 NAME = "embedding"
-FUNCTIONS = (Function(NAME, {"rows": Output("groups tokens width")}),)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, ids: Any, vocabulary: int, *flags: str) -> Definition:
         table = tensor(grid(f"{NAME}/{name}", (vocabulary, 3), reach=1.0), "ids width")

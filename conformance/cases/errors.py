@@ -190,4 +190,4 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         ),
     ),
 }
-"""By the path of the function; of each the valid call of `author/derived.py` is changed."""
+"""By the path of the function; of each the valid call of `golden/derived.py` is changed."""

@@ -6,23 +6,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array
-from moespec.conformance.author.describe import SLOTS, Choice, Function
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import TIED, both, distinct, groups_tokens, scores
+from moespec.conformance.author.inputs import TIED, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import heap_order, renormalised
-from moespec.conformance.author.tie_margins import expert_choice_margin
-from moespec.conformance.author.variant import variant
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = (
-    Function(
-        "expert_choice",
-        SLOTS,
-        Choice("scores", lambda scores, scale, options: expert_choice_margin(scores, scale, options["capacity"])),
-    ),
-)
+from moespec.conformance.author.variant import heap_order, renormalised, variant
 
 NAME = "expert_choice"
 G, T, E = 2, 6, 3
@@ -33,7 +19,6 @@ ORDER, SIZE, BEST, LEFT = "tie_order", "degenerate_size", "slot_order", "uncover
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
     yield from _weights()
     yield from _ties()

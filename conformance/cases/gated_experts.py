@@ -6,19 +6,15 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import distinct, experts, groups_tokens, scores
+from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, scores
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "gated_experts"
 G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _alone()
     yield from _layers()
 

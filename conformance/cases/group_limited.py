@@ -6,35 +6,18 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.tie_margins import token_choice_margin
 from moespec.conformance.author.variant import variant
-from moespec.spec.algorithms.group_limited import group_scores
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 NAME = "group_limited_scores"
 
 
-def _of_groups(scores: Any, group_by: Any = None, *, groups: int, best: int = 2, **options: Any) -> Any:
-    return group_scores(scores if group_by is None else group_by, groups, best)
-
-
-FUNCTIONS = (
-    Function(
-        NAME,
-        {"limited": Output("groups tokens experts", follows=("scores",))},
-        Choice(_of_groups, lambda scores, scale, options: token_choice_margin(scores, scale, options["limit"])),
-    ),
-)
 E = 8
 FLAG = "expert_groups"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = of_array(NAME, "scores", groups=4, limit=2)
     shape = (2, 6, E)
     yield case("top_2", "value", "The sum of the two best of each group.", scores("gl/a", shape), FLAG)

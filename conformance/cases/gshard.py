@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid, to_bfloat16
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits, to_bfloat16
 from moespec.conformance.author.near_ties import near_router, near_ties
-from moespec.conformance.author.reroute import configured, rerouted, reweighted
 from moespec.conformance.author.routers import (
     LAYER,
     balance_scope,
@@ -22,29 +19,7 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import of_router, variant
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _second(gates: Any, noise: Any) -> Any:
-    """Twice the second gate and the draw that it is compared with."""
-    return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
-
-
-FUNCTIONS = (
-    Function(
-        "gshard_keep",
-        {"keep": Output("groups tokens choices", "bool")},
-        Choice(_second, lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
-    ),
-    Function(
-        "gshard_sample",
-        {"scores": Output("groups tokens experts", scale="unit")},
-        Choice("logits", lambda scores, scale, options: token_choice_margin(scores, scale, 1)),
-    ),
-)
+from moespec.conformance.author.variant import configured, of_router, rerouted, reweighted, variant
 
 NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"
 T, E, D = 5, 3, 3
@@ -55,7 +30,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D), noise=UNIFORM)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     second, divided, size = "choice_not_made", "renormalised", "degenerate_size"
     purpose = "Second experts are kept at random."
     yield case("training", "value", purpose, second, "generated_code", slots_per_expert=7)

@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, tensor
-from moespec.conformance.author.draw import integers
-from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.inputs import integers, tokens
 from moespec.conformance.author.routers import evaluation, router_case
 from moespec.conformance.cases.hash_layers import hashed
-
-__all__ = ["cases"]
 
 NAME = "hash"
 G, T, E, D, V = 2, 6, 3, 4, 5
@@ -37,7 +34,6 @@ def case(name: str, kind: str, purpose: str, *flags: str, options: Mapping[str, 
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield case("values", "value", "No token is dropped.", "generated_code")
     yield case("position", "value", "Without ids a token is hashed by its place.", ids=False, vocabulary=T)
     purpose = "As many slots as tokens, up to a multiple of three, and some are dropped."

@@ -6,34 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from moespec import spec
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import SLOTS, Function, Output
-from moespec.conformance.author.draw import integers
-from moespec.conformance.author.inputs import experts, tokens
+from moespec.conformance.author.inputs import experts, integers, tokens
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases", "hashed"]
+__all__ = ["VARIANTS", "cases", "hashed"]
 
-
-def _absolute(tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
-    """MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
-    return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
-
-
-FUNCTIONS = (
-    Function("hash_table_of", {"table": Output("ids", "int")}),
-    Function("hash_routing", SLOTS),
-    Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute, rounded=True)}),
-)
 
 G, T, E, D, V = 2, 6, 3, 4, 5
 GT = "groups tokens"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _tables()
     yield from _routing()
     yield from _multi_hash()

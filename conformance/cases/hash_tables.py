@@ -6,40 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from moespec import spec
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid, integers, permutation
+from moespec.conformance.author.inputs import grid, integers, permutation
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _clusters(**arguments: Any) -> Any:
-    """What k-means decides, for the stability of its steps."""
-    points = arguments.pop("embeddings", None)
-    return spec.k_means(**arguments, **({} if points is None else {"points": points})).clusters
-
-
-TABLE = {"table": Output("ids", "int")}
-STABLE = Choice(_clusters, scale="stability")
-
-FUNCTIONS = (
-    Function("hash_table_random", TABLE, traced=False),
-    Function("hash_table_balanced", TABLE, traced=False),
-    Function("hash_table_clustered", TABLE, STABLE, traced=False),
-    Function("hash_table_dispersed", TABLE, traced=False),
-    Function(
-        "k_means", {"centroids": Output("clusters width"), "clusters": Output("points", "int")}, STABLE, traced=False
-    ),
-)
 
 E = 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _tables()
     yield from _clusterings()
 

@@ -7,56 +7,16 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.scale import choice_errors, variation
-from moespec.conformance.author.tie_margins import token_choice_margin
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import Variant
 from moespec.conformance.format import Tensor
+from moespec.conformance.functions.affinities import chosen_by_level, levels
 from moespec.spec.algorithms.choice_probability import choice_probability, is_chosen
 from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity
 from moespec.spec.numerics import variance
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases", "gates_within"]
+__all__ = ["VARIANTS", "cases", "gates_within"]
 
-
-def _levels(columns: Any, branches: int) -> tuple[Any, Any]:
-    """The columns of the branches (T, a), and those of the experts (T a, b)."""
-    return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
-
-
-def _kept(columns: Any, branches: int, choices: int) -> tuple[int, int]:
-    """How many are chosen at each level."""
-    return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
-
-
-def _margin(scores: Any, scale: Any, options: Any) -> float:
-    branches = options["branches"]
-    levels = zip(_levels(scores, branches), _levels(scale, branches), _kept(scores, **options), strict=True)
-    return min(token_choice_margin(*level) for level in levels)
-
-
-def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
-    """As of the load loss of one level, with the errors of both."""
-    upper, lower = zip(*(_levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
-    choices_by_level = _kept(logits, branches, choices)
-    reached = is_chosen(upper[2], choices_by_level[0])
-    branch, branch_error = (
-        part.sum(axis=0)[:, None] for part in choice_errors(upper[0], upper[1], upper[2], choices_by_level[0])
-    )
-    within, error = (
-        np.where(reached[..., None], part.reshape(*reached.shape, -1), 0.0).sum(axis=0)
-        for part in choice_errors(lower[0], lower[1], lower[2], choices_by_level[1])
-    )
-    count = np.where(reached.any(axis=0), reached.sum(axis=0), 1)[:, None]
-    load = branch * within / count
-    return variation(load.ravel(), (branch_error * within / count + branch * error / count + 2 * load).ravel())
-
-
-FUNCTIONS = (
-    Function("hierarchical_affinity", {"gates": Output("groups tokens experts")}, Choice("noisy_logits", _margin)),
-    Function("hierarchical_load_loss", {"loss": Output(written=_load)}),
-)
 
 GATES, LOAD = "hierarchical_affinity", "hierarchical_load_loss"
 TWO: dict[str, Any] = {"branches": 2, "choices": 2}
@@ -67,7 +27,6 @@ def _columns(key: str, shape: tuple[int, int, int], reach: float = 2.0, step: fl
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _gates()
     yield from _load_loss()
 
@@ -123,15 +82,15 @@ def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
 
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
     """The gates within the branches alone, of the branches that are chosen."""
-    upper, lower = _levels(columns, branches)
-    choices_by_level = _kept(columns, branches, choices)
+    upper, lower = levels(columns, branches)
+    choices_by_level = chosen_by_level(columns, branches, choices)
     inner = noisy_top_k_affinity(lower, choices=choices_by_level[1])
     return (is_chosen(upper, choices_by_level[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
 
 
 def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
-    upper, lower = _levels(columns, branches)
-    choices_by_level = _kept(columns, branches, choices)
+    upper, lower = levels(columns, branches)
+    choices_by_level = chosen_by_level(columns, branches, choices)
     first = is_chosen(upper, 1).reshape(-1, 1)
     inner = np.where(
         first, noisy_top_k_affinity(lower, choices=choices_by_level[1]), noisy_top_k_affinity(lower, choices=1)
@@ -145,8 +104,8 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
     def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
         losses = []
         for group in zip(logits, noise_logits, noisy_logits, strict=True):
-            upper, lower = zip(*(_levels(x, branches) for x in group), strict=True)
-            choices_by_level = _kept(group[0], branches, choices)
+            upper, lower = zip(*(levels(x, branches) for x in group), strict=True)
+            choices_by_level = chosen_by_level(group[0], branches, choices)
             reached = is_chosen(upper[2], choices_by_level[0]) | of_all
             within = np.where(
                 reached[..., None],

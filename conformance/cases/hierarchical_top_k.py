@@ -6,14 +6,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.reroute import rerouted
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.routers import output_gradient, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, variant
 from moespec.conformance.cases.hierarchical_gating import gates_within
 from moespec.conformance.format import Tensor
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME, D = "hierarchical_top_k", 2
 
@@ -24,7 +21,6 @@ def _kernels(key: str, width: int, columns: int, *, zero: bool = False) -> dict[
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, *flags: str, columns: int, noisy: bool = True, experts: int = 6,
              tokens: int = 4, zero: bool = False, **options: Any) -> Definition:  # fmt: skip

@@ -7,25 +7,15 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.inputs import scores, tokens
-from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, variant
 from moespec.spec.routers.composition import token_choice
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = (
-    Function("pool_images", {"pooled": Output("groups images width")}),
-    Function("spread_images", {"scores": Output("groups tokens experts")}),
-)
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _functions()
     case = partial(router_case, NAME)
     purpose = "Three images of two tokens in a group, each with an expert for both."

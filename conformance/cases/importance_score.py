@@ -1,7 +1,7 @@
 """Importance-score routing: the order of the tokens that are left, their choice, and the router `importance_score`."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import CROWD, both, distinct, groups_tokens, scores
+from moespec.conformance.author.inputs import CROWD, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import heap_order, rerouted
 from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
@@ -24,29 +21,11 @@ from moespec.conformance.author.routers import (
     output_gradient,
     router_case,
 )
-from moespec.conformance.author.tie_margins import order_margin, token_choice_margin
-from moespec.conformance.author.variant import Variant, of_router, variant
+from moespec.conformance.author.variant import Variant, heap_order, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.importance_score import surviving_tokens
 from moespec.spec.routers.composition import noisy_logits
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _ordered(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
-    return order_margin(scores.max(axis=-1), scale.max(axis=-1))
-
-
-def _chosen(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
-    """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
-    return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
-
-
-FUNCTIONS = (
-    Function("importance_score_order", {"order": Output("groups survivors", "int")}, Choice("scores", _ordered)),
-    Function("importance_score_choice", SLOTS, Choice("scores", _chosen)),
-)
 
 NAME = "importance_score"
 ORDER, CHOICE = "importance_score_order", "importance_score_choice"
@@ -55,7 +34,6 @@ T, E = 10, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _allocation()
     yield from _router()
 

@@ -1,66 +1,31 @@
 """The experts, the layer around a routing, and the metrics of a routing."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, function, tensor
-from moespec.conformance.author.describe import METRICS, Function, Output
-from moespec.conformance.author.draw import grid, integers, permutation, to_bfloat16
-from moespec.conformance.author.inputs import CROWD, both, distinct, experts, groups_tokens, scores
+from moespec.conformance.author.inputs import (
+    CROWD,
+    both,
+    distinct,
+    experts,
+    grid,
+    groups_tokens,
+    integers,
+    permutation,
+    scores,
+    to_bfloat16,
+)
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Stage, Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _absolute_experts(inputs: Any, params: Any) -> Any:
-    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`, gated or not."""
-    w = {name: np.abs(array) for name, array in params.items()}
-
-    def linear(x: Any, number: int) -> Any:
-        y = np.einsum("ecd,edh->ech", x, w[f"w{number}"])
-        return y + w[f"b{number}"][:, None] if f"b{number}" in w else y
-
-    hidden = linear(inputs, 1)
-    return linear(hidden * linear(inputs, 3) if "w3" in w else hidden, 2)
-
-
-def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", activation: str = "gelu") -> Any:
-    return _absolute_experts(np.abs(inputs), params)
-
-
-def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
-    """The layer on absolute values."""
-    inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
-    outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
-    return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
-
-
-def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Any:
-    scale = _layer_scale(tokens, routing, partial(_experts_scale, params=params))
-    alone = {name: value[None] for name, value in (shared or {}).items()}
-    return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
-
-
-FUNCTIONS = (
-    Function(
-        "expert_mlp",
-        {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
-    ),
-    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
-    Function("moe_mlp", {"output": Output("groups tokens width", written=_mlp_layer_scale, rounded=True)}),
-    Function("routing_metrics", METRICS),
-)
 
 NAME = "moe_layer"
 G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _experts()
     yield from _layers()
     yield from _mlp_layers()

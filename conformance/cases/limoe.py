@@ -6,32 +6,12 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.inputs import groups_tokens, utilities
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _entropy_scale(p: Any) -> Any:
-    return np.sum(p * (1 + np.abs(np.log(np.where(p > 0, p, 1)))), axis=-1)
-
-
-def _global_scale(scores: Any, *, threshold: float | None = None) -> Any:
-    return (threshold or 0.0) + _entropy_scale(scores.mean(axis=0))
-
-
-FUNCTIONS = (
-    Function(
-        "local_entropy_loss", {"loss": Output(scale="written", written=lambda scores: np.mean(_entropy_scale(scores)))}
-    ),
-    Function("global_entropy_loss", {"loss": Output(scale="written", written=_global_scale)}),
-)
-
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def both(name: str, kind: str, purpose: str, scores: Tensor, *flags: str) -> Iterator[Definition]:
         for part in ("local", "global"):

@@ -7,35 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import kernel, logits, tokens
+from moespec.conformance.author.inputs import grid, kernel, logits, tokens
 from moespec.conformance.author.variant import variant
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-TANH = 5.0
-"""Roundoffs u by which a tanh may be off: CUDA's `tanhf` by 2 ulp besides its rounding (CUDA C++ Programming Guide, Mathematical
-Functions), which is up to 5 u of the result; XLA's approximation by 4.63 u (4 million arguments in float32, on a CPU)."""
-
-
-def _scale(logits: Any, *, cap: float) -> Any:
-    """`4 u A` is what the roundings add up to, of the quotient, of the tanh, and of the product.
-
-    The first moves the result by `|L| (1 - tanh^2)`. The condition has it alone, which is near 0 where the tanh is near 1.
-    """
-    t = np.tanh(logits / cap)
-    return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
-
-
-FUNCTIONS = (Function("cap_logits", {"capped": Output("groups tokens experts", written=_scale)}),)
 
 NAME = "logit_cap"
 G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME, "cap_logits")
     yield case("values", "value", "Logits around the cap.", logits=logits(f"{NAME}/values"), cap=2.0)
     small = logits(f"{NAME}/small", reach=0.03125, step=2.0**-12)

@@ -7,27 +7,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import TIED, both, groups_tokens, logits, scores
+from moespec.conformance.author.inputs import TIED, both, grid, groups_tokens, logits, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import chosen_mask, variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-SCORES = "groups tokens experts"
-FUNCTIONS = (
-    Function("biased_scores", {"biased": Output(SCORES)}),
-    Function(
-        "expert_load",
-        {"load": Output("experts", scale="unit", summed=True)},
-        Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"])),
-    ),
-    Function("balance_bias", {"bias": Output("experts")}),
-)
 BIASED, LOAD, BIAS = "biased_scores", "expert_load", "balance_bias"
 FLAG = "selection_bias"
 
@@ -37,7 +21,6 @@ def _experts(values: Any) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, BIASED, BIASED)
     bias = _experts([-0.5, 0.0, 0.25])
     yield case("values", "value", "A bias of each expert.", FLAG, scores=scores("lf/a"), bias=bias)

@@ -1,69 +1,23 @@
-"""The auxiliary losses.
-
-A variance cancels, so the scale of the squared coefficient of variation is written down: totals v with mean m, which
-rounding moves by u * e, give `mean(2 |v - m| (e + mean e)) / m^2`, and twice the result times `mean e / m` for the
-division. Equal totals have a scale of 0: their vectors hold exact fractions.
-"""
+"""The auxiliary losses."""
 
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.author.scale import normal_density, variation
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import Replacement, Variant, variant
+from moespec.conformance.author.variant import Replacement, Variant, chosen_mask, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _importance_scale(scores: Any) -> Any:
-    totals = scores.sum(axis=0)
-    return variation(totals, totals)
-
-
-def _load_scale(logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
-    """`1 - Phi(z)` has an error of 1 from the difference, and that of z times the density."""
-    threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
-    z = (threshold - logits) / noise_std
-    errors = 1 + normal_density(z) * (np.abs(threshold) + np.abs(logits)) / noise_std
-    return variation(ndtr(-z).sum(axis=0), errors.sum(axis=0))
-
-
-def _z_scale(logits: Any) -> Any:
-    """`L = max + log(sum exp(x - max))` has an error of up to `|max| + log E`, however small it is itself; then L^2."""
-    totals = np.abs(logsumexp(logits))
-    errors = np.abs(logits).max(axis=1) + np.log(logits.shape[1])
-    return np.mean(totals * (totals + 2 * errors))
-
-
-def _preferred(scores: Any, scale: Any, options: Any) -> float:
-    """How clearly each token prefers the experts that the balance loss counts."""
-    return token_choice_margin(scores, scale, options.get("choices", 1))
-
-
-FUNCTIONS = (
-    Function("importance_loss", {"loss": Output(scale="written", written=_importance_scale)}),
-    Function("load_loss", {"loss": Output(written=_load_scale)}),
-    Function("balance_loss", {"loss": Output()}, Choice("scores", _preferred)),
-    Function("z_loss", {"loss": Output(scale="written", written=_z_scale)}),
-)
 
 G, T, E = 2, 6, 3
 SIZE, SCOPE = "degenerate_size", "fractions_of_the_scope"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _of_scores("importance_loss", "population_variance")
     yield from _of_scores("balance_loss", "first_maximum")
     yield from near_ties("balance_loss", call("balance_loss", {"scores": "router_logits"}))

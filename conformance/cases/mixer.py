@@ -4,12 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.models import forward_function, inputs_of, stage_of
+from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.models.random_keys import of_step
-
-__all__ = ["FUNCTIONS", "cases"]
-
-FUNCTIONS = (forward_function("mixer", "layer_norm", "patch_embed", "transpose", "gelu", routed=False),)
 
 MIXER = {
     **{"image_size": 4, "patch_size": 2, "channels": 1, "classes": 2},
@@ -20,7 +16,6 @@ SQUARE = {**MIXER, "width": 4, "token_hidden": 3, "hidden": 3, "depth": 1}
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
 
     def case(name: str, kind: str, purpose: str, model: Mapping[str, Any], *flags: str) -> Definition:
         inputs = inputs_of("mixer", model, f"mixer/{name}/0")

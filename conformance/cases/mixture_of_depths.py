@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import variant
-
-__all__ = ["VARIANTS", "cases"]
+from moespec.conformance.author.variant import rerouted, reweighted, variant
 
 NAME = "mixture_of_depths"
 ONE = (8, 1, 4)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     half: dict[str, Any] = {"sizes": ONE, "capacity_factor": 0.5}
     purpose = "One expert takes 5 of 8 tokens, raised to 6, among them some of a negative weight."

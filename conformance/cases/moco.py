@@ -7,45 +7,18 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
-from moespec.conformance.cases.contrastive import contrast_scale
 from moespec.conformance.format import Tensor
-from moespec.spec.numerics import logsumexp, normalize_l2
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _cosines(rows: dict[str, Any], form: str, epsilon: float) -> list[Any]:
-    """Of each view's queries and the other's keys."""
-    units = {n: normalize_l2(x, 1, form=form, epsilon=epsilon) for n, x in rows.items()}
-    return [units[q] @ units[k].T for q, k in (("first_query", "second_key"), ("second_query", "first_key"))]
-
-
-def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Any:
-    sizes = _cosines({n: np.abs(x) for n, x in rows.items()}, "clamped", 1e-12)
-    return 2 * temperature * sum(contrast_scale(each / temperature) for each in sizes)
-
-
-def _batch_norm_scale(x: Any, *, epsilon: float = 1e-5) -> Any:
-    """The error of the mean moves a whole column; see `layer_norm`."""
-    centred = x - x.mean(axis=0)
-    return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
-
+from moespec.conformance.functions.losses import cosines
+from moespec.spec.numerics import logsumexp
 
 AXES = "batch width"
-FUNCTIONS = (
-    Function("moco_loss", {"loss": Output(written=_moco_scale)}),
-    Function("momentum_update", {"average": Output("inputs outputs")}),
-    Function("batch_norm", {"normalised": Output(AXES, rounded=True, scale="written", written=_batch_norm_scale)}),
-)
 ROWS = ("first_query", "second_query", "first_key", "second_key")
 case = partial(single, "moco")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _moco_loss()
     yield from _momentum_update()
     yield from _batch_norm()
@@ -119,7 +92,7 @@ def views_not_exchanged(B: Any, first_key: Any, second_key: Any, **others: Any) 
 
 def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
     """The norms of MoCo's loss have 1e-8 added to them."""
-    logits = [each / temperature for each in _cosines(rows, "paper", 1e-8)]
+    logits = [each / temperature for each in cosines(rows, "paper", 1e-8)]
     return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
 
 

@@ -11,87 +11,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import softmax
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _gelu_scale(x: Any, **options: Any) -> Any:
-    return np.abs(x)
-
-
-def _softmax_scale(logits: Any, targets: Any) -> Any:
-    size = np.abs(logits).max(axis=-1, keepdims=True) + np.log(logits.shape[-1])
-    return np.sum(targets * (size + np.abs(logits)), axis=-1)
-
-
-def _sigmoid_scale(logits: Any, targets: Any) -> Any:
-    return np.sum(np.abs(logits) * (1 + targets) + np.log(2), axis=-1)
-
-
-def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
-    """What the roundings of `y = c r s + b` add up to, where c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
-
-    To first order in u: the mean has an error of up to `u mean|x|`, which moves every c alike. r does not see that, as
-    the c sum to 0, so y moves by `|s| r mean|x|`. The roundings of c, of r and of their products with s are relative to
-    `|s| r |c|`, that of the sum to |y|. The condition alone leaves the error of the mean out: it is near 0 at the outlier
-    of a row, where dy/dx is.
-    """
-    centred = x - x.mean(axis=-1, keepdims=True)
-    r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
-    size = np.abs(scale) * r * (np.abs(centred) + np.abs(x).mean(axis=-1, keepdims=True))
-    return size if bias is None else size + np.abs(bias)
-
-
-def _attention_scale(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
-    root = np.sqrt(query.shape[-1])
-    scores = np.einsum("qhd,khd->hqk", query, key) / root
-    p = softmax(np.where(np.tri(len(query), len(key), dtype=bool), scores, -np.inf) if causal else scores)
-    size = np.einsum("qhd,khd->hqk", np.abs(query), np.abs(key)) / root
-    moved = p * (1 + size + (p * size).sum(axis=-1, keepdims=True))
-    return np.einsum("hqk,khd->qhd", moved, np.abs(value))
-
-
-def _array_operations(B: Any, x: Any, y: Any) -> dict[str, Any]:
-    """The operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
-    return {
-        "einsum": B.einsum("nsd,dhk->nshk", x, y),
-        "concatenate": B.concatenate([x, x + x], 1),
-        "broadcast_to": B.broadcast_to(x[:1], tuple(x.shape)),
-        "transpose": B.transpose(x, (2, 0, 1)),
-        "mean": B.mean(x, 1),
-        "sum": B.sum(x, 1),
-        "tanh": B.tanh(x),
-        "softmax": B.softmax(x, 2),
-    }
-
-
 BSW, NORM = "batch sequence width", "images tokens width"
-_rounded = partial(Output, rounded=True)
-OPERATIONS = {
-    "einsum": _rounded("batch sequence heads dim"),
-    "concatenate": _rounded(BSW),
-    "broadcast_to": _rounded(BSW),
-    "transpose": _rounded("width batch sequence"),
-    "mean": _rounded("batch width"),
-    "sum": _rounded("batch width"),
-    "tanh": _rounded(BSW),
-    "softmax": _rounded(BSW),
-}
 
-FUNCTIONS = (
-    Function("gelu", {"y": _rounded("rows width", scale="written", written=_gelu_scale)}),
-    Function("layer_norm", {"normalised": _rounded(NORM, scale="written", written=_layer_norm_scale)}),
-    Function("attention", {"attended": _rounded("images tokens heads dim", written=_attention_scale)}),
-    Function("patch_embed", {"patches": _rounded("images tokens width")}),
-    Function("softmax_cross_entropy", {"loss": Output("rows", scale="written", written=_softmax_scale)}),
-    Function("sigmoid_cross_entropy", {"loss": Output("rows", scale="written", written=_sigmoid_scale)}),
-    Function("array_operations", OPERATIONS, run=_array_operations, needs=tuple(OPERATIONS)),
-)
 
 ROWS, HEADS, CLASSES = "rows width", "images tokens heads dim", "rows classes"
 IMAGES, KERNEL = "images height width channels", "patch patch channels width"
@@ -99,7 +25,6 @@ case = partial(single, "network")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _gelu()
     yield from _layer_norm()
     yield from _attention()

@@ -7,39 +7,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, composed, of_array, single
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import both, groups_tokens, kernel, logits
+from moespec.conformance.author.inputs import both, grid, groups_tokens, kernel, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
-from moespec.conformance.author.reroute import chosen_mask, configured, rerouted
 from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.scale import choice_errors, variation
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import Variant, of_router, variant
+from moespec.conformance.author.variant import Variant, chosen_mask, configured, of_router, rerouted, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-SCORES = "groups tokens experts"
-
-
-def _load(logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """As of the load loss, with a scale that has the error of a softplus besides."""
-    probability, errors = choice_errors(logits, noise_logits, noisy_logits, choices)
-    return variation(probability.sum(axis=0), errors.sum(axis=0))
-
-
-FUNCTIONS = (
-    Function("noisy_top_k_logits", {"noisy_logits": Output(SCORES)}),
-    Function(
-        "noisy_top_k_affinity",
-        {"gates": Output(SCORES)},
-        Choice("noisy_logits", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"])),
-    ),
-    Function("noisy_top_k_load_loss", {"loss": Output(written=_load)}),
-)
 
 NAME, LOGITS, GATES, LOAD = "noisy_top_k", "noisy_top_k_logits", "noisy_top_k_affinity", "noisy_top_k_load_loss"
 G, T, E, D = 2, 5, 3, 3
@@ -51,7 +25,6 @@ TIED = np.array(
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _noise()
     yield from _gates()
     yield from _load_loss()

@@ -9,8 +9,6 @@ import numpy as np
 
 from moespec.conformance.author.variant import Variant, variant
 
-__all__ = ["VARIANTS"]
-
 
 def _updates() -> Any:
     """What the reference updates parameters with; a backend is imported where it runs, not where cases are listed."""

@@ -4,79 +4,14 @@ They are cases of `vit`, which trains with them. The loss of a step is the sum o
 given numbers, which are thus its gradient.
 """
 
-import importlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.models import stage_of
-from moespec.conformance.cases.vit import flat_parameters
-
-__all__ = ["FUNCTIONS", "cases"]
-
-
-def _prepared(options: dict[str, Any]) -> dict[str, Any]:
-    """The optimiser. Parameters are float32 whatever the dtype of the computation, which here has no part."""
-    optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
-    return {"optimizer": optimizer, "rates": options["rates"], **{k: options[k] for k in ("compile",) if k in options}}
-
-
-def _stepped(
-    B: Any,
-    *,
-    params: Any,
-    gradients: Any,
-    optimizer: Any,
-    rates: Any,
-    compile: Callable[[Any], Any] = lambda function: function,
-) -> dict[str, Any]:
-    """A step for each of `rates`; gradients have the steps as their leading axis."""
-
-    def loss_function(params: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-        leaves = [(value * batch[name][key][0]).sum() for name, part in params.items() for key, value in part.items()]
-        return sum(leaves[1:], leaves[0]), {}
-
-    options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
-    step = B.make_step(compile(loss_function), optimizer, **options)
-    state, parameters, metrics = B.init_state(params, optimizer), [], []
-    for n, rate in enumerate(rates):
-        batch = {name: {key: g[n : n + 1] for key, g in part.items()} for name, part in gradients.items()}
-        state, found = step(state, batch, rate)
-        parameters.append(flat_parameters(B.export_state(state)["params"]))
-        metrics.append(B.to_numpy(found))
-    exported = B.export_state(state)
-    kept = {f"kept/{name}": flat_parameters(tree) for name, tree in exported.items() if name not in ("params", "step")}
-    return {
-        "parameters": np.stack(parameters),
-        "gradient_norms": np.stack([np.asarray(found["grad_norm"]) for found in metrics]),
-        **kept,
-    }
-
-
-_stepping = partial(Output, scale="spread", constant="trajectory", rounded=True)
-
-FUNCTIONS = (
-    Function(
-        "optimizer_steps",
-        {
-            "parameters": _stepping("steps parameters"),
-            "gradient_norms": _stepping("steps"),
-            "kept/*": _stepping("parameters"),
-        },
-        run=_stepped,
-        needs=("make_step", "init_state", "export_state"),
-        prepare=_prepared,
-        traced=False,
-        compiles=True,
-        batched=True,
-    ),
-)
 
 SHAPES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "head": {"kernel": (4, 3), "bias": (3,)},
@@ -108,7 +43,6 @@ RATES = [2.0**-4, 2.0**-5, 2.0**-4]
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     for name, (purpose, options) in OPTIMIZERS.items():
         inputs = {}
         for part, leaves in SHAPES.items():

@@ -7,37 +7,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import TIED, both, logits, scores
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 ROW, REQUIRED, BIAS = "quantile_balancing", "required_biases", "quantile_bias"
 FLAG = "quantile_bias"
-
-
-def _positions(scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
-    """Where the required biases are, in bins."""
-    selection, low = scores + bias, np.min(bias.real) - 1
-    order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
-    return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
-
-
-def _edge_margin(positions: Any, scale: Any, options: Any) -> float:
-    """Over the distances from the next edge between two bins."""
-    edge = np.clip(np.round(positions), 1, options["bins"] - 1)
-    return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf
-
-
-FUNCTIONS = (
-    Function(
-        REQUIRED,
-        {"counts": Output("experts bins", scale="unit", summed=True)},
-        Choice(_positions, _edge_margin),
-    ),
-    Function(BIAS, {"bias": Output("experts")}),
-)
 
 
 def _experts(values: Any) -> Any:
@@ -45,7 +19,6 @@ def _experts(values: Any) -> Any:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, ROW, REQUIRED)
     bias: dict[str, Any] = {"bias": _experts([-0.5, 0.0, 0.25])}
     yield case("required", "value", "Two groups.", FLAG, scores=scores("qb/a"), **bias, choices=1, bins=7)

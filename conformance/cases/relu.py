@@ -7,29 +7,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import groups_tokens, logits
-from moespec.conformance.author.reroute import rerouted
 from moespec.conformance.author.routers import LAYER, router_case
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = (
-    Function(
-        "relu_affinity",
-        {"gates": Output("groups tokens experts")},
-        Choice(
-            lambda logits: np.stack([logits, np.zeros_like(logits)], axis=-1),
-            lambda pairs, scale, options: token_choice_margin(pairs, scale, 1),
-        ),
-    ),
-    Function("relu_loss", {"loss": Output()}),
-    Function("excess_gates", {"excess": Output(scale="unit", summed=True)}),
-    Function("renewed_penalty", {"penalty": Output()}),
-)
 NAME, PARTS, FLAG = "relu", "relu_routing", "sparsity_penalty"
 GATES, LOSS, EXCESS, PENALTY = "relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"
 
@@ -39,7 +21,6 @@ def _scalar(value: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _parts()
     case = partial(router_case, NAME, groups=2)
     penalty = {"penalty": _scalar(0.25)}

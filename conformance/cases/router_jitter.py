@@ -5,21 +5,16 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
+from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 TOKENS = "groups tokens width"
-FUNCTIONS = (Function("router_jitter", {"jittered": Output(TOKENS)}),)
 
 NAME = "router_jitter"
 G, T, D = 2, 5, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     call = partial(single, NAME, NAME)
 
     def case(

@@ -6,26 +6,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import scores
-
-__all__ = ["FUNCTIONS", "cases"]
+from moespec.conformance.author.inputs import grid, scores
 
 NAME = "routing_statistics"
-COUNTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
-FUNCTIONS = (
-    Function("collapse_metrics", {name: Output(scale="unit") for name in ("dispatch_max", "combine_max")}),
-    Function("summed_dispatch", {"sums": Output("groups tokens", scale="unit")}),
-    Function("cumulative_dispatch", {"sums": Output("groups tokens", scale="unit")}),
-    Function("experts_per_token", {name: Output(scale="unit") for name in COUNTS}),
-    Function("slot_similarity", {"products": Output("slots slots", scale="unit")}),
-)
 G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     slots = tensor(grid("statistics/slots", (D, E, 2)), "width experts capacity")
     tokens = tensor(grid("statistics/tokens", (1, T, D)), "groups tokens width")
     scale = tensor(np.float32(4), "")

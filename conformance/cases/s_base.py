@@ -5,9 +5,7 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.describe import Function, Output
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import configured
 from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
@@ -17,11 +15,7 @@ from moespec.conformance.author.routers import (
     kernel_case,
     logit_options,
 )
-from moespec.conformance.author.variant import of_router
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = (Function("sigmoid_affinity", {"scores": Output("groups tokens experts")}),)
+from moespec.conformance.author.variant import configured, of_router
 
 NAME = "s_base"
 T, E, D = 5, 3, 3
@@ -31,7 +25,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D), train=True)
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     plan, room, size, constant = "plan_in_training", "room_for_all", "degenerate_size", "stop_gradient"
     sigmoid: dict[str, Any] = {"combine_with": "sigmoid"}
     yield case("training", "value", "The plan chooses; there is room for every token.", plan, room)

@@ -6,24 +6,16 @@ from functools import partial
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import logits, scores
-from moespec.conformance.author.reroute import configured, reweighted
+from moespec.conformance.author.inputs import grid, logits, scores
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
-from moespec.conformance.author.variant import of_router, variant
+from moespec.conformance.author.variant import configured, of_router, reweighted, variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-SCORES = "groups tokens experts"
 SOFTPLUS, SCALED, NAME = "sqrt_softplus_affinity", "scaled_gates", "sigmoid_token_choice"
-FUNCTIONS = (Function(SOFTPLUS, {"scores": Output(SCORES)}), Function(SCALED, {"gates": Output(SCORES)}))
 BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _functions()
     yield from _router()
 

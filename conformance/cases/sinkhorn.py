@@ -7,33 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.variant import Variant, variant
 from moespec.spec.numerics import logsumexp, softmax
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _plan_scale(logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
-    """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
-    f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
-    for _ in range(iterations):
-        g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
-        f = -logsumexp(logits + g, axis=1)
-    return np.exp(logits + f[:, None] + g) * (1 + np.abs(logits) + np.abs(f)[:, None] + np.abs(g))
-
-
-FUNCTIONS = (
-    Function("sinkhorn_affinity", {"plan": Output("groups tokens experts", written=_plan_scale, constant="sinkhorn")}),
-)
 
 G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, "sinkhorn", "sinkhorn_affinity")
     first, size = "column_update_first", "degenerate_size"
     yield case(

@@ -8,13 +8,10 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import common, output_gradient, router_case
 
-__all__ = ["cases"]
-
 NAME = "sinkhorn_expert_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     yield from common(NAME, combine_from_clean_logits=True, noise_multiplier=1.75)
     yield near_router(NAME)

@@ -8,13 +8,10 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import NORMAL, common, router_case, several_choices
 
-__all__ = ["cases"]
-
 NAME = "sinkhorn_token_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     inside, plan, drop = "noise_inside", "combine_with_plan", "overflow_drop"
     yield from common(NAME, choices=2, sinkhorn_iterations=7)

@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, tensor
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import tokens
+from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import router_case
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
-
-__all__ = ["cases"]
 
 NAME = "soft_moe"
 G, T, E, D = 2, 6, 3, 4
@@ -32,7 +29,6 @@ def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield _case("values", "value", "Two images.", "joint_softmax", "generated_code")
     purpose = "Slots are rounded to the nearest: 7 tokens, 3 experts; logits without normalisation."
     yield _case("rounded", "value", purpose, "capacity_rounding", "norm_form", sizes=(7, E, D), normalize=False)

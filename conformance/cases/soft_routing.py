@@ -6,45 +6,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import DENSE, Function, Output
-from moespec.conformance.author.draw import grid, to_bfloat16
+from moespec.conformance.author.inputs import grid, to_bfloat16
 from moespec.conformance.author.variant import Variant, variant
-from moespec.spec import soft_routing
 from moespec.spec.numerics import normalize_l2
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-
-def _scale(name: str) -> Any:
-    """The softmaxes of Soft MoE on absolute values.
-
-    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
-    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax.
-    """
-
-    def scale(tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
-        p = getattr(soft_routing(tokens, slots, scale=scale, **options), name)
-        if options.get("normalize", True):
-            form = options.get("norm_form", "paper")
-            tokens, slots = normalize_l2(tokens, 1, form=form), scale * normalize_l2(slots, 0, form=form)
-        size = np.einsum("td,dec->tec", np.abs(tokens), np.abs(slots))
-        return p * (1 + size + (p * size).sum(axis=0 if name == "dispatch" else (1, 2), keepdims=True))
-
-    return scale
-
-
-FUNCTIONS = (
-    Function(
-        "soft_routing", {name: Output(DENSE, scale="written", written=_scale(name)) for name in ("dispatch", "combine")}
-    ),
-)
 
 NAME = "soft_routing"
 G, D = 2, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
 
 

@@ -7,27 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, logits
+from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.variant import variant
 from moespec.spec.numerics import softmax
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-SCORES = "groups tokens experts"
-
-FUNCTIONS = (
-    Function("router_logits", {"logits": Output(SCORES)}),
-    Function("softmax_affinity", {"scores": Output(SCORES)}),
-    Function("add_gating_noise", {"noisy": Output(SCORES)}),
-)
 
 G, T, E, D = 2, 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _softmax()
     yield from _noise()
 

@@ -9,17 +9,13 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import noiseless, rerouted
 from moespec.conformance.author.routers import common, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every, variant
-
-__all__ = ["VARIANTS", "cases"]
+from moespec.conformance.author.variant import Variant, every, noiseless, rerouted, variant
 
 NAME = "softmax_expert_choice"
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(router_case, NAME)
     rounding = "capacity_rounding"
     yield from common(NAME)

@@ -6,12 +6,9 @@ from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import renormalised, rerouted, reweighted
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import renormalised, rerouted, reweighted, variant
 from moespec.spec.routers.composition import noisy_logits
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "softmax_token_choice"
 T, E, D = 6, 3, 4
@@ -23,7 +20,6 @@ ROUNDING, PRIORITY, CONSTANT = "capacity_rounding", "priority_order", "stop_grad
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from common(NAME, choices=2)
     yield near_router(NAME, batch_priority="max", capacity_factor=0.5)
     purpose = "Capacity rounded up to a multiple of 2."

@@ -6,19 +6,11 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.models import forward_function, inputs_of, stage_of
+from moespec.conformance.author.inputs import grid
+from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.conformance.author.variant import variant
 from moespec.conformance.cases.mixer import MIXER
 from moespec.conformance.format import Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-FUNCTIONS = (
-    Function("rescale", {"rescaled": Output("images tokens width", rounded=True)}),
-    forward_function("sparse_mlp", "ROUTERS", "moe_layer", "rescale", "layer_norm", "patch_embed", "transpose"),
-)
 
 SPARSE = {
     **{**MIXER, "moe": "last_1", "sparse_tokens": 6, "sparse_width": 5},
@@ -32,7 +24,6 @@ SMALL = {
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _rescale()
     yield from _models()
 

@@ -6,60 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from moespec import spec
 from moespec.conformance.author.definition import Definition, call, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid
-from moespec.conformance.author.inputs import groups_tokens, utilities
+from moespec.conformance.author.inputs import grid, groups_tokens, utilities
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import positive_part, stable_order
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 PLAN, TRANSPORT = "groups tokens experts", "sparse_transport_affinity"
-ROWS = {"projection": Output("rows n")}
 
-
-def _support(utility: Any, **options: Any) -> Any:
-    """Where a plan is positive: which scores each step of the solver keeps shows there."""
-    return spec.sparse_transport_affinity(utility, **options) > 0
-
-
-def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
-    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
-    plan = dual(utility=utility, **given).plan
-    return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
-
-
-FUNCTIONS = (
-    Function("project_simplex", ROWS),
-    Function("project_sparse_simplex", ROWS),
-    Function(
-        "transport_semi_dual",
-        {
-            "value": Output("groups"),
-            "gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_semi_dual, 1)),
-            "plan": Output(PLAN),
-        },
-    ),
-    Function(
-        "transport_dual",
-        {
-            "value": Output("groups"),
-            "token_gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_dual, 1)),
-            "expert_gradient": Output("groups experts", written=partial(_subtracted, spec.transport_dual, 0)),
-            "plan": Output(PLAN),
-        },
-    ),
-    Function(
-        "sparse_transport_affinity",
-        {"plan": Output(PLAN, scale="spread", constant="transport")},
-        Choice(_support, scale="stability", constant="transport"),
-    ),
-)
 
 G, T, E = 2, 6, 3
 case = partial(single, "sparse_transport")
@@ -68,7 +24,6 @@ sparse_projection = partial(case, "project_sparse_simplex")
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _projections()
     yield from _objectives()
     yield from _plans()

@@ -7,14 +7,11 @@ from typing import Any
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import NORMAL, common, kernel_of, output_gradient, router_case
 
-__all__ = ["cases"]
-
 NAME = "sparsity_constrained_expert_choice"
 T, E, D = 6, 3, 4
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from common(NAME, combine_from_clean_logits=True, sizes=(T, E, 3))
     small: dict[str, Any] = {"groups": 1, "sizes": (4, 2, 3)}
     purpose = "By default the noise that is given is not used."

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition
-from moespec.conformance.author.reroute import noiseless, rerouted
 from moespec.conformance.author.routers import (
     CHANGED,
     LOSSES,
@@ -20,13 +19,11 @@ from moespec.conformance.author.routers import (
     router_case,
     several_choices,
 )
-from moespec.conformance.author.variant import Variant, every, variant
+from moespec.conformance.author.variant import Variant, every, noiseless, rerouted, variant
 from moespec.spec.numerics import stable_order
 from moespec.spec.options import TokenChoiceOptions
 from moespec.spec.routers.composition import noisy_logits, token_choice
 from moespec.spec.routers.plan import combine_scores, sparse_plan
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "sparsity_constrained_token_choice"
 BOTH = (NAME, "sparsity_constrained_expert_choice")

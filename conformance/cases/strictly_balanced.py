@@ -7,38 +7,13 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
 from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
-from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
-from moespec.conformance.author.tie_margins import expert_choice_margin, token_choice_margin
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, reweighted, variant
 from moespec.conformance.format import Tensor
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
 
 SCORES = "groups tokens experts"
 
-
-def _compared(gates: Any, thresholds: Any) -> Any:
-    """Each gate beside the threshold that it is compared with."""
-    return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
-
-
-FUNCTIONS = (
-    Function(
-        "batchwise_mask",
-        {"mask": Output(SCORES, "bool")},
-        Choice("gates", lambda gates, scale, options: expert_choice_margin(gates, scale, options["capacity"])),
-    ),
-    Function(
-        "threshold_mask",
-        {"mask": Output(SCORES, "bool")},
-        Choice(_compared, lambda pairs, scale, options: token_choice_margin(pairs, scale, 1)),
-    ),
-    Function("masked_gates", {"gates": Output(SCORES)}),
-    Function("threshold_loss", {"loss": Output()}),
-)
 
 NAME, GATES, LOSS, BATCH, ABOVE = (
     "strictly_balanced",
@@ -55,7 +30,6 @@ def _thresholds(*values: float) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _masks()
     yield from _loss()
     yield from _router()

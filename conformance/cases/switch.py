@@ -9,12 +9,9 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.reroute import rerouted, reweighted
 from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import rerouted, reweighted, variant
 from moespec.spec.routers.composition import logits
-
-__all__ = ["VARIANTS", "cases"]
 
 NAME = "switch"
 T, E, D = 5, 3, 3
@@ -25,7 +22,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D))
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     size = "degenerate_size"
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
     purpose = "Training, with two slots: router and losses see jittered tokens."

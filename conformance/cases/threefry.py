@@ -8,28 +8,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Function, Output
-from moespec.conformance.author.draw import integers
+from moespec.conformance.author.inputs import integers
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
 NAME = "threefry"
 
-
-def _normal_scale(uniform: Any) -> Any:
-    """`r (1 + |a|)`, by whose multiples the roundings of the angle and of the radius move a normal number."""
-    radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
-    return np.stack([radius * (1.0 + np.abs(angle))] * 2, axis=-1)
-
-
-FUNCTIONS = (
-    Function("threefry", {"words": Output("counters words", "int")}),
-    Function("random_words", {"words": Output("places columns", "int")}),
-    Function("unit_interval", {"uniform": Output("places columns", scale="magnitude")}),
-    Function("box_muller", {"normal": Output("places pair", scale="written", written=_normal_scale)}),
-)
 
 KNOWN = ((0, 0), ((0, 0),)), ((-1, -1), ((-1, -1),)), ((0x13198A2E, 0x03707344), ((0x243F6A88, 0x85A308D3),))
 """Key and counter of Random123's known answers for 20 rounds."""
@@ -41,7 +25,6 @@ def _words(values: Any, axes: str) -> Tensor:
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     case = partial(single, NAME)
     both = integers(f"{NAME}/bits", (5, 2), -(2**31), 2**31 - 1)
     for name, (key, counter) in zip(("zeros", "ones", "pi"), KNOWN, strict=True):

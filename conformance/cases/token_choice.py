@@ -8,44 +8,29 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
-from moespec.conformance.author.describe import SLOTS, Choice, Function, Output
-from moespec.conformance.author.draw import grid, integers, permutation
 from moespec.conformance.author.inputs import (
     CROWD,
     TIED,
     both,
     distinct,
+    grid,
     groups_tokens,
+    integers,
     logits,
+    permutation,
     rows,
     scores,
     utilities,
 )
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.reroute import chosen_mask, heap_order, renormalised, weighted_by
-from moespec.conformance.author.tie_margins import token_choice_margin
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import chosen_mask, heap_order, renormalised, variant, weighted_by
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases"]
-
-CHOICE = Choice("scores", lambda scores, scale, options: token_choice_margin(scores, scale, options["choices"]))
-
-FUNCTIONS = (
-    Function("token_choice", SLOTS, CHOICE),
-    Function(
-        "normalize_selected",
-        {"normalized": Output("groups tokens experts", follows=("combine_scores", "scores"))},
-        CHOICE,
-    ),
-)
 
 G, T, E = 2, 6, 3
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _values()
     yield from _ties()
     yield from _sizes()

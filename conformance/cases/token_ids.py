@@ -7,42 +7,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.describe import Choice, Function, Output
-from moespec.conformance.author.draw import grid, integers
-from moespec.conformance.author.inputs import tokens
-from moespec.conformance.author.tie_margins import token_choice_margin
+from moespec.conformance.author.inputs import grid, integers, tokens
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-from moespec.spec.algorithms.token_ids import normalized_patches
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases", "nearness"]
-
-IDS = Output("groups tokens", "int")
-
-
-def nearness(patches: Any, codebook: Any) -> Any:
-    """What `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
-    return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
-
-
-FUNCTIONS = (
-    Function(
-        "patch_codes",
-        {"codes": IDS},
-        Choice(
-            nearness, lambda scores, scale, options: token_choice_margin(scores, scale, min(1, scores.shape[-1] - 1))
-        ),
-    ),
-    Function("position_ids", {"position": IDS}),
-    Function("previous_ids", {"previous": IDS}),
-    Function("pair_ids", {"pairs": IDS}),
-)
 
 G, T, V = 2, 6, 5
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     yield from _codes()
     yield from _others()
 

@@ -1,142 +1,15 @@
-"""The vision transformer with experts: its forward pass with every router, and training steps with the routing of each.
+"""The vision transformer with experts: its forward pass with every router, and training steps with the routing of each."""
 
-Training as a whole runs outside compiled code, as it does for users; what is compiled is the loss (by the target's
-`compile`) and whatever the target's `make_step` compiles itself.
-"""
-
-import importlib
-import inspect
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, composed, tensor
-from moespec.conformance.author.describe import DENSE, SLOTS, Choice, Function, Output
-from moespec.conformance.author.draw import grid, signs
-from moespec.conformance.author.models import forward_function, inputs_of, prepare, stage_of
+from moespec.conformance.author.inputs import grid, signs
+from moespec.conformance.author.models import inputs_of, stage_of
 from moespec.conformance.author.variant import variant
-from moespec.conformance.format import routing_arrays
-from moespec.models.layers import renewal, returned
 from moespec.models.random_keys import of_step
-
-__all__ = ["FUNCTIONS", "VARIANTS", "cases", "flat_parameters"]
-
-KEPT = (1, 5)
-"""The steps after which the parameters are results, besides the last."""
-
-
-def _prepared(options: dict[str, Any]) -> dict[str, Any]:
-    """The model and its optimiser."""
-    optimizer = importlib.import_module("moespec.backends.optimizer").OptimizerConfig(**options["optimizer"])
-    return {**prepare("vit", options), "optimizer": optimizer}
-
-
-def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
-    """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted, and what adds."""
-
-    def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
-        output = model.forward(B, config, params, batch["images"], train=train)
-        loss = B.mean(B.softmax_cross_entropy(output.logits, batch["targets"]), 0)
-        for term in output.losses.values():
-            loss = loss + term
-        if not metrics:
-            return returned(loss, {}, output.statistics)
-        (routing,) = [routing.dense() for routing in output.routings]
-        return returned(loss, routing_arrays(routing, sparse=config.router != "soft_moe"), output.statistics)
-
-    return loss_function
-
-
-def _trained(
-    B: Any,
-    *,
-    params: Any,
-    images: Any,
-    targets: Any,
-    model: Any,
-    config: Any,
-    optimizer: Any,
-    rates: Any,
-    batch: int,
-    accumulate: int = 1,
-    train: bool = False,
-    compile: Callable[[Any], Any] = lambda function: function,
-    before: Callable[[Any, Any], None] = lambda params, images: None,
-) -> dict[str, Any]:
-    """A step for each of `rates`, over the images in turn, `batch` at a time.
-
-    accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
-    step with its parameters and images.
-    """
-    # The loss is compiled here, for all targets alike; a step that can compile it again need not.
-    options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
-    options |= {"accumulate": accumulate} if accumulate > 1 else {}
-    options |= renewal(B, model.moe_layers(config, batch // accumulate))
-    loss = _loss(B, model, config, train=train, metrics=accumulate == 1)  # metrics of parts would be averaged
-    step = B.make_step(compile(loss), optimizer, **options)
-    state = B.init_state(params, optimizer)
-    metrics: list[dict[str, Any]] = []
-    results: dict[str, Any] = {}
-    for n, rate in enumerate(rates):
-        start = n * batch % images.shape[0]
-        part = {"images": images[start : start + batch], "targets": targets[start : start + batch]}
-        before(B.state_params(state), part["images"])
-        state, found = step(state, part, rate)
-        metrics.append(B.to_numpy(found))
-        if n + 1 in (*KEPT, len(rates)):
-            results[f"parameters/{n + 1}"] = flat_parameters(B.export_state(state)["params"])
-    each = {name: np.stack([np.asarray(one[name]) for one in metrics]) for name in metrics[0]}
-    return {"losses": each.pop("loss"), "gradient_norms": each.pop("grad_norm"), **each, **results}
-
-
-def flat_parameters(tree: Any) -> Any:
-    """All parameters as one vector, in the order of their names."""
-    if isinstance(tree, dict):
-        return np.concatenate([flat_parameters(tree[name]) for name in sorted(tree)])
-    return np.asarray(tree).ravel()
-
-
-def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
-    """The forward pass of each step, on `B`; the steps themselves are the reference's."""
-
-    def forward(params: Any, images: Any) -> None:
-        model.forward(B, config, params, images, train=train)
-
-    reference = importlib.import_module("moespec.backends.numpy")
-    _trained(reference, model=model, config=config, train=train, before=forward, **options)
-
-
-_trajectory = partial(Output, scale="spread", constant="trajectory", rounded=True)
-TRAJECTORY = {
-    "losses": _trajectory("steps"),
-    "gradient_norms": _trajectory("steps"),
-    "slots": Output("steps " + SLOTS["slots"].axes, "int"),
-    "weights": _trajectory("steps " + SLOTS["weights"].axes),
-    "dispatch": _trajectory(f"steps {DENSE}"),
-    "combine": _trajectory(f"steps {DENSE}"),
-    "parameters/*": _trajectory("parameters"),
-}
-
-FUNCTIONS = (
-    forward_function("vit", "ROUTERS", "moe_layer", "attention", "convolution", "layer_norm", "patch_embed"),
-    Function(
-        "vit_train",
-        TRAJECTORY,
-        Choice(_passes, scale="magnitude", constant="drift"),
-        run=_trained,
-        needs=(
-            *("make_step", "init_state", "state_params", "export_state"),
-            *("ROUTERS", "moe_layer", "softmax_cross_entropy"),
-        ),
-        prepare=_prepared,
-        traced=False,
-        compiles=True,
-        batched=True,
-        pooled=True,
-    ),
-)
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
 SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
@@ -217,7 +90,6 @@ TRAINED: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def cases() -> Iterator[Definition]:
-    """All cases of this module."""
     for name, fields in FORWARD.items():
         model = {**TINY, "moe": "every_2", "router": name, "experts": 4, **fields}
         several = model["moe"] == "last_2"

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance import call
-from moespec.conformance.cases import function
 from moespec.conformance.check.results import CaseResult
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Stage, Value
+from moespec.conformance.functions import function
 
-__all__ = ["judged", "ordered"]
+__all__ = ["mark_reordered", "ordered"]
 
 TEXT = "differs only in the order of equal scores"
 
 
-def judged(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
+def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
     """The results, with the state `reordered` for failures that differ only in the order of equal scores."""
     known = {case.id: case for case in cases}
-    return [_judged(r) if r.state == "fail" and _is_reordered(r, known[r.id]) else r for r in results]
+    return [_reordered(r) if r.state == "fail" and _is_reordered(r, known[r.id]) else r for r in results]
 
 
-def _judged(result: CaseResult) -> CaseResult:
+def _reordered(result: CaseResult) -> CaseResult:
     failed = [
         replace(o, state="reordered", message=f"{TEXT}. {o.message}") for o in result.outcomes if o.state == "fail"
     ]

@@ -20,7 +20,7 @@ from moespec.conformance.compare import ALL_DTYPES, DTYPES, one_of, place, preci
 from moespec.conformance.format import Case, Stage, Value
 from moespec.spec.numerics import stable_order
 
-__all__ = ["explained"]
+__all__ = ["explain_failures"]
 
 Array = NDArray[Any]
 Near = Callable[[Any, Any], bool]
@@ -28,7 +28,7 @@ MOST = 6
 """Results that are listed as right."""
 
 
-def explained(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
+def explain_failures(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
     """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
     known = {case.id: case for case in cases}
     failures = [r for r in results if r.state in FAILED and r.state != "error"]

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.variant import module_of
-from moespec.conformance.cases import function, variants
+from moespec.conformance.cases import variants
 from moespec.conformance.check.mutation_report import DTYPE, called
 from moespec.conformance.check.results import CaseResult, Match
 from moespec.conformance.check.target import Target, Values, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Value
+from moespec.conformance.functions import function
 
-__all__ = ["Known", "recognise"]
+__all__ = ["Known", "match_variants"]
 
 ENOUGH = 0.25
 """A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
@@ -35,7 +36,7 @@ Place = tuple[str, str]
 """A case by id, and a stage of it."""
 
 
-def recognise(results: Sequence[CaseResult], known: "Known") -> list[Match]:
+def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:
     """The variants that a target agrees with, algorithm by algorithm in each dtype and mode.
 
     Those that agree wherever the target or they differ from the specification, all of them if several do; else those

@@ -13,16 +13,17 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.variant import Variant, module_of, noting
-from moespec.conformance.cases import function, variants
+from moespec.conformance.cases import variants
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_cases
-from moespec.conformance.check.single_detection import ALONE
+from moespec.conformance.check.single_detection import SINGLE_DETECTIONS
 from moespec.conformance.check.target import Job, Target, execute, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.format import Case, Value
+from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 
-__all__ = ["Survey", "called", "falls", "first_step", "survey", "table"]
+__all__ = ["MutationReport", "called", "falls", "first_step", "mutation_report", "table"]
 
 DTYPE = DTYPES["float64"]
 ENOUGH = 2
@@ -30,7 +31,7 @@ ENOUGH = 2
 
 
 @dataclass(frozen=True)
-class Survey:
+class MutationReport:
     """Which cases catch which variants.
 
     caught: for each variant ids of cases that fail on it, with the stage where it differs first; all if these are fewer
@@ -56,31 +57,33 @@ class Survey:
         return {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
 
     @property
-    def alone(self) -> dict[str, str]:
+    def singly_detected(self) -> dict[str, str]:
         """The variants that fall to one case, with it; none if only a part of the suite was run."""
         return {name: next(iter(ids)) for name, ids in self.caught.items() if self.whole and len(ids) == 1}
 
     @property
     def problems(self) -> list[str]:
-        """Variants that survive, and where those that fall to one case are not those of `alone.ALONE`."""
+        """Variants that survive, and where those that fall to one case are not those of `SINGLE_DETECTIONS`."""
         problems = [f"{name} survives" for name in self.survivors]
         problems += [
-            f"{name} falls to {id} alone, and is not listed" for name, id in self.alone.items() if name not in ALONE
+            f"{name} falls to {id} alone, and is not listed"
+            for name, id in self.singly_detected.items()
+            if name not in SINGLE_DETECTIONS
         ]
-        listed = ALONE.keys() & self.caught.keys() if self.whole else set()
+        listed = SINGLE_DETECTIONS.keys() & self.caught.keys() if self.whole else set()
         return problems + [
-            f"{name} is listed, and falls to two cases or more" for name in sorted(listed - self.alone.keys())
+            f"{name} is listed, and falls to two cases or more" for name in sorted(listed - self.singly_detected.keys())
         ]
 
 
-def survey(cases: Sequence[Case], chosen: Collection[Variant]) -> Survey:
+def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
     """Every variant run on the cases that it concerns."""
     cases = [first_step(case) for case in cases]
     names = {case.id: _called_by(case) for case in tqdm(cases, desc="what cases call", unit="case", disable=None)}
     caught = {}
     for variant in tqdm(chosen, desc="variants", unit="variant", disable=None):
         caught[variant.name] = _caught_by(variant, [case for case in cases if variant.replaced.keys() & names[case.id]])
-    return Survey(caught, tuple(case.id for case in cases))
+    return MutationReport(caught, tuple(case.id for case in cases))
 
 
 def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
@@ -140,19 +143,21 @@ def _sliced(value: Value) -> Value:
     return replace(value, array=value.array[:1], scale=scale)
 
 
-def table(surveyed: Survey) -> str:
+def table(report: MutationReport) -> str:
     """For each variant that concerns the cases: how many catch it, the first of them with its stage, and its ledger id.
 
     Then what is wrong, and a line with the numbers.
     """
     rows = [("variant", "caught by", "first", "ledger")]
-    for name, ids in surveyed.caught.items():
-        if ids or name in surveyed.survivors:
+    for name, ids in report.caught.items():
+        if ids or name in report.survivors:
             first = next((f"{id} ({stage})" for id, stage in ids.items()), "") or "SURVIVES"
             rows.append((name, str(len(ids)), first, variants()[name].ledger))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    last = f"{len(rows) - 1} variants, {len(surveyed.survivors)} survive, {len(surveyed.alone)} fall to one case; "
+    last = (
+        f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} fall to one case; "
+    )
     return "\n".join(
-        [lines[0], "-" * len(lines[0]), *lines[1:], "", *surveyed.problems, f"{last}{len(surveyed.cases)} cases"]
+        [lines[0], "-" * len(lines[0]), *lines[1:], "", *report.problems, f"{last}{len(report.cases)} cases"]
     )

@@ -6,20 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moespec.conformance import suite
-from moespec.conformance.author import fresh
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.classes import kind
-from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.process import LIMIT
-from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.results import FAILED, Report, Unsupported, packed, unpacked
+from moespec.conformance.check.run import run_part
 from moespec.conformance.check.target import STRIDED, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.format import Case
-from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, Unsupported, packed, unpacked
+
+if TYPE_CHECKING:
+    from moespec.conformance.check.match_variant import Known
 
 __all__ = ["Plan"]
 
@@ -28,7 +27,7 @@ __all__ = ["Plan"]
 class Plan:
     """Cases by id, to be checked in dtypes and modes on the target of a report, which says what `interface` it is.
 
-    report: without results; of fresh cases it has their seed. limit, memory: see `Part`.
+    report: without results; of fresh cases it has their seed. limit, memory: see `run_part`.
     """
 
     interface: type[Target]
@@ -62,7 +61,11 @@ class Plan:
         return [id for id in firsts if id]
 
     def _kind(self, id: str) -> str:
-        return suite.kind(self.vectors / f"{id}.json") if self.report.seed is None else kind(id)
+        if self.report.seed is None:
+            return suite.kind(self.vectors / f"{id}.json")
+        from moespec.conformance.golden import fresh  # which imports all cases
+
+        return fresh.kind(id)
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
         """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
@@ -71,12 +74,14 @@ class Plan:
         """
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
-        part = Part(self.interface, self.report.target, dtype, mode, repeat, cases, self.limit, self.memory)
-        results, reason = run_part(part)
+        how = {"repeat": repeat, "limit": self.limit, "memory": self.memory}
+        results, reason = run_part(self.interface, self.report.target, cases, dtype, mode, **how)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
         report = replace(self.report, results=results, unsupported=lacking)
         if any(result.state in FAILED for result in results):
+            from moespec.conformance.check.diagnosis import diagnosed  # which imports all known variants
+
             report = diagnosed(report, _known(*place, tuple(ids)))
         settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
         return {id: replace(report, results=settled.get(id, [])) for id in ids}
@@ -120,10 +125,16 @@ class Plan:
 
 @cache
 def _case(vectors: Path, seed: int | None, id: str) -> Case:
-    return suite.case(vectors / f"{id}.json") if seed is None else fresh.made(seed, id)
+    if seed is None:
+        return suite.case(vectors / f"{id}.json")
+    from moespec.conformance.golden import fresh
+
+    return fresh.made(seed, id)
 
 
 @lru_cache(maxsize=1)
-def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> Known:
+def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
     """The cases, and what variants compute for them, which is the same in every dtype."""
+    from moespec.conformance.check.match_variant import Known
+
     return Known([_case(vectors, seed, id) for id in ids])

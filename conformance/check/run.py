@@ -18,50 +18,38 @@ from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
-__all__ = ["Part", "run_cases", "run_part"]
+__all__ = ["run_cases", "run_part"]
 
 
-@dataclass(frozen=True)
-class Part:
-    """The cases of one algorithm, to be run on a target in one dtype and mode; with `repeat` twice.
+def run_part(
+    interface: type[Target],
+    name: str,
+    cases: Sequence[Case],
+    dtype: str,
+    mode: str = "eager",
+    *,
+    repeat: bool = False,
+    limit: float = LIMIT,
+    memory: float = 0.0,
+) -> tuple[list[CaseResult], str]:
+    """The results of the cases of one algorithm, and why the target does not have the dtype, or an empty string.
 
-    limit: the seconds that a case may take, None for `LIMIT`. memory: the GiB that the target's process may address, None
-    for any number: JAX and GPUs reserve many times what they use.
-    """
-
-    interface: type[Target]
-    name: str
-    dtype: str
-    mode: str
-    repeat: bool
-    cases: list[Case]
-    limit: float | None = None
-    memory: float | None = None
-
-
-def run_part(part: Part) -> tuple[list[CaseResult], str]:
-    """The results, and why the target does not have the dtype, or an empty string.
-
-    The target runs in a process that the next part has, too, until `process.end` is called.
+    The target runs in a process that the next part has, too, until `process.end` is called. repeat: whether each case is
+    run twice. limit: the seconds that a case may take. memory: the GiB that the target's process may address, 0 for any
+    number: JAX and GPUs reserve many times what they use.
     """
     begun = time.perf_counter()
-    target = Remote(
-        part.interface, part.name, ALL_DTYPES[part.dtype], part.limit or LIMIT, int((part.memory or 0) * 2**30)
-    )
+    target = Remote(interface, name, ALL_DTYPES[dtype], limit, int(memory * 2**30))
     try:
         reason = target.facts().unsupported
-        results = [] if reason else run_cases(target, part.cases, part.mode, part.repeat)
+        results = [] if reason else run_cases(target, cases, mode, repeat)
     except EndedError as error:  # where it is not called for a case
-        return _lost(part, error.failure), ""
+        lost = error.failure
+        outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
+        return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], ""
     for result in results:
         result.seconds = (time.perf_counter() - begun) / len(results)
     return results, reason
-
-
-def _lost(part: Part, failure: Failure) -> list[CaseResult]:
-    """The results of cases of which no other came: each is an error."""
-    outcome = Outcome("target", failure.state, failure.fraction, failure.text, failure.trace)
-    return [CaseResult(c.id, c.algorithm, c.kind, part.dtype, part.mode, [outcome]) for c in part.cases]
 
 
 def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:

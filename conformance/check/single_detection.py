@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-__all__ = ["ALONE"]
+__all__ = ["SINGLE_DETECTIONS"]
 
-ALONE: Mapping[str, str] = {
+SINGLE_DETECTIONS: Mapping[str, str] = {
     "all_bits": "the words of one case are made into uniform numbers",
     "cap_kept_exactly": "the default regularisation keeps the cap; one case has another, with which it is exceeded",
     "capacity_cut_to_the_tokens": "only an error case has a capacity above the number of tokens",

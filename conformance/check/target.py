@@ -38,10 +38,10 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance import call
-from moespec.conformance.cases import function
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import MalformedError, NotOfferedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
+from moespec.conformance.functions import function
 from moespec.spec.errors import ConfigError
 
 __all__ = [

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moespec.conformance import suite
-from moespec.conformance.author.large import SIZES
-from moespec.conformance.check.classes import CLASSES
 from moespec.conformance.check.process import LIMIT
 from moespec.conformance.check.target import DEFAULT, MODES
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix
 from moespec.conformance.scaffold import KINDS
-from moespec.conformance.suite import VECTORS
+from moespec.conformance.suite import CLASSES, VECTORS
 from moespec.models.checks import check_output
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
@@ -24,6 +22,8 @@ from moespec.spec.names import near_it
 
 __all__ = ["parser", "spread"]
 
+SIZES = ("small", "large")
+"""Of the cases of a seed: those of the vectors with other numbers, and layers that a kernel can run."""
 DIGITS = 40
 """Of a seed, at most."""
 PYTEST = """

@@ -10,25 +10,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from moespec.conformance import suite
-from moespec.conformance.author import fresh, large
-from moespec.conformance.author.reference import GoldenError
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.classes import class_of
-from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import claims
-from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
-from moespec.conformance.format import Case, VectorError
+from moespec.conformance.format import Case, GoldenError, VectorError
 from moespec.conformance.manifest import encode, to_text
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix, reading
-from moespec.conformance.report.diagnosis import diagnosed
-from moespec.conformance.report.report import Report, ReportError, distinct, write, write_text
+from moespec.conformance.report.report import ReportError, distinct, write, write_text
 from moespec.conformance.scaffold import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
@@ -48,10 +43,12 @@ NEEDS = 'needs {}: pip install "moespec[conformance]"'
 def _run(options: argparse.Namespace) -> int:
     if find_spec("pytest") is None:
         raise ConfigError(f"moespec conformance run: {NEEDS.format('pytest')}")
-    from moespec.conformance.check import plugin
+    from moespec.conformance import plugin
 
     only = _only(options)
     if options.fresh is not None:
+        from moespec.conformance.golden import fresh
+
         ids = [id for id in fresh.ids(options.fresh, options.size) if only(id)]
     else:
         ids = [f"{path.parent.name}/{path.stem}" for path in suite.verify(options.vectors, only)]
@@ -73,6 +70,9 @@ def _of_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from moespec.conformance.check.diagnosis import diagnosed
+    from moespec.conformance.check.match_variant import Known
+
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
@@ -82,6 +82,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from moespec.conformance.author import large
     from moespec.conformance.report.badge import badge, shields
     from moespec.conformance.report.page import flags, page
 
@@ -116,8 +117,8 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
         return (
             (not options.algorithm or id.partition("/")[0] in options.algorithm)
             and (not patterns or any(fnmatchcase(id, pattern) for pattern in patterns))
-            and (not classes or class_of(id) in classes)
-            and not (getattr(options, "forward_only", False) and class_of(id) == "gradients")
+            and (not classes or _class_of(options, id) in classes)
+            and not (getattr(options, "forward_only", False) and _class_of(options, id) == "gradients")
         )
 
     return only
@@ -126,7 +127,18 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
 def _ids(options: argparse.Namespace) -> Iterator[str]:
     """The ids of all cases: of the vectors, and of fresh ones that these have not."""
     yield from suite.ids(options.vectors)
+    from moespec.conformance.author import large
+
     yield from large.ids()
+
+
+def _class_of(options: argparse.Namespace, id: str) -> str:
+    """The word for a case, by its id; that of a fresh one is the word of its class of the format."""
+    if getattr(options, "size", "small") == "small":
+        return suite.class_of(id, options.vectors)
+    from moespec.conformance.golden import fresh
+
+    return next(word for word, kinds in suite.CLASSES.items() if fresh.kind(id) in kinds)
 
 
 def _waivers(options: argparse.Namespace) -> list[Waiver]:
@@ -173,7 +185,7 @@ def _status(reports: Sequence[Report]) -> int:
 
 
 def _golden(options: argparse.Namespace) -> int:
-    from moespec.conformance.author.generate import StaleError, generate
+    from moespec.conformance.golden.generate import StaleError, generate
 
     try:
         generate(options.vectors, check=options.check, only=_only(options))
@@ -185,11 +197,11 @@ def _golden(options: argparse.Namespace) -> int:
 
 def _variants(options: argparse.Namespace) -> int:
     from moespec.conformance.cases import variants
-    from moespec.conformance.check import mutation_report
+    from moespec.conformance.check.mutation_report import mutation_report, table
 
-    surveyed = mutation_report.survey(load(options.vectors, _only(options)), variants().values())
-    print(mutation_report.table(surveyed))
-    return 1 if surveyed.problems or not surveyed.cases else 0
+    report = mutation_report(load(options.vectors, _only(options)), variants().values())
+    print(table(report))
+    return 1 if report.problems or not report.cases else 0
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -229,6 +241,8 @@ def _show(options: argparse.Namespace) -> int:
     if options.fresh is None:
         cases = load(options.vectors, lambda id: id == options.case)
     elif options.files is None:
+        from moespec.conformance.golden import fresh
+
         cases = fresh.fresh(options.fresh, lambda id: id == options.case, size=options.size)
     else:
         raise ConfigError("--fresh: files are computed from the committed vectors")

@@ -13,9 +13,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.check.match_variant import Known, recognise
+from moespec.conformance.check.match_variant import Known, match_variants
 from moespec.conformance.check.results import CaseResult
-from moespec.conformance.check.run import Part, run_part
+from moespec.conformance.check.run import run_part
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
@@ -61,7 +61,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
         "functions": {
             name: {
                 **_words(module, name),
-                "variants": [asdict(match) for match in recognise(own, known)],
+                "variants": [asdict(match) for match in match_variants(own, known)],
                 "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, MEASURED.index(part.dtype)))],
             }
             for name, own in parts.items()
@@ -76,7 +76,7 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
     for dtype in MEASURED:
         for group in groups:
-            own, reason = run_part(Part(PeerTarget, peer.target, dtype, "eager", False, group))
+            own, reason = run_part(PeerTarget, peer.target, group, dtype)
             results += own
             unsupported |= {dtype: reason} if reason else {}
     return results, unsupported

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.check.files import FileError
-from moespec.models.errors import CheckpointError
-from moespec.models.files import signed, unsigned
+from moespec.models.files import read_file, signed, unsigned, write_atomically
+from moespec.models.tensors import sealed, unsealed
 from moespec.spec.values import present
-from moespec.training.weights.files import read_safetensors, write_safetensors
 
 __all__ = ["PARTS", "Gate", "read", "write"]
 
@@ -131,19 +130,21 @@ def write(path: Path, gates: Sequence[Gate]) -> None:
         "tensors": _digest(arrays),
         "gates": described,
     }
-    write_safetensors(path, arrays, {KEY: signed(record, indent=None).decode()})
+    write_atomically(path, sealed(arrays, {KEY: signed(record, indent=None).decode()}))
 
 
 def read(path: Path | str) -> list[Gate]:
     """The gates of a recording. Raises FileError, which names the file, for anything that is not one."""
     try:
-        arrays, metadata = read_safetensors(Path(path))
-    except CheckpointError as error:
-        raise FileError(str(error)) from error
+        tensors, metadata = unsealed(read_file(Path(path)), half=True)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from error
     if KEY not in metadata:
         raise FileError(f"{path}: not a recording, the metadata {KEY!r} are missing")
     try:
-        return _gates(unsigned(metadata[KEY].encode()), arrays)
+        return _gates(unsigned(metadata[KEY].encode()), {name: tensor.array for name, tensor in tensors.items()})
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise FileError(f"{path}: {error if type(error) is ValueError else f'damaged ({error!r})'}") from error
 

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from moespec.conformance.record.file import PARTS, Gate, write
 from moespec.models.checks import check_output, imported
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.training.weights.files import read_npz
 
 __all__ = ["Recorder", "record", "recording", "tap"]
 
@@ -207,7 +207,18 @@ def _batches(data: str | None, torch: Any) -> Iterable[Any]:
     if data is None:
         raise ConfigError("data=None: the model takes data, --data FILE.npz or package:function")
     if data.endswith(".npz"):
-        arrays = {name: torch.from_numpy(a) if torch is not None else a for name, a in read_npz(Path(data)).items()}
+        arrays = {name: torch.from_numpy(a) if torch is not None else a for name, a in _read_npz(data).items()}
         return [tuple(arrays.values()) if all(name.startswith("arr_") for name in arrays) else arrays]
     found = _called(data, "", imported("data", data))
     return [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
+
+
+def _read_npz(path: str) -> dict[str, Any]:
+    """The arrays of an npz file; those of the dtype V2, which is how NumPy saves bfloat16, as float32. No pickle is read."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = dict(archive)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise RunError(f"{path}: cannot be read as an npz file of arrays ({error})") from error
+    halves = {name: array.view("<u2").astype("<u4") << 16 for name, array in arrays.items() if array.dtype == "V2"}
+    return arrays | {name: array.view("<f4") for name, array in halves.items()}

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from html import escape
 
-from moespec.conformance.report.report import Report
+from moespec.conformance.check.results import Report
 
 __all__ = ["badge", "shields"]
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from moespec.conformance.check.results import FAILED, CaseResult
-from moespec.conformance.report.report import Report
+from moespec.conformance.check.results import FAILED, CaseResult, Report
 
 __all__ = ["Cause", "causes"]
 

@@ -4,10 +4,9 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
-from moespec.conformance.report.report import Report
 from moespec.spec.checks import plural
 
 __all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]

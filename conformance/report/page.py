@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.cases import function
 from moespec.conformance.check.reproduce import code
-from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult
+from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult, Report
 from moespec.conformance.format import Case, Stage
+from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.causes import causes
 from moespec.conformance.report.matrix import LEGEND, cell, command, total
-from moespec.conformance.report.report import Report
 from moespec.conformance.suite import VECTORS
+from moespec.models.pages import render
 from moespec.spec import LEDGER
-from moespec.training.reports.templates import render
 
 __all__ = ["flags", "page"]
 
@@ -84,8 +83,7 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
     modules = {module for algorithm in algorithms for module in algorithm.modules}
     modules |= {module for case in cases for module in _modules(case, case.stages)}
     return render(
-        "page.html.jinja",
-        Path(__file__).parent,
+        Path(__file__).with_name("page.html.jinja"),
         title=f"moespec conformance: {total(reports)}",
         total=total(reports),
         reports=reports,
@@ -178,7 +176,7 @@ def _module(path: str) -> str:
     if name == "ROUTERS":
         return f"routers.{rest.partition('.')[0]}" if rest else ""
     if name == "CAPACITY_RULES":
-        return "capacity"
+        return "algorithms.capacity"
     return getattr(spec, name).__module__.removeprefix("moespec.spec.") if name in spec.__all__ else ""
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.check.results import CaseResult, Match, Table
+from moespec.conformance.check.results import CaseResult, Match, Report, Table, Unsupported
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.manifest import parse
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report.report import INTERFACES, Report, ReportError, Unsupported
+from moespec.conformance.report.report import INTERFACES, ReportError
 from moespec.conformance.schema import check
 from moespec.models.files import read_file
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from generator.catalogue import ROOT
-from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
 from moespec.conformance.report.matrix import cell
 from moespec.conformance.report.reading import read
-from moespec.conformance.report.report import Report, distinct
+from moespec.conformance.report.report import distinct
 from moespec.conformance.suite import digest, load
 
 __all__ = ["Measured", "Row", "measured", "peers", "reports", "rows"]

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from generator.catalogue import MODULES, Page
+from generator.catalogue import Page
 from generator.docstrings import axes_of
 from generator.tables import table
 from moespec import spec
 from moespec.conformance.author.trace import Recorder
 from moespec.conformance.call import arrays
-from moespec.conformance.cases import functions
 from moespec.conformance.format import Stage, finish
+from moespec.conformance.functions import FUNCTIONS
 from moespec.spec import ROUTERS
 from moespec.spec.examples import LOGITS
 
@@ -68,7 +68,7 @@ class Traced:
         self.recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
-        function = name in functions() and name not in ("ROUTERS", "CAPACITY_RULES")
+        function = name in FUNCTIONS and name not in ("ROUTERS", "CAPACITY_RULES")
         return getattr(self.recorder if function else spec, name)
 
 
@@ -81,8 +81,8 @@ def steps_of_examples(page: Page) -> list[Step]:
     modules["moespec.spec"] = traced
     try:
         for name, function in page.functions.items():
-            known = {**vars(MODULES[function.__module__])}
-            known |= {key: getattr(traced, key) for key in functions() if key in known and key in spec.__all__}
+            known = {**vars(sys.modules[function.__module__])}
+            known |= {key: getattr(traced, key) for key in FUNCTIONS if key in known and key in spec.__all__}
             _hold(function, name, known)
     finally:
         modules["moespec.spec"] = spec
@@ -192,7 +192,7 @@ def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
             {f"{name}/{part}": each for part, each in value.items()} if isinstance(value, Mapping) else {name: value}
         )
         if hasattr(value, "_asdict"):
-            parts = finish(arrays(value, functions()[stage.call].outputs or {"dispatch": 0, "combine": 0}))
+            parts = finish(arrays(value, FUNCTIONS[stage.call].outputs or {"dispatch": 0, "combine": 0}))
         for part, each in parts.items():
             if isinstance(each, (list, tuple, np.ndarray, float, int, np.generic)):
                 yield table(part, each, axes.get(name, ()))
@@ -200,7 +200,7 @@ def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _results(stage: Stage, result: Any) -> Iterator[str]:
     """The results of a call, of a sparse routing its slots and weights."""
-    outputs = functions()[stage.call].outputs
+    outputs = FUNCTIONS[stage.call].outputs
     for name, value in finish(arrays(result, outputs)).items():
-        axes = tuple(axis for axis in functions()[stage.call].output(name).axes.split() if axis != "groups")
+        axes = tuple(axis for axis in FUNCTIONS[stage.call].output(name).axes.split() if axis != "groups")
         yield table(name, value, axes)

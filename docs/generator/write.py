@@ -21,8 +21,7 @@ from generator.practice import beyond, concerned, known_of, variants_of, with_is
 from generator.reference import ROOMS, sections
 from generator.revisions import changes, past
 from generator.sources import options, signature, sources
-from moespec.conformance.check.results import COLUMNS
-from moespec.conformance.report.report import Report
+from moespec.conformance.check.results import COLUMNS, Report
 from moespec.conformance.suite import manifests
 from moespec.spec import LEDGER
 from moespec.spec.implementations.places import link_papers

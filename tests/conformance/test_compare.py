@@ -10,8 +10,7 @@ from committed import BY_ID, CASES, of, replaced, results_of
 
 import moespec.backends.numpy as reference
 from moespec.conformance import compare as comparison
-from moespec.conformance.author.draw import to_bfloat16
-from moespec.conformance.cases import functions
+from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.errors import verdict
 from moespec.conformance.check.files import check, expected
 from moespec.conformance.check.results import CaseResult
@@ -28,6 +27,7 @@ from moespec.conformance.compare import (
 )
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
+from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.report import matrix, report
 from moespec.models.tensors import Found
 from moespec.spec import errors
@@ -165,7 +165,7 @@ def test_the_fraction_is_that_of_the_worst_entry():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_bfloat16_has_results_of_another_precision(dtype):
-    for name, known in functions().items():
+    for name, known in FUNCTIONS.items():
         for result, output in known.outputs.items():
             wide = dtype == "bfloat16" and not output.rounded
             assert precision(name, result, DTYPES[dtype]).name == ("float32" if wide else dtype), (name, result)

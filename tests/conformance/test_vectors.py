@@ -11,14 +11,14 @@ from committed import BY_ID, CASES, of
 from jsonschema import Draft202012Validator
 
 from moespec.conformance import call, suite
-from moespec.conformance.author.derived import all_definitions
-from moespec.conformance.author.draw import to_bfloat16
-from moespec.conformance.author.generate import suite_text
-from moespec.conformance.cases import functions
+from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.files import expected
 from moespec.conformance.check.results import COLUMNS
 from moespec.conformance.compare import CONSTANTS, DTYPES, certified
 from moespec.conformance.format import KINDS
+from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import all_definitions
+from moespec.conformance.golden.generate import suite_text
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.page import flags
 from moespec.spec import LEDGER, ROUTERS
@@ -110,7 +110,7 @@ def test_inputs_are_exact_in_bfloat16():
 
 def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     """Logits, affinities, losses, weights and metrics are compared with the roundoff of float32."""
-    models = {name for name, known in functions().items() if known.batched}
+    models = {name for name, known in FUNCTIONS.items() if known.batched}
     network = {
         *("array_operations", "attention", "batch_norm", "expert_mlp", "gelu", "layer_norm", "moe_layer", "moe_mlp"),
         *("multi_hash_mlp", "convolution", "dropout", "patch_embed", "rescale"),
@@ -118,7 +118,7 @@ def test_only_what_models_compute_with_is_rounded_to_bfloat16():
     rounded = json.loads((suite.VECTORS.parent / "suite.json").read_text())["rounded"]
     assert rounded.keys() == models | network
     for name, results in rounded.items():
-        outputs = functions()[name].outputs
+        outputs = FUNCTIONS[name].outputs
         assert set(results) == {result for result, output in outputs.items() if output.kind == "float"}
 
 
@@ -209,6 +209,6 @@ def test_flags_are_true_of_their_cases():
 
 def test_every_constant_is_used_and_has_a_reason():
     used = {value.constant for case in CASES for value in expected(case).values()}
-    used |= {known.choice.constant for known in functions().values() if known.choice is not None}
+    used |= {known.choice.constant for known in FUNCTIONS.values() if known.choice is not None}
     assert used == set(CONSTANTS)
     assert all(len(reason) > 40 for _, reason in CONSTANTS.values())

@@ -1,4 +1,4 @@
-"""The workflows run the sessions that `.ci/run` runs."""
+"""The workflows run the sessions that `.ci/run` runs, and the hooks before a commit the ruff that CI runs."""
 
 import re
 from pathlib import Path
@@ -17,3 +17,12 @@ def test_the_workflow_runs_what_main_must_pass():
 
 def test_the_workflow_runs_them_by_a_shell():
     assert WORKFLOW["steps"][-1]["run"] == "nox -s ${{ matrix.session }}"
+
+
+def test_the_hooks_run_the_ruff_of_ci():
+    repositories = {
+        each["repo"]: each["rev"] for each in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    }
+    constraints = (ROOT / "constraints.txt").read_text()
+    (ruff,) = re.findall(r"^ruff==(.*)$", constraints, re.MULTILINE)
+    assert repositories["https://github.com/astral-sh/ruff-pre-commit"] == f"v{ruff}"

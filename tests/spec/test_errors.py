@@ -1,6 +1,6 @@
 """Errors that no vector has: of routings and arrays of another kind, and what checks need to know of an array.
 
-Those that follow from signatures are in tests/conformance/author/test_error_cases.py.
+Those that follow from signatures are in tests/conformance/golden/test_derived.py.
 """
 
 import numpy as np

@@ -15,9 +15,9 @@ from committed import CASES
 
 from moespec import spec
 from moespec.conformance import call
-from moespec.conformance.author.derived import valid_calls
 from moespec.conformance.author.reference import SPEC, Making
 from moespec.conformance.format import Case
+from moespec.conformance.golden.derived import valid_calls
 from moespec.spec import ROUTERS, Routing, SpecError
 from moespec.spec.options import RouterOptions
 

@@ -1,5 +1,5 @@
 """The complex step where it is delicate. That nothing else drops the imaginary part, `golden` checks: it compares each gradient
-with central differences, and each floating input has one (`tests/conformance/author/test_error_cases.py`)."""
+with central differences, and each floating input has one (`tests/conformance/golden/test_derived.py`)."""
 
 import numpy as np
 import pytest

@@ -21,17 +21,19 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
+from moespec import cli
 from moespec.conformance import __main__ as conformance
 from moespec.models import memory
 from moespec.models.router_options import options_of
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli, commands
-from moespec.training.commandline.chosen import check_concerns, chosen
-from moespec.training.commandline.parsing import parse
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.commands import train
+from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.option_constraints import check_share
+from moespec.training.configuration.effect import check_share
 from moespec.training.data.datasets import load
 from moespec.training.data.options import DataConfig
 from moespec.training.study.entries import entries
@@ -171,7 +173,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --training.accumulate 2", ("training.accumulate=2: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
-    ("--objective moco --data.crop-padding 0", ("data: without augmentation the two views of an image are the same",)),
+    ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),
     ("--objective moco --model.classes 5", ("model.classes=5: objective='moco' takes 0",)),
     ("--objective moco --lit.scale 3", ("lit.scale=3.0 has no effect here: the objective is not lit",)),
     ("--objective lit --lit.no-locked", ("data.name='digits': objective='lit' is for images with captions",)),
@@ -319,7 +321,7 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert len(text) < 6000, "a message is not longer than a screen"
         assert paths(tmp_path) == before, "something was written"
 
-    monkeypatch.setattr(commands, "train", begun)
+    monkeypatch.setattr(train, "train", begun)
     monkeypatch.setattr(memory, "of_machine", lambda: 8 * 2**30)
     monkeypatch.setenv("MOESPEC_BACKEND", "numpy")
     (folder := tmp_path / "there").mkdir()
@@ -369,7 +371,7 @@ WRONG = {
     "convert x y.safetensors --to vmoe":
         "target='y.safetensors': vmoe has two files, NAME.index and NAME.data-...; expected a NAME",
     f"convert {OLD_RUN} . --to hub":
-        "target='.': this command stands in it, and it would be replaced; name a folder in it",
+        "target='.': is the working directory, and would be replaced; name a folder in it",
     f"inspect {OLD_RUN} --image x --out x.docx": "out='x.docx': expected a name that ends in .png",
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
@@ -397,7 +399,7 @@ WRONG = {
     f"finetune {OLD_RUN} --model vit_s16":
         "model.name='vit_s16': the model is that of the source, 'vit_tiny'; its fields may be set",
     f"finetune {__file__}":
-        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, a .safetensors or an .npz file",
+        f"{__file__}: not a safetensors file: header too large; expected a run, a folder of the hub, .safetensors or .npz",
 }  # fmt: skip
 USED = (
     *("--data.jitter 0.5 --data.hue 0.3", "--router hash --codes 5", "--training.loss sigmoid --model.head-bias -3"),
@@ -423,8 +425,7 @@ def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> No
 @pytest.mark.parametrize("words", USED)
 def test_options_that_concern_something_in_recipes_and_what_runs_wrote(words: str) -> None:
     given = words.split()
-    default = cli.TrainArguments(settings=chosen(given, Config()))
-    check_concerns(given, parse("train", cli.TrainArguments, given, default=default).settings)
+    check_written(given, parse("train", TrainArguments, given, settings=chosen(given, Config())).settings)
 
 
 def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
@@ -433,9 +434,9 @@ def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
     file.write_text("[data]\nhue = 0.3\n[model]\ncodes = 5\n")
     words = ["--config", str(file)]
     base = chosen(words, Config())
-    check_concerns([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
+    check_written([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
     with pytest.raises(ConfigError, match=r"data\.hue=0\.3 has no effect here: data\.jitter is 0"):
-        check_concerns(words, base)
+        check_written(words, base)
 
 
 def test_the_part_that_is_held_out(tmp_path: Path) -> None:

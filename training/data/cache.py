@@ -1,15 +1,14 @@
-"""Decoded pictures in a folder, so that they are decoded once for all epochs and runs.
+"""Decoded images in a folder, so that they are decoded once for all epochs and runs.
 
-What a part of a data set is read as, middle squares or whole pictures, is written one after the other into a file, which all
-processes then map into memory and share: what there is room for stays there, the rest is read from the disk. The name of the
-file is a digest of what decides about its bytes: the files with their sizes and times, and how they are decoded.
-
-After the pixels come a CRC-32 of each picture, which is looked at whenever the picture is read, and a line of JSON with the
-version of moespec and a checksum of these. Files of version 0.1 end with the pixels, and are read without.
+The images of a part of a data set, middle squares or whole, are written into a file, which all processes map into memory and
+share. The name of the file is a digest of what its bytes depend on: the sources with their sizes and times, and how they are
+decoded. After the pixels come a CRC-32 of each image, which is checked whenever the image is read, and a line of JSON with the
+version of moespec and a checksum of the CRCs. Files of version 0.1 end with the pixels and are not checked.
 """
 
 import functools
 import hashlib
+import math
 import os
 import shutil
 import zlib
@@ -40,7 +39,7 @@ FORMAT = "moespec decoded pictures 1"
 
 @dataclass(frozen=True)
 class Stored:
-    """Pictures of a file of decoded ones: where each begins, its height and width, and its CRC-32. Pickled without the pixels."""
+    """A file of decoded images: where each begins, its height and width, and its CRC-32. Pickled without the pixels."""
 
     path: Path
     places: NDArray[np.int64]
@@ -57,10 +56,9 @@ class Stored:
         return np.memmap(self.path, np.uint8, "r")
 
     def pixels_of(self, index: int) -> NDArray[np.uint8]:
-        """One picture `(height, width, channels)`. Raises DataError, naming the file, if it is damaged there."""
-        height, width = self.sides[index].tolist()
-        shape, start = (height, width, self.pictures.channels), int(self.places[index])
-        pixels = self.pixels[start : start + height * width * self.pictures.channels]
+        """One image `(height, width, channels)`. Raises DataError, naming the file, if it is damaged there."""
+        shape, start = (*self.sides[index].tolist(), self.pictures.channels), int(self.places[index])
+        pixels = self.pixels[start : start + math.prod(shape)]
         if self.sums is not None and zlib.crc32(pixels.data) != self.sums[index]:
             name = self.pictures.name(index)
             raise DataError(f"{self.path}: damaged, not the pixels of {name}; without the file all are decoded anew")
@@ -82,11 +80,10 @@ class Stored:
 
 
 def cached(pictures: Pictures, labels: NDArray[np.int64], folder: Path, *, whole: bool, workers: int) -> Split:
-    """The pictures as a split that reads them from a file in the folder, which is written if it is not there yet.
+    """The images as a split that reads them from a file in the folder, which is written if it is missing.
 
-    whole: keep whole pictures, for random crops, instead of middle squares.
-
-    Raises DataError when the folder cannot be written to or has too little room, or a picture cannot be decoded.
+    whole: keep whole images, for random crops, instead of middle squares. Raises DataError when the folder cannot be written to
+    or has too little room, or an image cannot be decoded.
     """
     kind = "whole" if whole else f"{pictures.size} {pictures.resize}"
     text = f"{FORMAT} {kind} {pictures.background} {pictures.channels} {pictures.files.stamp()} "
@@ -99,9 +96,8 @@ def cached(pictures: Pictures, labels: NDArray[np.int64], folder: Path, *, whole
         sides[:] = pictures.size
     ends = np.cumsum(sides.prod(axis=1) * pictures.channels)
     places = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    if (sums := _sums(path, pictures, int(ends[-1]))) is None and not (
-        path.is_file() and path.stat().st_size == ends[-1]
-    ):
+    sums, without_sums = _sums(path, pictures, int(ends[-1])), path.is_file() and path.stat().st_size == ends[-1]
+    if sums is None and not without_sums:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _write(path, pictures, int(ends[-1]), whole=whole, workers=workers)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
+from moespec.models.files import read_file
 from moespec.training.data.dataset import Dataset, Split, read_names
 
 __all__ = ["KINDS", "load_cifar"]
@@ -21,8 +22,8 @@ SHAPE = (32, 32, 3)
 
 
 class Kind(NamedTuple):
-    """train, test: the files of the parts, in order, those of the former with `images` each. labels: how many values each byte of
-    the label has, the class last. names: the file with the names of the classes."""
+    """train, test: files of the parts, those of `train` with `images` each. labels: number of values of each byte of a label,
+    the class last. names: file with the names of the classes."""
 
     train: tuple[str, ...]
     images: int
@@ -40,10 +41,9 @@ TEST = 10_000
 
 
 def load_cifar(folder: Path, name: str) -> Dataset:
-    """The data set `name`, a key of `KINDS`, in `folder`: the training batches, and the test images for validation.
+    """The data set `name`, a key of `KINDS`, in `folder`, with its test images for validation.
 
-    The classes have the names of the file of names, one a line, or numbers without one. Raises DataError naming the file that
-    is missing, of another size than its images have, or has a label or a number of names that the data set does not.
+    Without a file of names the classes are numbered. Raises DataError naming a file that is missing or damaged.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
@@ -60,12 +60,12 @@ def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.u
     """The pixels `(images, 3072)`, as the file has them, and the labels `(images,)`."""
     length = len(values) + math.prod(SHAPE)
     try:
-        size = path.stat().st_size
-        content = path.read_bytes() if size == count * length else b""
+        content = read_file(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     if len(content) != count * length:
-        raise DataError(f"{path}: {size:,} bytes, expected {count * length:,} ({count:,} images of {length:,} bytes)")
+        expected = f"{count * length:,} ({count:,} images of {length:,} bytes)"
+        raise DataError(f"{path}: {len(content):,} bytes, expected {expected}")
     records = np.frombuffer(content, np.uint8).reshape(count, length)
     for byte, most in enumerate(values):
         if len(wrong := np.flatnonzero(records[:, byte] >= most)):

@@ -27,12 +27,11 @@ LOOKED_AT, HEAD = 4096, 2**14
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a data set. `read(indices)` gives those images as uint8 `(images, height, width, channels)`.
+    """One part of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 
-    `whole(index)` gives the picture that an image is a part of, for crops of another part; without it, it is the image.
-    captions: of a data set of pairs, one of each image; then labels say which are of one picture, and there are no classes.
-    pictures: the files that it reads, if it does.
-    ids: their tokens, `(images, length)`. features: those of the images, `(images, width)`, of a tower that stays as it is.
+    `whole(index)` is the picture that an image was cut out of, by default the image. pictures: the files that it reads, if any.
+    captions: one for each image of a data set of pairs, whose labels are numbers of pictures, not classes. ids: their tokens,
+    `(images, length)`. features: of the images by a locked tower, `(images, width)`.
     """
 
     read: Callable[[NDArray[np.int64]], NDArray[np.uint8]]
@@ -51,9 +50,9 @@ class Split:
         return len(self.labels)
 
     def stamp(self, part: str) -> dict[str, Any]:
-        """What tells the images of this part from others: their number, and digests, wherever and of whatever time the files are.
+        """The number of images and digests by which they are recognised, independent of the folder and time of their files.
 
-        The contents are those of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
+        The contents are of at most `LOOKED_AT` images, evenly spaced: pixels of arrays, the first `HEAD` bytes of files.
         """
         names, texts, contents = (hashlib.sha256() for _ in range(3))
         texts.update(self.labels.astype("<i8").tobytes())
@@ -66,8 +65,8 @@ class Split:
         for index in np.unique(np.linspace(0, len(self) - 1, LOOKED_AT).astype(int)).tolist():
             contents.update(self.pictures.head(index, HEAD) if self.pictures is not None else self._pixels(index))
         digests = {"names and sizes": names, "labels": texts, "contents": contents}
-        found = {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
-        return {f"{name} of the {part} images": value for name, value in found.items()}
+        entries = {"number": len(self), **{name: digest.hexdigest() for name, digest in digests.items()}}
+        return {f"{name} of the {part} images": value for name, value in entries.items()}
 
     def _pixels(self, index: int) -> bytes:
         """As they are in an array that is resized."""
@@ -78,10 +77,8 @@ class Split:
 class Dataset:
     """A training and a validation part, the names of the classes, the shape of an image and the value of white.
 
-    mean, std: what is subtracted from the values of a channel, of which white is 1, and what they are then divided by;
-        one number for all channels or one for each.
-    notes: what the user is to be told about the data when training begins.
-    held_out: whether the validation part was held out of the training images, as there was none.
+    mean, std: subtracted from the values of a channel (white is 1), and divided by; one number, or one for each channel.
+    notes: printed when training begins. held_out: whether the validation part was held out of the training images.
     """
 
     name: str
@@ -97,7 +94,7 @@ class Dataset:
 
     @cached_property
     def stamp(self) -> dict[str, Any]:
-        """What tells these data from others: those of both parts, see `Split.stamp`."""
+        """Digests of both parts, see `Split.stamp`."""
         return self.train.stamp("training") | self.validation.stamp("validation")
 
     def with_splits(self, change: Callable[[str, Split], Split]) -> "Dataset":
@@ -106,10 +103,7 @@ class Dataset:
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Factor and offset of what the model sees, `factor x - offset`, one number for all channels or one for each.
-
-        That is `(x / maximum - mean) / std`, by default in [-1, 1]: `2 x / maximum - 1`.
-        """
+        """Factor and offset of what the model sees, `factor x - offset`, one number for all channels or one for each."""
         std = np.asarray(self.std)
         return tuple((1 / (self.maximum * std)).tolist()), tuple((np.asarray(self.mean) / std).tolist())
 

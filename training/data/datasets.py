@@ -1,22 +1,18 @@
-"""Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files.
-
-The names: `digits` (in the package), `npz` (`moespec.training.data.npz`), `idx` (the format of MNIST and Fashion-MNIST,
-`moespec.training.data.idx`), `cifar10` and `cifar100` (`moespec.training.data.cifar`), and those of pictures of any size
-(`moespec.training.data.picturesets`): `folder` (a folder of images per class), `webdataset` (tar files), `huggingface` (files of
-the library `datasets`) and `pairs` (images with captions, `moespec.training.data.pairs`).
-"""
+"""Data sets by name: `load(name, path, ...)` returns a `Dataset`, from the embedded digits or from the user's files."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
-from moespec.models.memory import cores
+from moespec.models.memory import check_memory, cores
 from moespec.spec.errors import ConfigError
 from moespec.training.data.cifar import KINDS, load_cifar
-from moespec.training.data.dataset import Dataset, read_names
+from moespec.training.data.dataset import Dataset, Split, read_names
 from moespec.training.data.folder import find_folder
 from moespec.training.data.found import HELD, directories
 from moespec.training.data.hub import find_hub
@@ -24,8 +20,8 @@ from moespec.training.data.idx import load_idx
 from moespec.training.data.npz import load_npz
 from moespec.training.data.options import DataConfig, numbers
 from moespec.training.data.pairs import find_pairs
+from moespec.training.data.pictures import middle
 from moespec.training.data.picturesets import First, load_pictures
-from moespec.training.data.resized import resized
 from moespec.training.data.shards import find_shards
 from moespec.training.data.transforms import check_changes
 
@@ -58,18 +54,16 @@ def load(name: str, path: str = "", *, image_size: int | None = None, **fields: 
 
 
 def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str, broken: Any) -> Dataset:
-    """The data `own` of `config` with the images of another data set, made ready as its own, for its validation part.
+    """The data `own` of `config` with the images of another data set, prepared in the same way, as validation part.
 
-    They are the validation part of the other data set, or all of it if it has none, and their classes are told by name. Raises
-    ConfigError for the same data, DataError for a class or images that `own` does not have, and both as `load_configured` does.
+    They are the validation part of the other data set, or all of it if it has none. Classes are matched by name and may be a
+    subset. Raises ConfigError for the same data, DataError for a class or images that `own` does not have.
     """
     name = name or config.name
     if (name, Path(path).resolve()) == (config.name, Path(config.path).resolve()):
-        raise ConfigError(
-            f"data.path={path!r}: the data of the run; without --data its validation images are evaluated"
-        )
+        raise ConfigError(f"data.path={path!r}: the data of the run; without --data its validation images are used")
     if "pairs" in (name, config.name):
-        raise ConfigError(f"data.path={path!r}: pairs have captions, and not the classes by which other data are told")
+        raise ConfigError(f"data.path={path!r}: pairs have no classes; expected data sets with classes")
     fields = ("mean", "std", "resize", "background") if name in PICTURES else ("mean", "std", "classes")
     options: Any = {"name": name, "path": path, "broken": broken, **{field: getattr(config, field) for field in fields}}
     others = load_configured(DataConfig(**options), image_size=own.shape[0], whole=True)
@@ -86,13 +80,12 @@ def load_others(config: DataConfig, own: Dataset, *, name: str | None, path: str
 def load_configured(
     config: DataConfig, *, image_size: int | None = None, whole: bool = False, first: First | None = None
 ) -> Dataset:
-    """The data set of a configuration. whole: without a validation part, all of it is the training and the validation part.
+    """The data set of a configuration.
 
-    first: see `load_pictures`.
     image_size: side in pixels to which images are resized, and cropped if they are not square; None keeps arrays as they are.
+    whole: if there is no validation part, all of the data are both parts. first: see `load_pictures`.
 
-    Raises ConfigError for an unknown name, a share outside (0, 1), or a field or size that does not suit the images, DataError
-    for files that cannot be used.
+    Raises ConfigError for a field or size that does not suit the images, DataError for files that cannot be used.
     """
     name, share = config.name, config.validation_share
     if name not in DATASETS:
@@ -117,16 +110,20 @@ def load_configured(
         held = held or (part if whole else None)
         dataset = load_pictures(path, classes, part, held, size=image_size, config=config, first=first)
     elif name == "idx":
-        dataset = resized(load_idx(path), image_size)
+        dataset = _resized(load_idx(path), image_size)
     elif name in KINDS:
-        dataset = resized(load_cifar(path, name), image_size)
+        dataset = _resized(load_cifar(path, name), image_size)
     else:
         file, title = (DIGITS, "digits") if name == "digits" else (path, path.stem)
-        dataset = resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
+        dataset = _resized(load_npz(file, name=title, validation_share=1 if whole else share), image_size)
     if config.workers > cores():
         note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
         dataset = replace(dataset, notes=(*dataset.notes, note))
-    dataset = _normalised(dataset, config)
+    for field in ("mean", "std"):
+        values = numbers(f"data.{field}", text := getattr(config, field))
+        if len(values) not in (1, dataset.shape[2]):
+            raise ConfigError(f"data.{field}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
+        dataset = replace(dataset, **{field: values})
     if config.classes:
         names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
         if len(names) != len(dataset.classes):
@@ -136,10 +133,28 @@ def load_configured(
     return dataset
 
 
-def _normalised(dataset: Dataset, config: DataConfig) -> Dataset:
-    statistics = {name: numbers(f"data.{name}", getattr(config, name)) for name in ("mean", "std")}
-    for name, values in statistics.items():
-        if len(values) not in (1, dataset.shape[2]):
-            text = getattr(config, name)
-            raise ConfigError(f"data.{name}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
-    return replace(dataset, mean=statistics["mean"], std=statistics["std"])
+def _resized(dataset: Dataset, size: int | None) -> Dataset:
+    """The data set with images `(size, size, channels)`: the shorter side is resized (bicubic), the middle square is cut out.
+
+    An image is resized when it is read. Random crops are cut out of the original image.
+    """
+    height, width, channels = dataset.shape
+    if size is None or height == width == size:
+        return dataset
+    if size < 1:
+        raise ConfigError(f"model.image_size={size!r}: expected an integer >= 1")
+    check_memory(f"model.image_size={size!r}", size * size * channels)
+    if channels not in (1, 3):
+        what = f"the data set {dataset.name!r} has {height} x {width} pixels and {channels} channels"
+        raise ConfigError(f"model.image_size={size!r}: {what}; only images of 1 or 3 channels can be resized")
+    note = f"images of {height} x {width} pixels are resized to {size} x {size}"
+    small = dataset.with_splits(
+        lambda _, part: Split(partial(_read, part, size, dataset.maximum), part.labels, part.picture)
+    )
+    return replace(small, shape=(size, size, channels), notes=(*dataset.notes, note))
+
+
+def _read(part: Split, size: int, maximum: int, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Images `(images, size, size, channels)`; values above white, which bicubic resizing produces, become white."""
+    squares = np.stack([middle(part.picture(int(index)), size, 0) for index in indices])
+    return np.minimum(squares, np.uint8(maximum)).reshape(*squares.shape[:3], -1)

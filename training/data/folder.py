@@ -3,9 +3,9 @@
 photos/cat/1.jpg                    photos/train/cat/1.jpg                  photos/train/1.jpg
 photos/dog/2.png          or        photos/val/cat/7.jpg          or        photos/train.csv
 
-What is in folders below that of a class is of the class. The validation part may have any name of `found.HELD`. A table is
-called as the folder beside it, or `labels.csv` in it. It has a header and a row for each picture: its name relative to the
-folder, with or without its ending, in the first column of `IMAGE` that there is, its class in that of `LABEL`.
+A class has all images below its folder. The validation part may have any name of `found.HELD`. A table has the name of the
+folder beside it, or is `labels.csv` in it. It has a header and a row for each image: the first column of `IMAGE` that is present
+is its name relative to the folder, with or without ending, and the first column of `LABEL` its class.
 """
 
 import csv
@@ -31,8 +31,8 @@ LABEL = ("label", "class", "class_name", "target", "category")
 def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
     """The names of the classes and the images under `folder`, in the order of class and file names.
 
-    Without `train/` and `val/` there is one part. Raises DataError for a folder that is not there, has no class, or has a
-    class without images (naming it), and naming the line of a table that does not stand for one picture.
+    Without `train/` and `val/` there is one part. Raises DataError naming a folder that is missing or has no class or no images,
+    and a line of a table that is not of one image.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
@@ -53,9 +53,9 @@ def find_folder(folder: Path) -> tuple[tuple[str, ...], Part, Part | None]:
 
 
 def find_pictures(path: Path) -> tuple[Folder, tuple[str, ...]]:
-    """All pictures below a folder, in the order of their names, or the one of a file; and what is to be said of other files.
+    """All images below a folder, in the order of their names, or the one of a file; and notes on other files.
 
-    Raises DataError for a path that is not there, and a folder without pictures.
+    Raises DataError for a missing path, and a folder without images.
     """
     if not os.path.exists(path):  # False, not an error, for a name that no file can have
         raise DataError(f"{str(path)!r}: there is no such file or folder")
@@ -78,14 +78,10 @@ def _scan(folder: Path) -> tuple[tuple[str, ...], Part]:
             if name not in label_of:
                 left.add(f"without a row in {table.name}", name)
     elif not classes:
-        raise DataError(
-            f"{folder}: no folders of classes in it, and no table of labels ({folder.name}.csv, labels.csv)"
-        )
+        raise DataError(f"{folder}: no folders of classes, and no table of labels ({folder.name}.csv, labels.csv)")
     else:
         beside(folder, classes, left, "beside the folders of classes")
-        seen = {
-            identity(folder / name) for name in ("", *classes)
-        }  # no link makes pictures of a class those of another
+        seen = {identity(folder / name) for name in ("", *classes)}  # a link adds no images of another class
         for label in classes:
             found = find_files(folder, ENDINGS, left, start=f"{label}/", seen=seen)
             if not found:
@@ -125,9 +121,7 @@ def _labels(folder: Path, table: Path, names: list[str]) -> dict[str, str]:
                     wanted = ", ".join(LABEL if image else IMAGE)
                     raise DataError(f"{table}, line 1: none of the columns {wanted} among {', '.join(header)}")
                 if None in row or None in row.values() or not row[label].strip():
-                    raise DataError(
-                        f"{table}, line {line}, column {label!r}: empty, or more or fewer columns than line 1"
-                    )
+                    raise DataError(f"{table}, line {line}, column {label!r}: empty, or other columns than line 1")
                 key = row[image].strip()
                 found = pictures[key.removeprefix(f"{folder.name}/")]
                 where = f"{table}, line {line}, column {image!r}: {key!r:.200}"

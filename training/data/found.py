@@ -1,4 +1,4 @@
-"""The files of a data set: those that are read, and of all others how many there are and the name of one."""
+"""The files of a data set: those that are read, and counts of all others with the name of one."""
 
 import os
 from collections.abc import Collection, Container
@@ -73,8 +73,8 @@ def find_files(
 ) -> list[str]:
     """The files below `folder / start` with one of the endings, at any depth: names relative to `folder`, in order.
 
-    Links are followed, to each folder once, and to none that is `seen`, to which those that are read are added. All other files
-    are counted in `left`, but for the names in `known`.
+    Links are followed, to each folder once, and to none in `seen`, to which it adds those that it reads. All other files are
+    counted in `left`, except the names in `known`.
     """
     names: list[str] = []
     seen = set() if seen is None else seen

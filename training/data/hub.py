@@ -1,14 +1,13 @@
 """A data set of the Hugging Face library `datasets`, from files on this machine: parquet, an image folder, or `save_to_disk`.
 
-Nothing is fetched, and of the folder nothing but parquet files, pictures and their metadata is read: no README, script or archive
-says what else to load. The column of type Image has the pictures, that of type ClassLabel, or one called "label" of whole
-numbers, the labels. No other column is decoded, and a picture that is not in the table itself is a file below the folder.
+Nothing is fetched. Only parquet files, images and their metadata are read, no README, script or archive. The column of type
+Image holds the images, the column of type ClassLabel, or one of integers called "label", the labels. No other column is decoded.
 """
 
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from moespec.models.checks import check_installed
 from moespec.models.errors import DataError
 from moespec.models.files import RECORD, read_file
-from moespec.spec.errors import ConfigError
 from moespec.training.data.captions import captions_of, listed
 from moespec.training.data.dataset import numbered_classes
 from moespec.training.data.found import LeftOut, below, validation_name
@@ -64,20 +63,16 @@ class Rows:
 
 
 def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The names of the classes and the pictures of a folder; the parts are those that the library finds there.
+    """The names of the classes and the images of the parts that the library finds in a folder.
 
-    captions: pairs of pictures and captions in place of labels, as of `pairs.find_pairs`.
-
-    Raises ConfigError when `datasets` is not installed, DataError for a folder that is not there or cannot be used.
+    captions: read captions in place of labels, see `pairs.find_pairs`. Raises ConfigError when `datasets` is not installed,
+    DataError for a folder that is missing or cannot be used.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"data.name='huggingface': {error}. Install it: pip install 'moespec[huggingface]'"
-        ) from error
+    check_installed("data.name='huggingface'", "datasets", "huggingface")
+    import datasets
+
     left = LeftOut()
     try:
         with _offline(datasets):
@@ -105,7 +100,7 @@ def find_hub(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], 
 
 @contextmanager
 def _offline(datasets: Any) -> Iterator[None]:
-    """The libraries of Hugging Face ask nothing of the network, wherever they were imported; they would also tell what is loaded."""
+    """The libraries of Hugging Face use no network, even if they were imported before; by default they report what is loaded."""
     from huggingface_hub import constants
 
     config = datasets.config
@@ -138,8 +133,12 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
     files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     if wrong := [name for names in files.values() for name in names if "::" in name]:
         raise DataError(f"{wrong[0]}: has '::' in its name, which stands for files in other files there")
-    for kind in ("parquet", "imagefolder"):
-        chosen = {part: [name for name in names if _of(kind, Path(name))] for part, names in files.items()}
+    tests: dict[str, Callable[[Path], bool]] = {  # by the name of a builder of the library
+        "parquet": lambda file: file.suffix.lower() == ".parquet" and file.name not in METADATA,
+        "imagefolder": lambda file: file.suffix.lower() in ENDINGS or file.name in METADATA,
+    }
+    for kind, test in tests.items():
+        chosen = {part: [name for name in names if test(Path(name))] for part, names in files.items()}
         if any(chosen.values()):
             for name in sorted({name for part, names in files.items() for name in names if name not in chosen[part]}):
                 left.add(Path(name).suffix.lower() or "without an ending", os.path.relpath(name, folder))
@@ -148,18 +147,9 @@ def _found(datasets: Any, folder: Path, left: LeftOut) -> Any:
     raise DataError(f"{folder}: no parquet files and no pictures in it (endings {', '.join(sorted(ENDINGS))})")
 
 
-def _of(kind: str, file: Path) -> bool:
-    """Whether a file is for the builder `kind` of the library."""
-    ending = file.suffix.lower()
-    if kind == "parquet":
-        return ending == ".parquet" and file.name not in METADATA
-    return ending in ENDINGS or file.name in METADATA
-
-
-def _plain(table: Any, column: str) -> list[Any]:
-    """The values of a column as they are in the file: no column but that of the pictures is decoded, whatever its type says."""
-    values: list[Any] = table.select_columns([column]).with_format("arrow")[:][column].to_pylist()
-    return values
+def _plain(table: Any, column: str) -> Any:
+    """The values of a column as they are in the file, not decoded, whatever its type says."""
+    return table.select_columns([column]).with_format("arrow")[:][column].to_pylist()
 
 
 def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str, ...] | None, Part]:
@@ -174,7 +164,7 @@ def _part(datasets: Any, table: Any, root: Path, where: str) -> tuple[tuple[str,
 
 
 def _pictures(datasets: Any, table: Any, root: Path, where: str, others: list[str], what: str) -> Rows:
-    """Its pictures, as the bytes of their files. Raises DataError without a column of them, or without `others`, which are `what`."""
+    """The images as bytes of their files. Raises DataError if their column or `others`, the columns of `what`, are missing."""
     images = [name for name, kind in table.features.items() if isinstance(kind, datasets.Image)]
     if not images or not others:
         missing = what if images else "pictures (type Image)"

@@ -1,8 +1,7 @@
 """Batches: which images a step sees, and what is done to them.
 
-Order: the training images are shuffled anew in each epoch by a permutation that depends on the seed and the epoch only.
-The batches are consecutive pieces of the epochs laid end to end, so each image is seen once per epoch and no image is
-left out at an epoch's end. Step `n` therefore starts at position `n * batch`, which is all that a resumed run needs.
+Each epoch has its own permutation of the training images, which depends on seed and epoch alone. Batches are consecutive parts of
+the epochs laid end to end, so that no image is left out at an epoch's end, and step `n` starts at position `n * batch`.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from moespec.training.rng import ORDER, generator
 __all__ = ["batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "training_batch", "views_of_step"]
 
 VIEW = 2**48
-"""What tells the numbers that are drawn for one view of an image from those for the next; more than the steps, or images, of a run."""
+"""Distance of the random numbers of two views of an image; more than the steps, or images, of a run."""
 
 
 def batch_indices(examples: int, batch: int, seed: int, step: int) -> NDArray[np.int64]:
@@ -35,7 +34,7 @@ def batch_indices(examples: int, batch: int, seed: int, step: int) -> NDArray[np
 
 
 def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
-    """Where the data stand after `step` steps: the epoch and how many of its images have been seen."""
+    """The epoch after `step` steps, and how many of its images have been seen."""
     epoch, offset = divmod(step * batch, examples)
     return {"epoch": epoch, "offset": offset}
 
@@ -45,13 +44,13 @@ def training_batch(
 ) -> dict[str, Any]:
     """Step `step`'s images `(batch, H, W, Ch)`, uint8, and targets `(batch, classes)`, augmented.
 
-    In this order: the part of the picture, moved and mirrored; colours, RandAugment, the user's transform, erasing; cutmix
-    or mixup. Of mixup there is the weight, "mixup", with which the targets are mixed already and the images are on the
-    device (`prepared`). rows: only these of the batch, the same as they are in the whole; then mixup's neighbours come along,
-    "neighbours". Without classes there are no targets. view: another number draws another view of the same images.
+    In this order: crop, move and mirror; colours, RandAugment, the user's transform, erasing; cutmix or mixup. Targets are
+    mixed here, images with the weight "mixup" on the device (`prepared`). Without classes there are no targets.
+
+    rows: only these of the batch, with the images before each as "neighbours" for mixup. view: draws another view.
     """
     mixes = bool(config.mixup or config.cutmix)
-    # Of rows that are asked for the first has its neighbour before it, which is dropped when all are mixed.
+    # The first of `rows` has its neighbour before it, which is dropped when all are mixed.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
     indices = batch_indices(len(dataset.train), batch, seed, step)[places]
     positions = step * batch + places + view * VIEW
@@ -67,8 +66,8 @@ def training_batch(
         pixels, targets = cutmix(pixels, targets, alpha=config.cutmix, seed=seed, step=step)
     elif config.mixup:
         weight = mixup_weight(alpha=config.mixup, seed=seed, step=step)
-        made = {"images": pixels[rows_of_batch], "targets": mixed(targets, weight)[rows_of_batch], "mixup": weight}
-        return made if rows is None else {**made, "neighbours": pixels[:-1]}
+        batch_of = {"images": pixels[rows_of_batch], "targets": mixed(targets, weight)[rows_of_batch], "mixup": weight}
+        return batch_of if rows is None else {**batch_of, "neighbours": pixels[:-1]}
     return {"images": pixels[rows_of_batch], "targets": targets[rows_of_batch]}
 
 
@@ -76,17 +75,16 @@ def views_of_step(
     dataset: Dataset, views: Mapping[str, DataConfig], batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
     """Several views of the images of a step by name, each `{"images"}` of a `training_batch` with its own augmentation."""
-    made = {
-        name: training_batch(dataset, config, batch, seed, step, rows=rows, view=view)
+    return {
+        name: {"images": training_batch(dataset, config, batch, seed, step, rows=rows, view=view)["images"]}
         for view, (name, config) in enumerate(views.items())
     }
-    return {name: {"images": one["images"]} for name, one in made.items()}
 
 
 def pairs_of_step(
     dataset: Dataset, config: DataConfig, batch: int, seed: int, step: int, *, rows: range | None = None
 ) -> dict[str, Any]:
-    """The pairs of a step: `{"image": {"images"}}`, or `{"image": {"features"}}` where they are known, and `{"text": {"ids"}}`."""
+    """The pairs of a step: `{"image": {"images"}}`, or `{"features"}` if they are known, and `{"text": {"ids"}}`."""
     indices = batch_indices(len(dataset.train), batch, seed, step)
     chosen = indices if rows is None else indices[rows.start : rows.stop]
     ids, features = dataset.train.ids, dataset.train.features
@@ -99,10 +97,9 @@ def pairs_of_step(
 def evaluation_batch(
     dataset: Dataset, split: Split, *, batch: int, index: int, rows: range | None = None
 ) -> dict[str, Any]:
-    """Batch `index` of a split in order, "images" (uint8) and "targets"; only the first "count" of them are to be counted.
+    """Batch `index` of a split in order, "images" (uint8) and "targets", of which only the first "count" count.
 
-    All batches have one size: the last is filled up with images from the start, so that a routing group stays real.
-    rows: of the images only these.
+    The last batch is filled up with images from the start of the split. rows: only these images.
     """
     start = index * batch
     indices = np.arange(start, start + batch) % len(split)

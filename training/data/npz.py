@@ -37,15 +37,11 @@ def load_npz(path: Path, *, name: str, validation_share: float) -> Dataset:
         held = held_out(labels, validation_share)
         trained = ~held if validation_share < 1 else held
         if not (trained.any() and held.any()):
-            raise DataError(
-                f"{path}: of its {len(images)} images, {validation_share:g} of each class cannot be held out: too few"
-            )
+            raise DataError(f"{path}: too few images, {len(images)}, to hold out {validation_share:g} of each class")
         parts = [(images[trained], labels[trained]), (images[held], labels[held])]
     (images, labels), (held_images, held_labels) = parts
     if held_images.shape[1:] != images.shape[1:]:
-        raise DataError(
-            f"{path}: train_images {images.shape} and {held_name}_images {held_images.shape} differ in size"
-        )
+        raise DataError(f"{path}: train_images {images.shape}, but {held_name}_images {held_images.shape}")
     brightest = max(images.max(), held_images.max())
     if brightest > maximum:
         raise DataError(f"{path}: maximum={maximum}, but pixels reach {brightest}")
@@ -127,9 +123,7 @@ def _npz_part(
 ) -> tuple[NDArray[np.uint8], NDArray[np.integer[Any]]]:
     for key in (images_key, labels_key):
         if key not in arrays:
-            raise DataError(
-                f"{path}: no array {key!r} (the file has {', '.join(sorted(arrays)) or 'none that counts'})"
-            )
+            raise DataError(f"{path}: no array {key!r} among {', '.join(sorted(arrays)) or 'none'}")
     images, labels = arrays[images_key], arrays[labels_key]
     if images.dtype != np.uint8:
         raise DataError(f"{path}: {images_key} has dtype {images.dtype}, expected uint8")
@@ -140,9 +134,7 @@ def _npz_part(
     if labels.dtype.kind not in "iu":
         raise DataError(f"{path}: {labels_key} has dtype {labels.dtype}, expected integers")
     if labels.shape not in (images.shape[:1], (len(images), 1)):
-        raise DataError(
-            f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one label each"
-        )
+        raise DataError(f"{path}: {labels_key} has shape {labels.shape} for {len(images)} images; expected one each")
     labels = labels.reshape(len(images))
     if labels.min() < 0:
         raise DataError(f"{path}: {labels_key} has the label {labels.min()}, expected 0 or more")

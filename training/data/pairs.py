@@ -7,10 +7,10 @@
 | a tar file, or a folder with some | members such as `a.jpg` (`shards`) | the member `a.txt` |
 | a folder of the library `datasets` | the column of type Image (`hub`) | `caption`, or another of `CAPTION` |
 
-Paths of images are relative to the folder of the table, and lead to files below it. In JSON and in `datasets` there may be a
-list of captions, each of which makes a pair; so do several rows of a table with one image. The label of a pair is the number of
-its picture. Columns are called as by Hugging Face's image folders (`file_name`, `text`) and by mlfoundations/open_clip,
-`src/open_clip_train/params.py` (`filepath`, `title`).
+Paths of images are relative to the folder of the table, and lead to files below it. An image may have several captions: a list in
+JSON and in `datasets`, or several rows of a table. Each makes a pair, whose label is the number of its image. Names of columns are
+those of Hugging Face's image folders (`file_name`, `text`) and of mlfoundations/open_clip, `src/open_clip_train/params.py`
+(`filepath`, `title`).
 """
 
 import csv
@@ -39,10 +39,9 @@ TABLES = {".csv": ",", ".tsv": "\t", ".jsonl": ""}
 
 
 def find_pairs(path: Path) -> tuple[tuple[str, ...], Part, Part | None]:
-    """No classes, and the pairs of the training part and of the validation part, if there is one, in the order of names or rows.
+    """No classes, and the pairs of the training part and, if there is one, of the validation part, in the order of names or rows.
 
-    Raises DataError for a path that is not there or has no pairs, naming an image without a caption, a caption that is empty,
-    and an image of a table that is not there.
+    Raises DataError for a path that is missing or has no pairs, and naming an image or a caption that is missing.
     """
     if path.suffix.lower() in TABLES and path.is_file():
         return (), _of_table(path), None
@@ -121,10 +120,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
             lines = csv.DictReader(file, delimiter=delimiter) if delimiter else map(json.loads, _lines(file))
             for number, row in enumerate(lines, 1):
                 yield number, row
-    except (csv.Error, ValueError, RecursionError) as error:
+    except (csv.Error, ValueError, RecursionError, OSError) as error:
         raise DataError(f"{path}: row {number + 1} cannot be read ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 def _lines(file: Any) -> Iterator[str]:

@@ -19,7 +19,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
@@ -37,41 +37,37 @@ FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
     **{"TIFF": (".tif", ".tiff"), "WEBP": (".webp",)},
 }
-"""What Pillow may take a picture for, whatever its name says: of what else it knows, some starts other programs."""
+"""Formats that Pillow may recognise, whatever the name says: some of its others start programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
 ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
 """The tag of EXIF, and its values that turn a picture by a quarter."""
 Seen = TypeVar("Seen")
 MOST = 2**28
-"""Bytes of a file that are looked through for damage."""
+"""Bytes of a file that are searched for damage."""
 BITS, PHOTOMETRIC = 258, 262
 """Tags of TIFF."""
-# They do not name the file. A picture of twice as many pixels as the second one allows is an error.
+# They do not name the file. Twice as many pixels as the second one allows are an error.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
 
 class Files(Protocol):
-    """Where pictures come from: files by number. It is pickled for worker processes."""
+    """Image files by number. It is pickled for worker processes.
+
+    name: what errors call a file. open: what Pillow opens. stamp: a text that changes when the files do. known: name and size
+    of a file, the same on another machine; empty if it would have to be read.
+    """
 
     def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """What errors call the file."""
-
-    def open(self, index: int) -> Path | BinaryIO:
-        """What Pillow opens."""
-
-    def stamp(self) -> str:
-        """A text that changes when the files do."""
-
-    def known(self, index: int) -> str:
-        """What is known of a file without reading it, and is the same on another machine: its name in the data, its size."""
+    def name(self, index: int) -> str: ...
+    def open(self, index: int) -> Path | BinaryIO: ...
+    def stamp(self) -> str: ...
+    def known(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Files below a folder. Names are kept as text relative to it, as there may be millions."""
+    """Files below a folder, by names relative to it."""
 
     root: Path
     names: Sequence[str]
@@ -101,7 +97,7 @@ class Pictures:
     """Some of the pictures of `files`, `chosen` by number, as images `(size, size, channels)`.
 
     resize: length of the shorter side in pixels before the middle square of `size` is cut out; 0 for `size`.
-    background: colour behind what is transparent. advice: what the error of a damaged file ends with.
+    background: colour behind transparency. advice: end of the error of a damaged file.
     """
 
     files: Files
@@ -114,10 +110,6 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.chosen)
-
-    def of(self, chosen: NDArray[np.int64]) -> "Pictures":
-        """Others of the same files."""
-        return replace(self, chosen=chosen)
 
     def name(self, index: int) -> str:
         """The file of a picture."""
@@ -158,20 +150,14 @@ class Pictures:
 
 
 def check_header(path: Path) -> None:
-    """DataError naming a file that is not a picture, or has pixels of a kind that `read_image` does not read.
-
-    Only the header is read, so a picture that is damaged further down passes.
-    """
+    """DataError naming a file that, by its header, is not a picture or has pixels that `read_image` does not read."""
     _look(str(path), path, lambda file: None)
 
 
 def read_image(
     path: Path, size: int, *, channels: int = 3, resize: int = 0, background: str = "white"
 ) -> NDArray[np.uint8]:
-    """The middle square of a picture, resized to `(size, size, channels)` uint8; one channel is grey, three are RGB.
-
-    Raises DataError naming a file that is not there or cannot be decoded.
-    """
+    """The middle square of a picture, resized to `(size, size, channels)` uint8, grey or RGB. Raises DataError naming the file."""
     if channels not in (1, 3):
         raise DataError(f"{path}: a picture is grey or RGB, but the model takes {channels} channels")
     files = Folder(path.parent, (path.name,))
@@ -188,7 +174,7 @@ def middle(image: Image.Image, size: int, resize: int) -> NDArray[np.uint8]:
 
 
 def _look(name: str, source: Path | BinaryIO, look: Callable[[Image.Image], Seen], advice: str = "") -> Seen:
-    """What `look` makes of the picture, of which only the header is read. Whatever fails on it is a DataError that names the file."""
+    """The result of `look` for a picture whose header is read. Raises DataError, naming the file, for any failure."""
     try:
         with open(source, "rb", opener=regular) if isinstance(source, Path) else source as opened:
             try:

@@ -1,8 +1,7 @@
-"""Data sets of pictures of any size: what they have in common, wherever the files come from.
+"""Data sets of pictures of any size, wherever the files come from.
 
-The header of every picture is read at the start. Pictures are decoded when they are needed, by those who make batches: the
-shorter side is resized, and the middle square is cut out, or a random part. They have three channels, and are what they look
-like (`moespec.training.data.pictures`).
+The header of every picture is read at the start. Batches decode pictures when they need them: the shorter side is resized, and the
+middle square, or a random part, is cut out. They have three channels.
 """
 
 import functools
@@ -37,10 +36,7 @@ First = Callable[[Dataset], None]
 
 @dataclass(frozen=True)
 class Part:
-    """The files of a part of a data set and their labels, or with captions the number of the picture that each pair has.
-
-    notes: what is to be said of how they were found.
-    """
+    """The files of a part of a data set and their labels; with captions, labels are the number of the picture of each pair."""
 
     files: Files
     labels: NDArray[np.int64]
@@ -58,17 +54,18 @@ def load_pictures(
     config: DataConfig,
     first: First | None = None,
 ) -> Dataset:
-    """The pictures as a data set of images of `size` pixels; without a held-out part `held_out` says what is held out.
+    """The pictures as a data set of images of `size` pixels. held: the validation part; None for `held_out` of `part`.
 
-    first: called with the data set before a picture is read, when nothing is cached or left out.
-
-    Raises DataError for a part that nothing is left of, for a file that is not an image by its header, and, unless
-    `config.broken` is "skip", when a file is read that is broken further down.
+    first: called with the data set before a picture is read, when nothing is cached or left out. Raises DataError for an empty
+    part, for a file that is not an image by its header, and, unless `config.broken` is "skip", when a broken file is read.
     """
     once = held is part
     train, held_rows = np.arange(len(part.labels)), np.arange(0 if held is None else len(held.labels))
     if held is None:
-        kept_back = _held_out(part, config.validation_share)
+        if part.captions is None:
+            kept_back = held_out(part.labels, config.validation_share)
+        else:  # of all pictures, with all of their pairs
+            kept_back = held_out(np.zeros(part.labels.max() + 1, np.int64), config.validation_share)[part.labels]
         share, what = f"{config.validation_share:g}", "no class has" if classes else "there are not"
         if not kept_back.any() or kept_back.all():
             raise DataError(f"{source}: {what} enough images to hold out {share} of them")
@@ -90,7 +87,10 @@ def load_pictures(
         if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
             lost += map(pictures.name, failures)
             kept = np.delete(np.arange(len(labels)), failures)
-            pictures, captions = pictures.of(pictures.chosen[kept]), None if captions is None else captions[kept]
+            pictures, captions = (
+                replace(pictures, chosen=pictures.chosen[kept]),
+                None if captions is None else captions[kept],
+            )
             chosen[number] = (pictures, labels[kept], captions)
         clear += sum(pictures.transparent(n) for n in Bar(range(len(pictures)), unit="image", desc="headers"))
     if lost:
@@ -111,7 +111,7 @@ def load_pictures(
 
 
 def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
-    """The numbers of the pictures that cannot be decoded, in order, each with what is wrong and the name of its file."""
+    """The numbers of the pictures that cannot be decoded, in order, each with its error."""
     failures: list[tuple[int, str]] = []
     check = functools.partial(_check, pictures)
     with (
@@ -132,13 +132,6 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
         except DataError as error:
             failures.append((index, str(error)))
     return failures
-
-
-def _held_out(part: Part, share: float) -> NDArray[np.bool_]:
-    """Which images are for validation: of each class, or, where there are captions, of all pictures, with all of their pairs."""
-    if part.captions is None:
-        return held_out(part.labels, share)
-    return held_out(np.zeros(part.labels.max() + 1, np.int64), share)[part.labels]
 
 
 def _split(

@@ -1,7 +1,6 @@
-"""Batches made in advance, on a thread or by worker processes, in order. The pipeline is one of the library grain.
+"""Batches made in advance, on a thread or by worker processes, in the order of their steps, by the library grain.
 
-A batch is a function of its step, so that it is the same whoever makes it: with W workers, worker w makes the batches of
-the steps start + w, start + w + W, and so on, and they are handed out in the order of the steps.
+A batch is a function of its step. Of W workers, worker w makes the batches of the steps start + w, start + w + W, and so on.
 """
 
 import functools
@@ -26,13 +25,13 @@ SHARED = 2**16
 class Prefetcher:
     """Runs `make(step)` for the steps from `start` to `stop`, `ahead` results in advance.
 
-    workers: processes that run it, no more than there are cores, each `ahead` results in advance; 0 for a thread of this
-        process. A function for worker processes, and what it refers to, is pickled once for each (with cloudpickle).
-    receive: what is done with each step and its result on a thread of this process, such as moving it to a device.
+    workers: processes that run it, at most as many as cores, each `ahead` results in advance; 0 for a thread of this process.
+        `make` is pickled for each (with cloudpickle).
+    receive: applied to each step and its result on a thread of this process, for example to move it to a device.
 
-    Use as a context manager and iterate: it yields `(step, result)` in order. An exception of `make` is raised in the
-    iterating thread at its place in the order, and a RunError where a worker was killed; leaving the context ends threads and
-    workers. Workers end with this process, however it ends, and leave Ctrl-C to it.
+    Use as a context manager and iterate: it yields `(step, result)` in order. Exceptions of `make` are raised at their place in
+    the order, and RunError if a worker was killed. Leaving the context ends threads and workers. Workers end with this process,
+    however it ends, and leave Ctrl-C to it.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ def _receive(receive: Callable[[int, Any], Any] | None, made: tuple[int, Any]) -
 
 
 def _start_worker(index: int, count: int) -> None:
-    """What a worker does first: it leaves signals of the terminal to its parent, and ends when that has ended."""
+    """Makes a worker leave signals of the terminal to its parent, and end when the parent ends."""
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,10 +1,9 @@
 """A data set from WebDataset shards: tar files whose members belong together by name, `cat12.jpg` and `cat12.cls`.
 
-The label is the whole number in the member `.cls`, or the entry "label" or "cls" of the member `.json`; a caption is the
-member `.txt`. All shards are gone through once for where their members are; that index is kept next to them as
-`moespec-index.npz`, of captions `moespec-captions.npz`, if the folder can be written to, and made again when a shard has
-changed. Pictures are then read from their places in the tar files, so that any of them can be read in any order. Shards must
-not be compressed.
+The label is the integer in the member `.cls`, or the entry "label" or "cls" of the member `.json`; a caption is the member `.txt`.
+The shards are indexed once. The index is kept next to them as `moespec-index.npz`, of captions `moespec-captions.npz`, if the
+folder can be written to, and made again when a shard changes. Images are read from their places in the tar files, in any order.
+Shards must not be compressed.
 
 Source of the convention: webdataset/webdataset, src/webdataset/tariterators.py, base_plus_ext and group_by_keys.
 """
@@ -46,7 +45,7 @@ LIMITS = {".cls": 64, ".json": 2**20, ".txt": 4 * LONGEST}
 
 @dataclass(frozen=True)
 class Shards:
-    """Pictures in tar files: which file, where in it, how long, and what they are called there."""
+    """Images in tar files: number of the file, offset, size and name of each."""
 
     paths: Sequence[str]
     shard: NDArray[np.int64]
@@ -73,12 +72,11 @@ class Shards:
 
 
 def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...], Part, Part | None]:
-    """The names of the classes, which are the labels, and the pictures of the shards in a folder, in the order of names.
+    """The labels as names of classes, and the images of the shards in a folder, in the order of names.
 
     Shards with the word val or test in their names are for validation, if others have the word train (`train-000.tar` and
-    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. captions: pairs of pictures and
-    captions in place of labels, as of `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member
-    that has no label, or no caption.
+    `val-000.tar`, also in folders `train/` and `val/`); otherwise there is one part. captions: read captions in place of
+    labels, see `pairs.find_pairs`. Raises DataError naming a shard that is not a tar file, or a member without label or caption.
     """
     left, whole = LeftOut(), folder.is_dir()
     root, known = folder if whole else folder.parent, (INDEX, OF_CAPTIONS)
@@ -91,9 +89,7 @@ def find_shards(folder: Path, *, captions: bool = False) -> tuple[tuple[str, ...
     validation = np.array([text in words for text in texts])
     held = validation[table["shard"]]
     if len(names := {word: text for text, word in words.items() if word != "test"}) > 1:
-        raise DataError(
-            f"{folder}: several names of validation parts, {' and '.join(sorted(names.values()))}; expected one"
-        )
+        raise DataError(f"{folder}: expected one name of validation parts, got {', '.join(sorted(names.values()))}")
     alone = not any("train" in text for text in texts) or not validation.any()
     chosen = [np.arange(len(held))] if alone else [np.flatnonzero(~held), np.flatnonzero(held)]
     parts = [_part([str(path) for path in paths], table, rows) for rows in chosen]
@@ -112,7 +108,7 @@ def _part(paths: list[str], table: dict[str, NDArray[Any]], rows: NDArray[np.int
 
 
 def _indexed(folder: Path, paths: list[Path], *, captions: bool) -> dict[str, NDArray[Any]]:
-    """The table of all pictures, and notes on members that are left out: from the index of the folder if it is of these shards."""
+    """The table of all images and notes on members that are left out, from the index of the folder if it is of these shards."""
     stamps = np.array([f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths])
     index, keys = folder / (OF_CAPTIONS if captions else INDEX), ("shard", "offset", "size", "name")
     with (
@@ -154,7 +150,7 @@ def _lines(table: dict[str, NDArray[Any]]) -> list[str]:
 
 
 def _record(stamps: NDArray[Any], table: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """What an index says of itself: its format, the version of moespec, and a checksum of the shards' stamps and of the table."""
+    """The record of an index: its format, the version of moespec, and a checksum of the shards' stamps and the table."""
     digest = hashlib.sha256("\n".join(stamps.tolist()).encode())
     for key, array in sorted(table.items()):
         digest.update(f"{key} {array.shape} {array.dtype.str} ".encode() + array.tobytes())
@@ -205,9 +201,7 @@ def _members(path: Path, left: LeftOut, *, captions: bool) -> Iterator[tuple[int
                     pictures[key] = member
                 elif (content := file.extractfile(member)) is not None:
                     if member.size > LIMITS[ending] and not captions:
-                        raise DataError(
-                            f"{name}: {member.size:,} bytes, expected a label of at most {LIMITS[ending]:,}"
-                        )
+                        raise DataError(f"{name}: {member.size:,} bytes, a label has at most {LIMITS[ending]:,}")
                     text = content.read(LIMITS[ending] + 1)
                     value = caption(text, name) if captions else _label(text, ending, name)
                     if value is not None:

@@ -7,10 +7,9 @@
 
     ids, end, end, ...        to the length S, one end at least
 
-What is left after a text is filled with its end token, so that the last token is one always, which pooling may rely on: the
-"sticky" end of google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text that has
-no room for its end is an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is to be cut, as CLIP's `truncate` and
-big_vision do. Nothing is downloaded.
+The rest is filled with the end token, so that the last token is always an end, which pooling may rely on: the "sticky" end of
+google-research/big_vision, `pp/ops_text.py`, get_pp_tokenize, with the end as `pad_value`. A text without room for its end is
+an error, as in openai/CLIP, `clip/clip.py`, tokenize, unless it is cut. Nothing is downloaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.models.checks import check_installed
 from moespec.models.errors import DataError
 from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
@@ -48,10 +48,9 @@ def tokenizer_of(path: str = "", *, end: str = "") -> Tokenizer:
     """
     if not path:
         return Tokenizer(lambda texts: [list(text.encode()) for text in texts], vocabulary=257, end=256)
-    try:
-        import tokenizers
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"lit.tokenizer={path!r}: {error}. Install it: pip install 'moespec[text]'") from error
+    check_installed(f"lit.tokenizer={path!r}", "tokenizers", "text")
+    import tokenizers
+
     try:
         library = tokenizers.Tokenizer.from_buffer(read_file(Path(path)))
     except Exception as error:  # the library raises plain exceptions
@@ -84,10 +83,10 @@ def encode(
     long: Literal["error", "cut"] = "error",
     name: Callable[[int], str] = "caption {}".format,
 ) -> NDArray[np.int32]:
-    """The ids of texts, `(N, length)`, filled with ends. long: what is done to one that has no room for its end.
+    """The ids of texts, `(N, length)`, filled with ends. long: what to do with a text that has no room for its end.
 
-    name: what errors call a text, by its number. Raises ConfigError for a length without room for a token, DataError naming a
-    text without tokens, and the first that is too long, with the number of those and the length that all need.
+    name: what errors call a text, by its number. Raises ConfigError for a length below 2, DataError for a text without tokens
+    or one that is too long.
     """
     if length < 2:
         raise ConfigError(f"text.length={length!r}: no room for a token and the end of a text")

@@ -1,7 +1,7 @@
-"""What is done to each training image by itself, by the configuration: where it is cut out, its colours, what is erased.
+"""Transforms of single training images by the configuration: crop, colours, RandAugment, the user's function, erasing.
 
-All that is drawn for an image is a function of the seed, its position in the order of all images that training sees (step
-times batch, plus its place in the batch), and the operation: an operation that is switched on changes nothing of the others.
+Random numbers depend on the seed, the position of the image in the order of all images that training sees (step times batch, plus
+its place in the batch), and the operation. Switching on one operation does not change the others.
 """
 
 import math
@@ -37,7 +37,7 @@ Numbers = NDArray[np.int64]
 def cut_out(
     dataset: Dataset, config: DataConfig, indices: NDArray[np.int64], *, seed: int, positions: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """The training images `indices`, which have these positions, each a part of its picture by `config.crop`."""
+    """The training images `indices` at these positions, each cut out of its picture by `config.crop`."""
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
@@ -55,10 +55,10 @@ def cut_out(
 def with_changes(
     images: NDArray[np.uint8], config: DataConfig, *, maximum: int, seed: int, positions: Numbers, indices: Numbers
 ) -> NDArray[np.uint8]:
-    """Images `(N, H, W, Ch)` of these positions after changes of colour, RandAugment, the user's transform and random erasing.
+    """Images `(N, H, W, Ch)` at these positions after changes of colour, RandAugment, the user's transform and random erasing.
 
-    indices: which training images they are. Raises ConfigError, which names one, when the user's transform raises, or returns
-    something else than an image of the same shape and dtype.
+    indices: of the training images, for errors. Raises ConfigError when the user's transform raises, or returns something else
+    than an image of the same shape and dtype.
     """
     coloured = any(getattr(config, name) for name in COLOURS)
     own = user_transform(config.transform)
@@ -103,8 +103,8 @@ def _coloured(picture: Image.Image, config: DataConfig, *, seed: int, position: 
 def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int) -> None:
     """Fills a rectangle of an image `(H, W, Ch)`, in place, with values uniform in 0..maximum.
 
-    Its area is a share of the image's uniform in [0.02, 0.4], its ratio of height to width uniform in [0.3, 1/0.3], and it
-    is drawn until it fits in. Source: Zhong et al. 2017 (arXiv 1708.04896), Algorithm 1 with the values of section 4.2.
+    Its share of the area is uniform in [0.02, 0.4], its ratio of height to width in [0.3, 1/0.3]; it is drawn until it fits.
+    Source: Zhong et al. 2017 (arXiv 1708.04896), Algorithm 1 with the values of section 4.2.
     """
     height, width, channels = image.shape
     for _ in range(ATTEMPTS):
@@ -113,9 +113,8 @@ def erase(image: NDArray[np.uint8], random: np.random.Generator, *, maximum: int
         tall, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         left, top = int(random.integers(width)), int(random.integers(height))
         if left + wide <= width and top + tall <= height:
-            image[top : top + tall, left : left + wide] = random.integers(
-                0, maximum + 1, (tall, wide, channels), np.uint8
-            )
+            noise = random.integers(0, maximum + 1, (tall, wide, channels), np.uint8)
+            image[top : top + tall, left : left + wide] = noise
             return
 
 
@@ -146,7 +145,7 @@ def user_transform(name: str) -> Transform | None:
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:
-    """ConfigError naming a field that asks for what cannot be done to these images."""
+    """ConfigError naming a field that these images do not support."""
     channels = dataset.shape[2]
     wanted = [name for name in COLOURS if getattr(config, name)]
     if config.crop != "middle" and channels not in (1, 3):
@@ -154,6 +153,4 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
     if wanted and (channels not in (1, 3) or dataset.maximum != 255):
         what = f"these have {channels} channels and white at {dataset.maximum}"
         name = wanted[0]
-        raise ConfigError(
-            f"data.{name}={getattr(config, name)!r}: for images of 1 or 3 channels with white at 255; {what}"
-        )
+        raise ConfigError(f"data.{name}={getattr(config, name)!r}: for 1 or 3 channels with white at 255; {what}")

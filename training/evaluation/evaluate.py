@@ -26,12 +26,12 @@ TOP = 5
 
 
 def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> int:
-    """Images of each batch in which `images` are evaluated, of at most `batch`: the least that takes no more batches.
+    """The smallest batch, of at most `batch`, in which `images` are evaluated in no more batches.
 
         size >= images / ceil(images / batch)
 
-    The devices share it, and the groups of the routers are those of `batch`. Only where a group is all of a batch, and there
-    are fewer images than that, the group is these images.
+    The devices share it, and the groups of the routers are those of `batch`. If a group is all of a batch and there are fewer
+    images than that, the group is these images.
     """
     layers_of, parts = family(model).moe_layers, -(-images // batch)
 
@@ -57,13 +57,13 @@ def evaluate(
 ) -> dict[str, Any]:
     """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
 
-    "accuracy" is the precision at 1, "top5" says how often a right label is among the five of the largest logits; it is
-    left out where there are no more classes than that. `forward` is `make_forward`'s; `params` are arrays of `B`. The
-    routing metrics are means over batches, weighted by their images, and see the filling of the last batch.
+    "accuracy" is the precision at 1. "top5", how often a right label is among the five largest logits, needs more than five
+    classes. `forward` is `make_forward`'s; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
+    their images, and include the filling of the last batch.
 
-    labels: the right labels of each image, of which there may be several, in place of those of the data set. An image
-    without any does not count, and there is no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv
-    2006.07159; google-research/big_vision, `big_vision/evaluators/classification.py`).
+    labels: several right labels of each image, in place of those of the data set. Images without any do not count, and there is
+    no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
+    `big_vision/evaluators/classification.py`).
     """
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
@@ -71,7 +71,11 @@ def evaluate(
     for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
-        correct = _correct(targets, None if labels is None else labels[seen : seen + count])
+        correct = np.zeros(targets.shape, bool)  # whether a class is right for an image
+        for row, right_ones in enumerate(
+            targets.argmax(axis=1)[:, None] if labels is None else labels[seen : seen + count]
+        ):
+            correct[row, list(right_ones)] = True
         images += int(correct.any(axis=1).sum())
         right += int(correct[np.arange(count), logits.argmax(axis=1)].sum())
         best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
@@ -85,22 +89,13 @@ def evaluate(
     return {**results, **({"loss": loss / images} if labels is None else {}), "images": images, **unflatten(means)}
 
 
-def _correct(targets: NDArray[Any], labels: Sequence[Sequence[int]] | None) -> NDArray[np.bool_]:
-    """Whether a class is right for an image, `(images, classes)`: that of its target, or those of its labels."""
-    correct = np.zeros(targets.shape, bool)
-    for row, own in enumerate(targets.argmax(axis=1)[:, None] if labels is None else labels):
-        correct[row, list(own)] = True
-    return correct
-
-
 def over(
     B: Backend, function: Callable[[Any, Any], Any], params: Any, dataset: Dataset, split: Split, *, batch: int
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """`function(params, images)` (as NumPy) for all images of a split in order, with the batch that it is of.
+    """`function(params, images)` (as NumPy) for all batches of a split in order, and each batch.
 
-    Batches have one size; the last is filled up with images from the start of the split: `batch["count"]` of them count. The
-    device computes a batch while the one before is looked at.
-    Within an `Interruption` a signal ends it between two batches, with Interrupted.
+    The last batch is filled up with images from the start of the split: `batch["count"]` of them count. The device computes a
+    batch while the caller uses the one before. Within an `Interruption` a signal raises Interrupted between two batches.
     """
 
     def make(index: int) -> dict[str, Any]:

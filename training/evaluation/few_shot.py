@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 __all__ = ["best_l2", "few_shot", "ridge"]
@@ -39,8 +38,8 @@ def few_shot(
 ) -> dict[str, Any]:
     """Accuracy on the images of `test` of a ridge regression on `shots` images a class of `train`.
 
-    train, test: features `(N, D)` and labels `(N,)`. For each number of shots, `{"shots_10": {"accuracy", "l2",
-    "by_seed"}}`: the mean over the seeds 0, 1, ..., the L2 regularisation that it has, and the accuracy with each seed.
+    train, test: features `(N, D)` and labels `(N,)`. Returns for each number of shots `{"shots_10": {"accuracy", "l2",
+    "by_seed"}}`: the mean over the seeds 0, 1, ..., its L2 regularisation, and the accuracy with each seed.
     """
     (features, labels), (held, held_labels) = train, test
     results: dict[str, Any] = {}
@@ -66,6 +65,8 @@ def ridge(
 
     One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves all `l2`, as in the public code.
     """
+    from scipy.linalg import eigh  # here, since its import is slow
+
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-5
 
@@ -76,10 +77,10 @@ def ridge(
     x = standardised(x)
     y = 2.0 * np.eye(classes)[labels] - 1.0
     if x.shape[0] >= x.shape[1]:
-        values, q = scipy.linalg.eigh(x.T @ x)
+        values, q = eigh(x.T @ x)
         left, right = q, q.T @ (x.T @ y)
     else:
-        values, q = scipy.linalg.eigh(x @ x.T)
+        values, q = eigh(x @ x.T)
         left, right = x.T @ q, q.T @ y
     scores = standardised(held) @ left
     return [np.argmax(scores / (values + strength) @ right, axis=1) for strength in l2]
@@ -88,8 +89,7 @@ def ridge(
 def best_l2(accuracies: Array) -> int:
     """Which column of `accuracies` (seeds, L2 values) has the best mean rank; the first of those that do.
 
-    The rule of vmoe, which takes ranks over data sets, as they are over seeds here: no number of one set or seed decides.
-    The choice looks at the test images.
+    The rule of vmoe, which ranks over data sets where this ranks over seeds. The choice looks at the test images.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1), axis=1)
     return int(np.argmax(ranks.mean(axis=0)))

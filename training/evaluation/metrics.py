@@ -1,7 +1,4 @@
-"""What evaluation computes of images for any backend: logits, features, and metrics of MoE layers.
-
-Some of these, the statistics, no training step computes.
-"""
+"""Logits, features and metrics of MoE layers at evaluation, for any backend."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,20 +48,20 @@ def unflatten(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_statistics(B: Backend, layers: Sequence[MoeLayer], output: Output) -> Output:
-    """The output of a model with these scalars added to the metrics of each layer.
+    """The output of a model with statistics added to the metrics of each layer, which no training step computes.
 
-    A soft routing has those of `collapse_metrics`, any other those of `experts_per_token`. MultiHash has none, since
-    it mixes several experts for each token inside their MLP.
+    A soft routing has those of `collapse_metrics`, any other those of `experts_per_token`. MultiHash has none, since it mixes
+    several experts for each token inside their MLP.
     """
+
+    def statistics(layer: MoeLayer, routing: Any) -> dict[str, Any]:
+        if multi_hash.chosen(layer.settings):
+            return {}
+        soft = hasattr(routing, "dispatch")  # a routing stored by slot has no dense tensors
+        return B.collapse_metrics(routing) if soft else B.experts_per_token(routing)
+
     layered = zip(layers, output.routings, output.metrics, strict=True)
-    return output._replace(metrics=[{**metrics, **_of_layer(B, layer, routing)} for layer, routing, metrics in layered])
-
-
-def _of_layer(B: Backend, layer: MoeLayer, routing: Any) -> dict[str, Any]:
-    if multi_hash.chosen(layer.settings):
-        return {}
-    soft = hasattr(routing, "dispatch")  # what is stored by slot has no dense tensors
-    return B.collapse_metrics(routing) if soft else B.experts_per_token(routing)
+    return output._replace(metrics=[{**metrics, **statistics(layer, routing)} for layer, routing, metrics in layered])
 
 
 def line(metrics: Mapping[str, Any]) -> str:

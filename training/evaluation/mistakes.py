@@ -1,4 +1,4 @@
-"""What a classifier makes of validation images one by one: which classes it confuses, and where it is sure and wrong."""
+"""Predictions for single validation images: which classes are confused, and which mistakes are surest."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +15,11 @@ from moespec.training.evaluation.evaluate import features
 __all__ = ["Predictions", "chosen", "confused", "confusion", "predictions"]
 
 MOST = 2000
-"""Largest number of images that are looked at."""
+"""Most images that are predicted."""
 
 
 class Predictions(NamedTuple):
-    """Of each image that was looked at: its number in the split, its label, the class of its largest logit, and that one's probability."""
+    """Of each image: its number in the split, its label, the class of its largest logit, and its probability."""
 
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -27,13 +27,13 @@ class Predictions(NamedTuple):
     probabilities: NDArray[np.float64]
 
     def worst(self, most: int) -> list[int]:
-        """Places of the images that are read as another class, the most probable ones first, `most` of them at most."""
+        """Places of at most `most` images that are read as another class, the most probable first."""
         order = np.argsort(-self.probabilities, kind="stable")
         return [int(place) for place in order[(self.read != self.labels)[order]][:most]]
 
 
 def chosen(images: int) -> NDArray[np.int64]:
-    """The numbers of the images that are looked at, evenly spaced where they are not all."""
+    """The numbers of the images, evenly spaced if there are more than `MOST`."""
     return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)
 
 
@@ -59,7 +59,7 @@ def confusion(made: Predictions, classes: int) -> NDArray[np.int64]:
 
 
 def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """The pairs of another class than the own that most images are read as, the most frequent first: (own class, read as)."""
+    """The most frequent mistakes, at most `most`: (label, read as)."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
     return [(int(place) // len(counts), int(place) % len(counts)) for place in order]

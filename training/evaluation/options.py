@@ -50,9 +50,7 @@ class EvaluationConfig:
         if self.labels and self.kind != "head":
             raise ConfigError(f"labels={self.labels!r} concerns kind='head', not {self.kind!r}")
         if bool(self.prompts) != (self.kind == "zero_shot"):
-            raise ConfigError(
-                f"prompts={self.prompts!r}: a file with prompts is what kind='zero_shot' needs, and no other takes"
-            )
+            raise ConfigError(f"prompts={self.prompts!r}: required by kind='zero_shot', has no effect otherwise")
         if self.path and self.data == "run":
             raise ConfigError(f"path={self.path!r}: `data` is required with `path`")
 

@@ -22,10 +22,10 @@ Labelled = tuple[NDArray[Any], NDArray[np.integer[Any]]]
 
 
 def retrieval(images: Labelled, texts: Labelled) -> dict[str, dict[str, float]]:
-    """`{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`, parts of 1.
+    """`{"image_to_text": {"recall_1", "recall_5", "recall_10"}, "text_to_image": {...}}`, fractions.
 
-    images, texts: features `(N, D)` and labels `(N,)`; those of an image and its captions are equal. Of images with one label
-    the first counts. Raises ConfigError for a label that one of the two has alone.
+    images, texts: features `(N, D)` and labels `(N,)`; an image and its captions have the same label. Of images with the same
+    label the first counts. Raises ConfigError for a label without an image or without a text.
     """
     labels, first = np.unique(images[1], return_index=True)
     order = np.sort(first)

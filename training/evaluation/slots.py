@@ -1,4 +1,4 @@
-"""What the slots of Soft MoE take in and give back: the statistics by which the paper looks at a trained model.
+"""Statistics of the dispatch and combine weights of Soft MoE, by which the paper inspects a trained model.
 
 Source: Soft MoE (arXiv 2308.00951), appendices G, H and I. Shapes: G groups, of one image or less; T tokens of a group;
 S = E C slots, slot (e, c) being number e C + c.
@@ -18,7 +18,7 @@ from moespec.training.compilation import compile_if, pays
 __all__ = ["FRACTION", "SlotStatistics", "largest_first", "needed", "numbers", "relative", "slot_statistics"]
 
 FRACTION = 0.9
-"""How much of a slot, or of a token, the counts of `needed` make up."""
+"""Fraction of a slot, or of a token, for the counts of `needed`."""
 BATCH = 16
 QUANTILES = {"smallest": 0, "5%": 5, "median": 50, "95%": 95, "largest": 100}
 
@@ -59,41 +59,23 @@ def slot_statistics(B: Backend, model: Config, params: Any, images: NDArray[np.f
         raise ConfigError("analysis: expected a model with Soft MoE, and this one has no MoE block")
     for layer in layers:
         if layer.router != "soft_moe":
-            raise ConfigError(
-                f"analysis: expected a model with the router 'soft_moe', and this one has {layer.router!r}"
-            )
+            raise ConfigError(f"analysis: expected the router 'soft_moe', this model has {layer.router!r}")
 
     def forward(params: Any, images: Any) -> list[Any]:
         routings = module.forward(B, model, params, images).routings
         return [(B.summed_dispatch(r), B.cumulative_dispatch(r), tuple(r.dense())) for r in routings]
 
     run = compile_if(B, pays(B, calls=-(-len(images) // BATCH)), forward)
-    parts: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in layers]
-    for start in range(0, len(images), BATCH):
-        for collected, (summed, cumulative, (dispatch, combine)) in zip(
-            parts, B.to_numpy(run(params, B.from_numpy(images[start : start + BATCH]))), strict=True
-        ):
-            collected.append((summed, cumulative, *_of_weights(dispatch, combine)))
+    batches = [B.to_numpy(run(params, B.from_numpy(images[n : n + BATCH]))) for n in range(0, len(images), BATCH)]
     statistics = []
-    for layer, collected in zip(layers, parts, strict=True):
-        summed, cumulative, by_slot, of_token, tokens_needed, slots_needed = map(
-            np.concatenate, zip(*collected, strict=True)
-        )
+    for layer, parts in zip(layers, zip(*batches, strict=True), strict=True):
+        columns = zip(*((summed, cumulative, *_of_weights(*dense)) for summed, cumulative, dense in parts), strict=True)
+        summed, cumulative, by_slot, of_token, *needed_counts = map(np.concatenate, columns)
         slots = params["blocks"][layer.name]["moe"]["router"]["slots"]
-        statistics.append(
-            SlotStatistics(
-                layer.name,
-                slots.shape[1],
-                slots.shape[2],
-                np.asarray(summed, np.float64),
-                by_slot,
-                np.asarray(cumulative, np.float64).mean(axis=0),
-                of_token.mean(axis=0),
-                tokens_needed,
-                slots_needed,
-                np.asarray(B.to_numpy(B.slot_similarity(slots)), np.float64),
-            )
-        )
+        similarity = np.asarray(B.to_numpy(B.slot_similarity(slots)), np.float64)
+        means = np.asarray(cumulative, np.float64).mean(axis=0), of_token.mean(axis=0)
+        of_slots = np.asarray(summed, np.float64), by_slot, *means, *needed_counts, similarity
+        statistics.append(SlotStatistics(layer.name, *slots.shape[1:], *of_slots))
     return statistics
 
 
@@ -102,12 +84,8 @@ def _of_weights(dispatch: NDArray[Any], combine: NDArray[Any]) -> tuple[NDArray[
     groups, tokens = dispatch.shape[:2]
     into, back = (np.asarray(weights, np.float64).reshape(groups, tokens, -1) for weights in (dispatch, combine))
     of_token = largest_first(back)
-    return (
-        relative(back.sum(axis=1)),
-        of_token.mean(axis=1),
-        needed(largest_first(into.swapaxes(1, 2))),
-        needed(of_token),
-    )
+    tokens_needed = needed(largest_first(into.swapaxes(1, 2)))
+    return relative(back.sum(axis=1)), of_token.mean(axis=1), tokens_needed, needed(of_token)
 
 
 def relative(weights: Floats) -> Floats:

@@ -8,7 +8,6 @@ after openai/CLIP, `notebooks/Prompt_Engineering_for_ImageNet.ipynb`. Names and 
 `prompt_engineering.py` of big_vision makes them lower case without punctuation.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
-from moespec.models.files import read_file
 from moespec.spec.errors import ConfigError
 from moespec.training.data.captions import caption
 from moespec.training.evaluation.neighbours import unit
+from moespec.training.weights.files import read_json
 
 __all__ = ["PLACE", "Prompts", "class_embeddings", "read_prompts", "zero_shot"]
 
@@ -43,13 +42,9 @@ class Prompts(NamedTuple):
 def read_prompts(path: Path) -> Prompts:
     """The prompts of a JSON file, `{"classes": ["cat", "dog"], "prompts": ["a photo of a {}."]}`.
 
-    Raises DataError naming the file, and an entry that is not text, a prompt without a place for the name, or a class that
-    is there twice.
+    Raises DataError, naming the file, for other content.
     """
-    try:
-        table = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
+    table = read_json(path, DataError, object)
     lists: list[Any] = [table.get(key) for key in Prompts._fields] if isinstance(table, dict) else []
     if not lists or not all(isinstance(each, list) and each for each in lists):
         raise DataError(f'{path}: expected {{"classes": ["cat", ...], "prompts": ["a photo of a {PLACE}.", ...]}}')

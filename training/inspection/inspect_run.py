@@ -1,18 +1,16 @@
 """Which expert handles which patch: the routing of one image by each MoE layer, as numbers and as a picture.
 
-The image is routed alone, as a group of one image, also by a model that was trained with several images to a group: the
-capacity of the experts is scaled down accordingly, and the slots of Soft MoE mix the patches of this image only. A model
-whose groups are parts of an image keeps them, and an expert shows the slots of all groups.
+The image is routed alone, as a group of one image; the capacity of the experts is scaled accordingly. A model whose groups are
+parts of an image keeps them, and an expert shows the slots of all groups.
 
-Sparse-MLP routes channels, and tokens that mix the patches of the whole image. These have no place in the image: they are
-drawn row by row, in the order of their numbers, in the squarest grid that they fill.
+Sparse-MLP routes channels, and tokens that mix the patches of the whole image. They have no place in the image and are drawn row by
+row, in the order of their numbers, in the squarest grid that they fill.
 
-All panels of a layer have one scale, so that they can be compared. A router that assigns patches is drawn on the image: each
-expert's panel has the patches that it handles in its colour, the more opaque the larger their weight. The scale of Soft MoE counts
-in multiples of the uniform weight, 1 / tokens: white is uniform, red more, blue less, and it reaches to twice and half of
-uniform at least, so that slots that hardly tell the patches apart look pale.
+All panels of a layer have one scale. A router that assigns patches is drawn on the image: the panel of an expert shows the patches
+that it handles in its colour, the more opaque the larger their weight. The scale of Soft MoE is in multiples of the uniform weight,
+1 / tokens: white is uniform, red more, blue less; it reaches at least from half to twice uniform.
 
-Training, whose report has the numbers as tables of pixels, does not import matplotlib: what draws with it, does.
+Only functions that draw import matplotlib, so that training, whose report has tables of pixels, does not.
 """
 
 import io
@@ -63,11 +61,10 @@ TINT = 0.5
 class BlockRouting(NamedTuple):
     """How one MoE layer handles the patches of an image, on the grid of patches `(rows, columns)`.
 
-    block: the name of the layer, the number of its block if that has one. items: what the grid holds, "patches", or
-    "channels" or "tokens" in the order of their numbers. experts: `(rows, columns, E)`, the weight with which each
-    expert's output enters each item (sum of the combine weights over its slots). slots: `(rows, columns, E, C)`, the
-    dispatch weights: what fraction of slot c of expert e is that item. soft: whether slots are mixtures; if not, a slot
-    holds one item, or none. tokens: number of tokens that a slot can take in, those of a group.
+    block: the name of the layer, the number of its block if that has one. items: of the grid, "patches", or "channels" or
+    "tokens" in the order of their numbers. experts: `(rows, columns, E)`, the weight of each expert's output in each item (sum of
+    the combine weights over its slots). slots: `(rows, columns, E, C)`, the dispatch weights. soft: whether slots are mixtures;
+    if not, a slot holds at most one item. tokens: of a group.
     """
 
     block: str
@@ -146,8 +143,7 @@ def squarest(items: int) -> tuple[int, int]:
 
 
 def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -> str:
-    """The class of the largest logit and its probability: of all classes ("softmax"), or by itself ("sigmoid"), as words that go on
-    a sentence; none without a head.
+    """The class of the largest logit and its probability, of all classes ("softmax") or by itself ("sigmoid"), in words.
 
     >>> prediction(np.array([0.0, 2.0]), ["cat", "dog"], "softmax")
     ', read as dog (probability 0.881)'
@@ -168,10 +164,10 @@ def times_uniform(routing: BlockRouting) -> NDArray[np.float64]:
 
 
 def panels(routing: BlockRouting, chosen: Sequence[str] = ()) -> list[Panel]:
-    """What gets a panel: experts, or the slots of Soft MoE; those that are `chosen`, or eight from the first to the last.
+    """The panels of experts, or of the slots of Soft MoE: those that are `chosen`, or eight from the first to the last.
 
-    chosen: of a hard router experts, "3"; of Soft MoE slots, "3.0" for the first of expert 3, or "3" for all of expert 3.
-    Soft MoE's weights are multiples of uniform. Raises ConfigError for what the layer does not have, and for too many.
+    chosen: experts, "3"; of Soft MoE slots, "3.0" for the first of expert 3, or "3" for all of them. Soft MoE's weights are
+    multiples of uniform. Raises ConfigError for unknown ones, and for too many.
     """
     experts, capacity = routing.slots.shape[2:]
     if routing.soft:

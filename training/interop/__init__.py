@@ -7,11 +7,9 @@
     from_vision_transformer(params, config) -> params      to_vision_transformer(params, config) -> params
     config_from_vmoe(model, ...), config_from_timm(arguments), config_from_huggingface(config, ...) -> VitConfig
 
-A conversion renames and reorders; it changes no value and no dtype, so the two directions are exact inverses, and
-gradients convert as parameters do. bfloat16, which NumPy lacks, becomes float32. Every parameter is accounted for: one
-that is missing, unexpected or of another shape is an error that names it. `moespec convert` does all this with files.
-
-All use pre-norm blocks, as we do.
+A conversion renames and reorders; it changes no value and no dtype, so that both directions are exact inverses, and gradients
+convert as parameters do. bfloat16, which NumPy lacks, becomes float32. A parameter that is missing, unexpected or of another shape
+is an error that names it. `moespec convert` converts files.
 """
 
 from moespec.training.interop.flax import BIG_VISION, VISION_TRANSFORMER

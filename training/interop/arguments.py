@@ -1,4 +1,4 @@
-"""Another project's arguments; one that nobody reads is an error."""
+"""Another project's arguments; one without counterpart is an error."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Arguments"]
 
 
 class Arguments:
-    """A mapping of another project's arguments, read so that none is passed over."""
+    """A mapping of another project's arguments, all of which must be read."""
 
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         self.name, self._rest = name, dict(values)
@@ -72,10 +72,8 @@ class Arguments:
     def warn_of_dropout(self, *keys: str) -> None:
         for key in keys:
             if rate := self.take(key, 0.0):
-                warnings.warn(
-                    f"{self.name}.{key}={rate!r}: is not taken over, see dropout and stochastic_depth; training differs",
-                    stacklevel=3,
-                )
+                advice = "is ignored; set dropout or stochastic_depth instead"
+                warnings.warn(f"{self.name}.{key}={rate!r} {advice}", stacklevel=3)
 
     def finish(self) -> None:
         """ConfigError if an argument was not read."""

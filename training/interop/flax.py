@@ -1,8 +1,7 @@
 """google-research/big_vision and google-research/vision_transformer: parameters of their ViT and MLP-Mixer, and back.
 
-Both are flax modules with the layouts of ours: kernels have their inputs first, attention kernels are
-`(D, heads, D/heads)` and `(heads, D/heads, D)`. What differs are names, and the class token, which has a position in
-vision_transformer and none in big_vision: ours gets the position 0.
+Both are flax modules with our layouts: kernels have their inputs first, attention kernels are `(D, heads, D/heads)` and
+`(heads, D/heads, D)`. Names differ, and the class token, which has no position in big_vision: ours gets the position 0.
 
 Sources: `big_vision/models/vit.py`; google-research/vision_transformer, `vit_jax/models_vit.py` and `vit_jax/models_mixer.py`.
 """
@@ -24,7 +23,7 @@ __all__ = ["BIG_VISION", "VISION_TRANSFORMER", "flax", "mlp_names", "renumbered"
 def flax(
     encoder: str, positions: str, pool: str, attention: str, norm2: str, mlp: str, *, of_pool: tuple[str, str, str]
 ) -> Table:
-    """The names of a ViT of flax, whose modules in a block, and in the attention pooling (attention, norm, mlp), are called so."""
+    """The names of a ViT of flax, from those of its modules. of_pool: attention, norm and mlp of the attention pooling."""
     block, (pool_attention, pool_norm, pool_mlp) = rf"{encoder}/encoderblock_\1", of_pool
     return {
         r"(embedding|head)/(kernel|bias)": r"\1/\2",
@@ -50,10 +49,7 @@ def mlp_names(ours: str, theirs: str) -> Table:
 
 
 def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by name, with those of blocks that are stacked along a leading axis taken apart.
-
-    `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x` and so on.
-    """
+    """Parameters by name, without stacked blocks: `Transformer/encoderblock/x` (L, ...) becomes `Transformer/encoderblock_0/x`, ..."""
     apart: dict[str, Any] = {}
     for name, value in flat.items():
         if name.startswith("Transformer/encoderblock/") and np.ndim(value):
@@ -66,8 +62,8 @@ def unstacked(flat: Mapping[str, Any]) -> dict[str, Any]:
 def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters of vision_transformer by name, with the modules of a block numbered as in its released files.
 
-    They are numbered through there (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), and by
-    kind in a tree of its present code, which renumbers the files when it reads them (flax's `convert_pre_linen`).
+    Released files number all modules (`LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`), its present
+    code each kind (flax's `convert_pre_linen`).
     """
     if not any("/MlpBlock_0/" in name for name in flat):
         return dict(flat)
@@ -81,7 +77,7 @@ def renumbered(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _WithoutToken(Layout):
-    """The positions of the patches alone; that of the class token, which comes first, is 0."""
+    """The positions of the patches without that of the class token, which is 0."""
 
     def shape(self, shapes: list[Shape]) -> Shape:
         return (1, shapes[0][1] - 1, shapes[0][2])
@@ -105,7 +101,7 @@ BIG_VISION = Project(
         of_pool=_POOL,
     ),
     {**_DENSE, "positions": ["learned", "sincos2d"], "pool": ["gap", "token", "map"]},
-    more=lambda config: {"positions": ("pos_embedding", _WithoutToken())} if config.pool == "token" else {},
+    extra=lambda config: {"positions": ("pos_embedding", _WithoutToken())} if config.pool == "token" else {},
     prepared=unstacked,
     token_has_position=False,
 )
@@ -120,7 +116,7 @@ VISION_TRANSFORMER = Project(
     ),
     {**_DENSE, "positions": ["learned"], "pool": ["gap", "token"]},
     kinds=(VitConfig, MixerConfig),
-    more=lambda config: _MIXER if isinstance(config, MixerConfig) else {},
+    extra=lambda config: _MIXER if isinstance(config, MixerConfig) else {},
     prepared=renumbered,
 )
 """Its ViT, with the names of its released files, and its MLP-Mixer."""

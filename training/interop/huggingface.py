@@ -16,10 +16,7 @@ __all__ = ["HUGGINGFACE", "config_from_huggingface", "config_to_huggingface"]
 
 def _check(config: VitConfig) -> None:
     if config.representation and (config.classes or config.representation != config.width):
-        raise ConfigError(
-            f"representation={config.representation!r}: the ViT of transformers has that layer where there is no head, of "
-            f"the width of the model, which is {config.width}"
-        )
+        raise ConfigError(f"representation={config.representation!r}: expected 0, or {config.width} without a head")
 
 
 def _names(config: VitConfig) -> Table:
@@ -59,8 +56,8 @@ HUGGINGFACE = Project(
     },
     argument="state_dict",
     separator=".",
-    more=_names,
-    check_more=_check,
+    extra=_names,
+    check_extra=_check,
 )
 """Its state dict. Source: huggingface/transformers, `src/transformers/models/vit/modeling_vit.py`."""
 

@@ -134,11 +134,11 @@ _SELDOM: Has = {
 
 @dataclass(frozen=True)
 class Project:
-    """Another project's models: which of ours they are, and how their parameters hold ours. Both directions follow from the table.
+    """Another project's models: which of ours they are, and how their parameters hold ours.
 
-    argument, separator: what its parameters are called, and what is between the parts of their names ("/": they are nested).
-    more: the part of the table that depends on the model, and comes first. check_more: ConfigError for values that do not go together.
-    prepared: of its parameters by name, those by the names of the table. token_has_position: whether a class token has one.
+    argument, separator: name of its parameters in errors, and separator of the parts of their names ("/": they are nested).
+    extra: the part of the table that depends on the model, and comes first. check_extra: raises ConfigError for combinations.
+    prepared: maps its parameters to the names of the table. token_has_position: whether a class token has one.
     """
 
     name: str
@@ -147,16 +147,16 @@ class Project:
     kinds: tuple[type[Config], ...] = (VitConfig,)
     argument: str = "params"
     separator: str = "/"
-    more: Callable[[Any], Table] = lambda config: {}
-    check_more: Callable[[Any], None] = lambda config: None
+    extra: Callable[[Any], Table] = lambda config: {}
+    check_extra: Callable[[Any], None] = lambda config: None
     prepared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     token_has_position: bool = True
 
     def from_theirs(self, params: Mapping[str, Any], config: Config) -> Params:
-        """Our parameters from theirs, a mapping of arrays or tensors; also where it has them under `params` or `state_dict`.
+        """Our parameters from theirs, a mapping of arrays or tensors, also under `params` or `state_dict`.
 
-        The arrays returned may share memory with `params`. Raises ConfigError when the project has no model like `config`, or
-        when a parameter is missing or unexpected; ShapeError when one has another shape; DtypeError when one is not floating.
+        The arrays returned may share memory with `params`. Raises ConfigError when the project has no model like `config`, or a
+        parameter is missing or unexpected, ShapeError and DtypeError for another shape or dtype.
         """
         entries = self._entries(config)
         return nested(to_ours(self.argument, self.prepared(flatten(unwrapped(params), self.separator)), entries))
@@ -174,11 +174,11 @@ class Project:
         for field, values in {**_SELDOM, **self.has}.items():
             if values is not None and (value := getattr(config, field, values[0])) not in values:
                 raise ConfigError(f"{field}={value!r}: {self.name} has {' and '.join(map(repr, values))} only")
-        self.check_more(config)
+        self.check_extra(config)
 
     def counterpart(self, ours: str, config: Config | None = None) -> tuple[str, Layout]:
         """The name of the parameter that holds one of ours, and how. Raises ConfigError where there is none."""
-        for table in (self.more(config) if config else {}, self.table):
+        for table in (self.extra(config) if config else {}, self.table):
             for pattern, row in table.items():
                 if match := re.fullmatch(pattern, ours):
                     theirs, layout = (row, SAME) if isinstance(row, str) else row
@@ -210,13 +210,12 @@ def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) 
 def _to_theirs(arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
     expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
     ours = _checked("params", arrays, expected)
-    return {
-        entry.theirs: np.asarray(entry.layout.pack([ours[name] for name in entry.ours]), order="C") for entry in entries
-    }
+    packed = {entry.theirs: entry.layout.pack([ours[name] for name in entry.ours]) for entry in entries}
+    return {name: np.asarray(array, order="C") for name, array in packed.items()}
 
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:
-    """The arrays as NumPy arrays, after a look at every name, shape and dtype."""
+    """The arrays as NumPy arrays, after checks of every name, shape and dtype."""
     checked = {name: _array(value) for name, value in arrays.items()}
     names = [f"missing {name} {shape}" for name, shape in expected.items() if name not in checked]
     names += [f"unexpected {name} {array.shape}" for name, array in checked.items() if name not in expected]

@@ -1,7 +1,4 @@
-"""The sizes of a model, read off the shapes of another project's parameters.
-
-What cannot be inferred from shapes, such as the number of heads where heads are not an axis, is left out: the user gives it.
-"""
+"""The sizes of a model, inferred from the shapes of another project's parameters; the user gives what shapes do not show."""
 
 import math
 import re
@@ -17,10 +14,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
-    """The fields of `VitConfig` that a project's parameters, by its names, show.
-
-    Raises ConfigError, naming the parameter, where one that every model has is missing or cannot be one of a ViT.
-    """
+    """The fields of `VitConfig` that a project's parameters show. Raises ConfigError naming one that is missing or wrong."""
 
     def of(ours: str) -> str:
         """Their name of a parameter, or nothing."""
@@ -64,9 +58,7 @@ def vit_sizes(project: Project, shapes: Shapes) -> dict[str, Any]:
         sizes["heads"] = _shape(shapes, query, 3)[1]
     if "fc_norm.weight" in shapes:
         if token:
-            raise ConfigError(
-                f"fc_norm.weight beside {of('token')}: an average beside a class token is not pooled here"
-            )
+            raise ConfigError(f"fc_norm.weight beside {of('token')}: a class token that is not pooled is not supported")
         sizes["pool"] = "gap_norm"
     if (norm := of("blocks/0/attention/query_norm/scale")) in shapes:
         sizes |= {"qk_norm": True, "heads": width // _shape(shapes, norm, 1)[0]}

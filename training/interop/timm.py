@@ -17,9 +17,7 @@ __all__ = ["TIMM", "config_from_timm", "models_of_timm", "timm_arguments"]
 
 def _check(config: VitConfig) -> None:
     if config.qk_norm and not config.qk_norm_bias:
-        raise ConfigError(
-            "qk_norm_bias=False: timm normalises queries and keys with a bias (a bias of 0 makes the function the same)"
-        )
+        raise ConfigError("qk_norm_bias=False: timm normalises queries and keys with a bias (0 makes no difference)")
     if config.qk_norm and config.pool == "map":
         raise ConfigError("qk_norm=True with pool='map': timm does not normalise the query and keys of the pooling")
 
@@ -60,8 +58,8 @@ TIMM = Project(
     },
     argument="state_dict",
     separator=".",
-    more=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
-    check_more=_check,
+    extra=lambda config: of_torch({"norm": ("fc_norm", 0)}) if config.pool == "gap_norm" else {},
+    check_extra=_check,
 )
 """Its `VisionTransformer`: the state dict as a mapping of arrays or tensors; `load_state_dict` takes ours through `torch.from_numpy`.
 
@@ -95,15 +93,11 @@ def config_from_timm(arguments: Mapping[str, Any]) -> VitConfig:
     """
     of_timm = Arguments("arguments", arguments)
     pool = of_timm.choose("global_pool", "token", {"token": "token", "avg": "gap_norm", "map": "map"})
-    class_token, fc_norm = (
-        of_timm.choose("class_token", True, _EITHER),
-        of_timm.choose("fc_norm", None, {None: None, **_EITHER}),
-    )
+    class_token = of_timm.choose("class_token", True, _EITHER)
+    fc_norm = of_timm.choose("fc_norm", None, {None: None, **_EITHER})
     registers, of_patches = of_timm.take("reg_tokens", 0), of_timm.choose("no_embed_class", False, _EITHER)
     if class_token != (pool == "token"):
-        raise ConfigError(
-            f"arguments.class_token={class_token!r}: a class token is there to be the pooled one, or not at all"
-        )
+        raise ConfigError(f"arguments.class_token={class_token!r}: expected a class token if and only if it is pooled")
     if fc_norm and pool != "gap_norm":
         raise ConfigError(f"arguments.fc_norm={fc_norm!r}: after such a pooling there is no normalisation here: False")
     if fc_norm is False and pool == "gap_norm":
@@ -167,8 +161,8 @@ _REQUIRED: dict[str, Any] = {
 def models_of_timm() -> dict[str, dict[str, Any]]:
     """Name -> arguments of every `VisionTransformer` of timm 1.0.31, as `config_from_timm` takes them.
 
-    Written from timm's own entry points, with the image size and the classes of each name's default weights; what has
-    timm's default is left out. Not all have a counterpart here: `config_from_timm` says what is in the way.
+    Recorded from timm's entry points, with the image size and the classes of each name's default weights, without arguments that
+    have timm's default. `config_from_timm` rejects those without counterpart.
     """
     models: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "timm_models.json").read_text())
     return models

@@ -71,12 +71,9 @@ def config_from_vmoe(model: Mapping[str, Any], *, image_size: int, channels: int
     | `split_rngs` | `expert_init` |
     | `deterministic`, not in `model` | `forward` without `noise` |
 
-    What is ignored because it does not change the function: which dispatcher computes it, its precision and its
-    partitions. A rate of dropout above 0 gets a warning, since training then differs while evaluation agrees.
-
-    There is no counterpart of its other solvers (`use_lbfgs`, `SparseProjection...`).
-
-    Raises ConfigError for an argument, or a value of one, that has no counterpart.
+    The dispatcher, its precision and its partitions do not change the function and are ignored. Dropout gets a warning: training
+    differs, evaluation agrees. Raises ConfigError for an argument, or a value, without counterpart, such as other solvers
+    (`use_lbfgs`, `SparseProjection...`).
     """
     arguments = Arguments("model", model)
     arguments.require("name", "VisionTransformerMoe")

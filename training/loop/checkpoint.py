@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on to the same bits, safe against a crash and checked when read.
+"""Checkpoints: the state of a run, from which it goes on to the same bits; safe against a crash and checked when read.
 
 A checkpoint is a folder `checkpoints/<step>` with two files:
 
@@ -7,13 +7,12 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           generator of noise, data position, backend, seconds of training, version of moespec,
                           the SHA-256 of arrays.safetensors and of itself
 
-Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the pieces that it has
-(`moespec.training.loop.shards`); when all are there, process 0 writes state.json, which names them, and renames the folder. No
-number of processes is bound to it: any reads it, each what it needs.
+Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the shards that it has
+(`moespec.training.loop.shards`). When all are written, process 0 writes state.json, which names them, and renames the folder. Any
+number of processes reads it, each what it needs.
 
-It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote.
-What the optimiser keeps, the recorded configuration tells. Format 1 had both moments of all parameters, also of those that
-are not trained, which are read and left out.
+It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote. The recorded
+configuration says what the optimiser keeps. Format 1 had both moments of all parameters; those not needed are ignored.
 """
 
 import re
@@ -39,14 +38,14 @@ __all__ = [
 ]
 
 FORMATS = (1, 2, 3)
-"""Those that are read. Format 2 has one file of arrays, format 3 one of each process."""
+"""Formats that are read. Format 2 has one file of arrays, format 3 one of each process."""
 ARRAYS, STATE = "arrays.safetensors", "state.json"
 ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
 }
-"""What state.json must have, besides its format, its own checksum and those of arrays."""
+"""Required entries of state.json, besides its format, its own checksum and those of arrays."""
 MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
-"""What it may have, which older versions did not write."""
+"""Optional entries, which older versions did not write."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,12 @@ def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None
 
 
 def amend(path: Path, record: dict[str, Any]) -> None:
-    """Replaces the record of the checkpoint at `path`, whose arrays stay as they are."""
+    """Replaces the record of the checkpoint at `path`."""
     write_atomically(path / STATE, signed(record))
 
 
 def set_aside(path: Path) -> Path:
-    """Gives the checkpoint at `path` a name under which it is none of the run's. Returns the new path."""
+    """Renames the checkpoint at `path`, so that it is no longer one of the run. Returns the new path."""
     aside = path.with_name(f"cooled_{path.name}")
     _remove(aside)
     path.rename(aside)
@@ -127,10 +126,8 @@ def latest(folder: Path) -> Path | None:
 def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoint:
     """The checkpoint at `path` for a model whose parameters have `shapes` (nested dict of tuples), after checking it.
 
-    whole: False reads arrays when slices of them are asked for, `Stored`, and looks at checksums and values then.
-
-    Raises CheckpointError, naming the file, when a file is missing, truncated or edited, or when an array is missing,
-    has another shape or dtype, or does not belong to the model.
+    whole: False reads and checks arrays when slices of them are requested, `Stored`. Raises CheckpointError, naming the file, if
+    a file is missing or damaged, or arrays are not those of the model.
     """
     record = read_record(path)
     files = [ArrayFile(path / name, sha256) for name, sha256 in _files(record).items()]
@@ -141,7 +138,10 @@ def read(path: Path, shapes: dict[str, Any], *, whole: bool = True) -> Checkpoin
         raise CheckpointError(f"{error.filename}: cannot be read ({error.strerror}){_advice(path)}") from error
     except ValueError as error:
         raise CheckpointError(f"{error}{_advice(path)}") from error
-    wanted = _optimizer(path, record).state_shapes(shapes)
+    try:
+        wanted = OptimizerConfig(**record["config"].get("optimizer", {})).state_shapes(shapes)
+    except (ConfigError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE}: config.optimizer: {error}") from error
     expected = flatten(wanted if record["format"] > 1 else dict.fromkeys(("params", "mu", "nu"), shapes))
     for name, shape in expected.items():
         if name not in arrays:
@@ -183,21 +183,13 @@ def read_record(folder: Path) -> dict[str, Any]:
         if key not in record:
             raise CheckpointError(f"{path}: no entry {key!r}")
         if not isinstance(record[key], kind) or isinstance(record[key], bool):
-            raise CheckpointError(f"{path}: {key}={record[key]!r}: not what a checkpoint has there")
+            raise CheckpointError(f"{path}: {key}={record[key]!r}: invalid entry of a checkpoint")
     for name, sha256 in _files(record).items():
         if not isinstance(sha256, str) or not re.fullmatch(r"arrays(-\d{5}-of-\d{5})?\.safetensors", name):
-            raise CheckpointError(f"{path}: files: {name!r}: not what a checkpoint has there")
+            raise CheckpointError(f"{path}: files: {name!r}: invalid entry of a checkpoint")
     if f"{record['step']:08d}" != folder.name:
         raise CheckpointError(f"{path}: step={record['step']!r}, in the folder of step {folder.name}")
     return record
-
-
-def _optimizer(path: Path, record: dict[str, Any]) -> OptimizerConfig:
-    """The optimiser that the recorded configuration names. CheckpointError if there is no such optimiser."""
-    try:
-        return OptimizerConfig(**record["config"].get("optimizer", {}))
-    except (ConfigError, TypeError) as error:
-        raise CheckpointError(f"{path / STATE}: config.optimizer: {error}") from error
 
 
 def _advice(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Saving the state of a run: at once by one device, on a thread where several devices have parts of it.
 
-Of several processes each writes the file of its pieces and a note of its checksum; process 0 waits for all notes, then gives the
-checkpoint its name. They meet in the folder alone, so that training goes on meanwhile.
+Of several processes each writes the file of its shards and a note of its checksum. Process 0 waits for all notes, then gives the
+checkpoint its name. Processes communicate only through the folder, so that training goes on meanwhile.
 """
 
 import json
@@ -46,7 +46,7 @@ class Saver:
             self._thread.join()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        """Saves what the backend exported. With several devices it returns when the thread has begun."""
+        """Saves an exported state. With several devices it returns when the thread has begun."""
         if self._B.sizes.devices == 1:
             checkpoint.write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return
@@ -81,10 +81,9 @@ class Saver:
                 write_atomically(_note(folder, process), json.dumps({"error": str(error)}).encode())
             raise
         if process == 0:
-            files = {
-                _file(index, self._B.processes): self._checksum(folder, index) for index in range(self._B.processes)
-            }
-            for index in range(self._B.processes):
+            processes = range(self._B.processes)
+            files = {_file(index, len(processes)): self._checksum(folder, index) for index in processes}
+            for index in processes:
                 _note(folder, index).unlink()
             record = {"format": 3, **record, "files": files}
             checkpoint.finish(self._folder, record, keep=self._keep, spare=self._spare)

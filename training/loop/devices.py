@@ -1,7 +1,7 @@
-"""Training on several devices and processes: joining them, what must fit, and what one process does for all.
+"""Training on several devices and processes: joining them, checks, and what one process does for all.
 
-Process 0 leads: it alone writes to the folder of the run, but for the others' parts of checkpoints, and to the terminal.
-Every process reads the same configuration and the same data, and ends with an error where these differ.
+Process 0 alone writes to the terminal and, except for the others' shards of checkpoints, to the folder of the run. Every process
+reads the same configuration and data, and ends with an error if they differ.
 """
 
 import importlib
@@ -36,11 +36,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def connected(name: str, mesh: MeshConfig) -> Iterator[Backend]:
-    """The backend on all devices of all processes that were started together; on one device the backend itself.
+    """The backend on all devices of all processes that were started together; with torch one process has one device.
 
-    With torch one process has one device.
-
-    Raises ConfigError for a mesh that is not that of the devices, RunError when the other processes do not come.
+    Raises ConfigError for a mesh that does not fit the devices, RunError when other processes do not come.
     """
     process = process_of(os.environ)
     if name == "numpy":
@@ -86,9 +84,9 @@ def joined(name: str, process: Process, timeout: float) -> Iterator[None]:
 
 
 def check_layout(B: Backend, config: Config) -> None:
-    """ConfigError for a resolved configuration that cannot be trained on these devices, before anything is compiled.
+    """ConfigError for a resolved configuration that cannot be trained on these devices.
 
-    A device routes whole groups, the groups that one device alone would have.
+    A device routes whole groups, the same as a single device would.
     """
     sizes, model, training = B.sizes, model_config(config.model), config.training
     if training.cuda_graph:
@@ -105,9 +103,9 @@ def check_layout(B: Backend, config: Config) -> None:
 
 
 def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int, parts: int) -> None:
-    """ConfigError, which begins with `where`, for a batch that the devices cannot share, or whose groups span devices.
+    """ConfigError, which begins with `where`, for a batch that does not divide among the devices, or whose groups span devices.
 
-    parts: those that each device computes one after the other.
+    parts: computed by each device one after the other.
     """
     layers_of = family(model).moe_layers
     if images % (sizes.devices * parts):
@@ -117,26 +115,20 @@ def check_batch(sizes: MeshSizes, model: families.Tower, where: str, images: int
     try:
         of_device = layers_of(model, part)
     except ShapeError as error:
-        raise ConfigError(
-            f"{where}: each of {sizes.devices} devices ({sizes}) has {part} images at a time. {error}"
-        ) from error
+        raise ConfigError(f"{where}: {part} images at a time on each device ({sizes}). {error}") from error
     for alone, here in zip(layers_of(model, images // parts), of_device, strict=True):
         if alone.settings.tokens != here.settings.tokens:
-            raise ConfigError(
-                f"{where}: a group of {alone.settings.tokens} {alone.items} of layer {alone.name} would span the devices "
-                f"({sizes}), each of which has {here.settings.tokens}; say how many make a group (model.group_images, "
-                "model.group_size, text.group_texts)"
-            )
+            group = f"a group of {alone.settings.tokens} {alone.items} of layer {alone.name}"
+            advice = "set model.group_images, model.group_size or text.group_texts"
+            raise ConfigError(f"{where}: {group} would span the devices ({sizes}); {advice}")
 
 
 def check_expert_axis(sizes: MeshSizes, model: families.Tower, images: int) -> None:
-    """ConfigError for experts that the axis `expert` does not divide, or that have to stay together."""
+    """ConfigError for experts that the axis `expert` does not divide, or that cannot be split."""
     for layer in family(model).moe_layers(model, images) if sizes.expert > 1 else ():
         check_experts(layer.settings.experts, sizes, f"MoE layer {layer.name}")
         if multi_hash.chosen(layer.settings):
-            raise ConfigError(
-                f"mesh.expert={sizes.expert!r}: MultiHash mixes experts inside, so that they stay together"
-            )
+            raise ConfigError(f"mesh.expert={sizes.expert!r}: MultiHash mixes experts, which cannot be split")
 
 
 def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> None:
@@ -156,10 +148,7 @@ def check_same(B: Backend, config: Config, dataset: Dataset, version: str) -> No
 
 
 def led(B: Backend, function: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """What `function` returns, JSON, which process 0 alone runs, in all processes.
-
-    An error of it is an error of process 0, and a RunError that quotes it of the others.
-    """
+    """The result of `function`, JSON, which process 0 alone runs, in all processes. Its error is a RunError of the others."""
     error: Exception | None = None
     answer: dict[str, Any] = {}
     if B.process == 0:

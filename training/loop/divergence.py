@@ -1,7 +1,7 @@
 """Runs that diverge: what became NaN or infinite first.
 
-Training looks at its numbers only when it records or saves them. When it then finds one that is not finite, the steps since
-the last checkpoint are done once more, which gives the same bits, and after each of them everything is looked at.
+Training checks numbers only when it logs or saves them. If one is not finite, the steps since the last checkpoint are repeated,
+which gives the same bits, and everything is checked after each step.
 """
 
 import math
@@ -32,10 +32,7 @@ def finite(metrics: dict[str, Any], exported: dict[str, Any]) -> bool:
 
 
 def diverged_somewhere(B: Backend, metrics: dict[str, Any], exported: dict[str, Any], *, last: int) -> RunError | None:
-    """What `finite` finds of the parts of all processes, as the error of a run on several devices; None if all are finite.
-
-    There the steps are not done once more.
-    """
+    """The error of a diverged run on several devices, where steps are not repeated; None if all parts are finite."""
     own = next((f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name])), None)
     texts = [text for text in B.exchanged(own or _not_finite(exported) or "") if text]
     return RunError(f"training diverged by step {last}: {texts[0]}") if texts else None
@@ -50,9 +47,9 @@ def diverged(
     *,
     last: int,
 ) -> RunError:
-    """The error of a run that found itself to be not finite after `last` steps: what was the first to be so, and when.
+    """The error of a run that is not finite after `last` steps: what diverged first, and when.
 
-    make_step: `step_maker`'s. exported: the last state known to be finite.
+    make_step: see `step_maker`. exported: the last state known to be finite.
     """
     rate, update = schedule(config), make_step(config.optimizer)
     state, first = B.import_state(exported, config.optimizer), exported["step"]
@@ -77,13 +74,13 @@ def diverged(
 
 
 def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
-    """A smaller rate is advised only where the `updates` before, which may have led to it, had one."""
+    """A smaller rate is advised only if one of the `updates` before, which may have led to it, had a rate above 0."""
     advice = "; a smaller schedule.peak may help" if any(rate(index) > 0 for index in range(updates)) else ""
     return RunError(f"training diverged at step {step + 1}: {found}{advice}")
 
 
 def _not_finite(exported: dict[str, Any]) -> str | None:
-    """What an error says of the first parameter, or moment of one, with NaN or infinity; None if there is none."""
+    """The first parameter, or moment of one, with NaN or infinity, in words; None if there is none."""
     for tree, kind in TREES.items():
         for name, value in flatten(exported.get(tree, {})).items():
             for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:

@@ -1,6 +1,5 @@
-"""The evaluations of `[evaluation.NAME]`: their images, when they are due, and what they measure."""
+"""The evaluations of `[evaluation.NAME]`: their images, their schedule, and what they measure."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ import numpy as np
 from moespec.backends.contract import Backend
 from moespec.models.errors import DataError, Interrupted
 from moespec.models.families import Config as Model
-from moespec.models.files import read_file
 from moespec.models.router_options import named
 from moespec.spec.errors import ConfigError
 from moespec.training.compilation import compile_if, pays
@@ -29,6 +27,7 @@ from moespec.training.loop.progress import Progress, kind_of
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.lit import encoded, retriever, text_features
 from moespec.training.objectives.table import objective_of
+from moespec.training.weights.files import read_json
 
 __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 
@@ -111,12 +110,7 @@ def _model(config: Config, settings: EvaluationConfig) -> Model:
 
 def _labels(path: Path, dataset: Dataset) -> list[list[int]]:
     """The right labels of each validation image. Raises DataError naming the file and what is wrong with it."""
-    try:
-        labels = json.loads(read_file(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error})") from error
+    labels = read_json(path, DataError, object)
     classes = range(len(dataset.classes))
     if not isinstance(labels, list) or len(labels) != len(dataset.validation):
         kind = f"a list of {len(labels)}" if isinstance(labels, list) else type(labels).__name__
@@ -136,8 +130,8 @@ class Evaluations:
         self._B, self._config, self._training, self._sets = B, config, config.training, sets
         self._functions: dict[tuple[str, Model], Callable[..., Any]] = {}
 
-    def due(self, done: int) -> list[str | None]:
-        """The evaluations that come after `done` steps; None is that of the run's own images."""
+    def pending(self, done: int) -> list[str | None]:
+        """The evaluations after `done` steps; None is that of the run's own images."""
         every: list[tuple[str | None, int]] = [(None, self._training.evaluate_every)]
         every += [(name, one.settings.every) for name, one in self._sets.items()]
         return [name for name, steps in every if done % steps == 0 or done == self._training.total]
@@ -183,7 +177,7 @@ class Evaluations:
 
 
 class Evaluate(Evaluations):
-    """The hook that makes the evaluations that are due, None for that of the run's own images, until a signal comes."""
+    """The hook that makes the pending evaluations, until a signal comes."""
 
     def __init__(
         self, B: Backend, config: Config, sets: Mapping[str, EvaluationSet], dataset: Dataset, progress: Progress
@@ -197,13 +191,13 @@ class Evaluate(Evaluations):
 
     def __call__(self, after: AfterStep) -> None:
         try:
-            while after.due:
+            while after.pending:
                 check(after.B)
-                name = after.due[0]
+                name = after.pending[0]
                 results = self._of_run(after) if name is None else self.measure(name, after.B.state_params(after.state))
                 self._progress.evaluated(after.done, name, results)
                 after.evaluations[kind_of(name)] = results
-                del after.due[0]
+                del after.pending[0]
         except Interrupted as stop:
             after.stopped_by = stop.signal
 

@@ -1,9 +1,8 @@
 """The codebook and the tables of the router `hash`, made of a data set, and their file.
 
-The codebook is found by k-means on normalised patches of training images, from codewords that are different patches
-drawn by the seed; the frequencies of the ids are counted on training images without augmentation. A file is safetensors:
-`codebook` (codes, pixels) float32, if the ids need one, and `tables` (hashes, ids) int32, with what they were made for
-as text. Nothing is pickled.
+k-means on normalised patches of training images finds the codebook, starting from different patches drawn by the seed. The
+frequencies of ids are counted on training images without augmentation. A file is safetensors: `codebook` (codes, pixels) float32,
+if the ids need one, and `tables` (hashes, ids) int32, with the options of the model as metadata.
 """
 
 import sys
@@ -56,9 +55,9 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; a hash layer has its codebook and tables from `config.hash` or the data.
+    """The initial parameters of a run; hash layers take codebook and tables from `config.hash` or the data.
 
-    lazily: what is drawn is drawn when it is read, `Drawn`.
+    lazily: values are drawn when they are read, `Drawn`.
     """
     model = model_config(config.model)
     found = None
@@ -85,17 +84,12 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     for block in vit.id_blocks(model):
         tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
         if not np.isin(tables, np.arange(experts)).all():
-            raise CheckpointError(
-                f"{where}: tables of block {block} must hold integers from 0 to {experts - 1}, "
-                f"found {np.min(tables)} to {np.max(tables)}"
-            )
+            found = f"{np.min(tables)} to {np.max(tables)}"
+            raise CheckpointError(f"{where}: tables of block {block} must hold 0 to {experts - 1}, not {found}")
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:
-    """The codebook and tables that a model needs, from the training images and the seed.
-
-    Raises ConfigError when there are fewer different patches than codes, or the kind of table does not fit.
-    """
+    """The codebook and tables of a model, from the training images and the seed. Raises ConfigError for options that do not fit."""
     random = generator(config.training.seed, TABLES, 0)
     count = min(config.hash.images, len(dataset.train))
     images = np.sort(random.choice(len(dataset.train), count, replace=False))
@@ -110,17 +104,11 @@ def _codebook(
     in_image = (model.image_size // model.patch_size) ** 2
     enough = -(-PATCHES_PER_CODE * model.codes // in_image)
     chosen = np.sort(random.permutation(images)[:enough])
-    patches = np.concatenate(
-        [
-            normalized_patches(token_ids.patches_of(B, chunk, model.patch_size).reshape(-1, token_ids.pixels(model)))
-            for chunk in _read(dataset, chosen, "codebook")
-        ]
-    )
+    parts = [token_ids.patches_of(B, chunk, model.patch_size) for chunk in _read(dataset, chosen, "codebook")]
+    patches = normalized_patches(np.concatenate(parts).reshape(-1, token_ids.pixels(model)))
     different = np.unique(patches, axis=0)
     if len(different) < model.codes:
-        raise ConfigError(
-            f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} training images"
-        )
+        raise ConfigError(f"model.codes={model.codes}: only {len(different)} different patches in {len(chosen)} images")
     start = different[random.choice(len(different), model.codes, replace=False)]
     print(f"codebook: k-means of {len(patches)} patches, {model.codes} codes", file=sys.stderr)
     return k_means(patches, start).centroids.astype(np.float32)
@@ -149,13 +137,9 @@ def _tables(
             frequencies += np.bincount(ids.ravel(), minlength=options.ids)
         return hash_table_balanced(frequencies, experts=options.experts)[None]
     if model.token_ids not in ("patch_code", "previous") or codebook is None:
-        raise ConfigError(
-            f"hash.kind={kind!r}: ids of the kind {model.token_ids!r} are not codewords, which have places"
-        )
+        raise ConfigError(f"hash.kind={kind!r}: expected ids of codewords, not of the kind {model.token_ids!r}")
     if options.experts > len(codebook):
-        raise ConfigError(
-            f"model.codes={len(codebook)}: fewer than the {options.experts} clusters of hash.kind={kind!r}"
-        )
+        raise ConfigError(f"model.codes={len(codebook)}: fewer than {options.experts} clusters (hash.kind={kind!r})")
     words = codebook[random.choice(len(codebook), options.experts, replace=False)]
     # A class token has no pixels: it sits with the patches of one colour, which are 0.
     embeddings = np.concatenate([codebook, np.zeros((options.ids - len(codebook), codebook.shape[1]), np.float32)])
@@ -201,17 +185,17 @@ def read(path: Path, model: vit.VitConfig) -> HashTables:
         shapes["codebook"] = (model.codes, token_ids.pixels(model))
     for name, shape in shapes.items():
         if name not in arrays or arrays[name].shape != shape:
-            raise DataError(
-                f"{path}: {name} is {arrays[name].shape if name in arrays else 'missing'}, expected {shape}"
-            )
+            found = arrays[name].shape if name in arrays else "missing"
+            raise DataError(f"{path}: {name} is {found}, expected {shape}")
     tables = arrays["tables"]
     if tables.dtype.kind not in "iu" or tables.min() < 0 or tables.max() >= options.experts:
         raise DataError(f"{path}: tables must hold integers from 0 to {options.experts - 1}")
-    if "codebook" in shapes and tensors["codebook"].dtype != "F32":
+    codebook = arrays["codebook"] if "codebook" in shapes else None
+    if codebook is not None and tensors["codebook"].dtype != "F32":
         raise DataError(f"{path}: codebook has dtype {tensors['codebook'].dtype}, expected F32")
-    if "codebook" in shapes and not np.isfinite(arrays["codebook"]).all():
+    if codebook is not None and not np.isfinite(codebook).all():
         raise DataError(f"{path}: codebook has numbers that are not finite")
-    return HashTables(arrays["codebook"] if "codebook" in shapes else None, tables.astype(np.int32))
+    return HashTables(codebook, tables.astype(np.int32))
 
 
 def _made_for(model: vit.VitConfig) -> dict[str, str]:

@@ -4,16 +4,17 @@
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-The order is that of `train`: Stop, Finite, Log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and the end of a run
-that a signal stopped. So what is logged, evaluated or saved is finite; evaluations that are due after a step are made
-(`after.evaluations`) but for those that a signal left, `after.due`; and a checkpoint is of a step that the hooks have seen: a run that
-is killed goes on from its last checkpoint, and calls them again for the steps that it repeats. Evaluations that were left are made
-when the run goes on, and hooks are called once more for their step: with these, without metrics (`after.logs` is false). An error of a
-hook ends the run, but for one of `--log`. On several devices each process calls all hooks, those of `--log` in process 0 alone; what
-is for one of them asks `after.B.process == 0`.
+`train` calls, in this order: Stop, Finite, Log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and `Stop.end`. So:
 
-A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTERM)` in one ends the run after the next step (of several
-processes, the next that is logged), which is saved.
+- What is logged, evaluated or saved is finite.
+- A checkpoint is of a step that the hooks have seen. A run that was killed calls them again for the steps that it repeats.
+- A signal leaves evaluations pending (`after.pending`). They are made when the run goes on; hooks are then called once more for
+  their step, without metrics (`after.logs` is false).
+- An error of a hook ends the run, except one of `--log`.
+- On several devices each process calls all hooks, but only process 0 those of `--log`.
+
+A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTERM)` in a hook ends the run after the next step (of
+several processes, the next that is logged), which is saved.
 """
 
 import os
@@ -53,10 +54,10 @@ class AfterStep:
     """learning rate of the step"""
     measured: Mapping[str, Any] = field(default_factory=dict)
     """metrics of the step, arrays of the backend"""
-    due: list[str | None] = field(default_factory=list)
-    """the evaluations that come after this step and are yet to be made; None is that of the run's own images"""
+    pending: list[str | None] = field(default_factory=list)
+    """evaluations after this step that are yet to be made; None is that of the run's own images"""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """the results of those that were made, by the kind of their line in metrics.jsonl"""
+    """results of those that were made, by the kind of their line in metrics.jsonl"""
     logged: Mapping[str, Any] = field(default_factory=dict)
     """the "train" line of metrics.jsonl of this step, in process 0; empty where there is none"""
     stopped_by: signal.Signals | None = None
@@ -110,11 +111,9 @@ class Stop:
         processes = os.environ.get("MOESPEC_LAUNCHED")
         launch = f"launch -n {processes} " if processes else ""
         named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
-        raise Interrupted(
-            f"stopped by {after.stopped_by.name}; the {after.done} steps done of {after.config.training.total} are saved. To go on: "
-            f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}",
-            after.stopped_by,
-        )
+        command = f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}"
+        done = f"the {after.done} steps done of {after.config.training.total} are saved. To go on: {command}"
+        raise Interrupted(f"stopped by {after.stopped_by.name}; {done}", after.stopped_by)
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,10 @@ class Finite:
     """the error of a run that is not finite after so many steps"""
 
     def __call__(self, after: AfterStep) -> None:
-        if not (after.logs or after.saves or after.due):
+        if not (after.logs or after.saves or after.pending):
             return
-        # Only what is saved, or looked at because it is not finite, leaves the device.
-        looked_at = after.saves or (after.due and not after.B.finite_state(after.state))
+        # The state leaves the device only if it is saved, or not finite.
+        looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
         exported = after.exported if looked_at else {}
         if after.B.sizes.devices > 1:
             if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
@@ -139,7 +138,7 @@ class Finite:
 
 @dataclass(frozen=True)
 class Log:
-    """Shows that a step was done, and records its metrics."""
+    """Updates the progress bar and logs the metrics."""
 
     progress: Progress
 
@@ -150,14 +149,14 @@ class Log:
 
 
 class Save:
-    """Saves the state where it is due, when the log is on the disk. said: what the record says, see `record_of`."""
+    """Saves the state, after the log is on the disk. fields: of the record, see `record_of`."""
 
-    def __init__(self, saver: Saver, progress: Progress, **said: Any) -> None:
-        self._saver, self._progress, self._said = saver, progress, said
+    def __init__(self, saver: Saver, progress: Progress, **fields: Any) -> None:
+        self._saver, self._progress, self._fields = saver, progress, fields
 
     def __call__(self, after: AfterStep) -> None:
         if after.saves:
             self._progress.sync()
-            seconds, owed = self._progress.seconds, {"owed": after.due} if after.due else {}
-            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._said)
-            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **owed})
+            seconds, pending = self._progress.seconds, {"owed": after.pending} if after.pending else {}
+            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._fields)
+            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **pending})

@@ -21,8 +21,7 @@ COLLAPSED = 0.01
 class Progress:
     """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
 
-    owed, logged: the evaluations of this step that are yet to be made, and the lines of the log, as `Start` has them.
-    leads: whether this process shows and records it; another's does nothing.
+    pending, logged: see `Start`. leads: whether this process shows and records the progress; otherwise it does nothing.
     """
 
     def __init__(
@@ -32,12 +31,12 @@ class Progress:
         *,
         start: int,
         seconds: float,
-        owed: Sequence[str | None] = (),
+        pending: Sequence[str | None] = (),
         logged: int = 0,
         leads: bool = True,
     ) -> None:
         self._batch = settings.batch
-        self._log = RunLog(run, start, [kind_of(name) for name in owed], logged=logged) if leads else None
+        self._log = RunLog(run, start, [kind_of(name) for name in pending], logged=logged) if leads else None
         self._options: Any = {"total": settings.total, "unit": "step", "shown": leads}
         wait: dict[str, Any] = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
         self._bar = Bar(

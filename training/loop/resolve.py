@@ -4,7 +4,6 @@
 """
 
 import importlib
-import inspect
 import os
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from moespec.models import families, parameters, vit
 from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_limits, check_memory
+from moespec.models.options import no_effect
 from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
@@ -93,10 +93,8 @@ def _own_size(model: ModelConfig) -> int:
     """The size of images that a named model has by itself. Raises ConfigError for a model that is made for digits."""
     size = model_config(ModelConfig(model.name)).image_size
     if size <= OF_DIGITS:
-        raise ConfigError(
-            f"model.image_size is not set: model.name={model.name!r} is made for digits of {size} x {size} "
-            "pixels; say to what size the pictures are to be resized, as in --model.image-size 64"
-        )
+        made_for = f"model.name={model.name!r} is made for digits of {size} x {size} pixels"
+        raise ConfigError(f"model.image_size is not set: {made_for}; give --model.image-size 64, for example")
     return size
 
 
@@ -107,10 +105,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     """
     height, width, channels = dataset.shape
     if height != width:
-        raise ConfigError(
-            f"data.path={config.data.path!r}: images of {height} x {width} pixels, expected squares; model.image_size=N makes "
-            "them squares of N pixels"
-        )
+        what = f"images of {height} x {width} pixels, expected squares"
+        raise ConfigError(f"data.path={config.data.path!r}: {what}; model.image_size=N resizes and crops them")
     objective = objective_of(config)
     classes = len(dataset.classes) if objective.head else 0
     expected: dict[str, Any] = {"image_size": height, "channels": channels, "classes": classes}
@@ -191,13 +187,12 @@ def model_config(config: ModelConfig) -> families.Config:
 
 
 def schedule(config: Config) -> Schedule:
-    """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
+    """The learning rate of each step. Raises ConfigError for a field that this schedule does not have."""
     section = config.schedule
     options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
-    make = SCHEDULES[options.pop("name")]
-    known = inspect.signature(make).parameters
     for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
+        if reason := no_effect(config, f"schedule.{key}"):
+            raise ConfigError(f"schedule.{key}={value!r} has no effect here: {reason}")
+    make = SCHEDULES[options.pop("name")]
     with named("schedule.", options):
         return make(**options, total=config.training.total)

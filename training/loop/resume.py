@@ -28,15 +28,14 @@ GENERATOR = "threefry2x32-20"
 class Start(NamedTuple):
     """Where a run goes on: the backend's state, the steps done, the seconds they took, and what was overridden.
 
-    owed: the evaluations of this step that a signal kept from being made, None for that of the run's own images.
-    logged: the lines that the log had.
+    pending: evaluations of this step that a signal prevented, None for that of the run's own images. logged: lines of the log.
     """
 
     state: Any
     step: int
     seconds: float
     overrides: list[Any]
-    owed: list[str | None]
+    pending: list[str | None]
     logged: int = 0
 
 
@@ -50,10 +49,8 @@ def begin(
 ) -> Start:
     """The state of the newest checkpoint in the folder, or that of the initial parameters (NumPy) that `initial` makes.
 
-    stamp: of the data, `Dataset.stamp`.
-
-    Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch or number of images, or other data, or of
-    gating noise that another generator drew, and RunError for an initial parameter that is not finite.
+    stamp: of the data, `Dataset.stamp`. Raises CheckpointError for a checkpoint that is damaged, or of another seed, batch, data
+    or generator of noise, and RunError for an initial parameter that is not finite.
     """
     model, seed = model_config(config.model), config.training.seed
     alone = B.sizes.devices == 1
@@ -67,11 +64,10 @@ def begin(
     step = saved.record["step"]
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     if draws(model, config.training.batch) and saved.record.get("generator") != GENERATOR:
-        raise CheckpointError(
-            f"{directory.checkpoints}, step {step}: the gating noise of this run was not drawn by {GENERATOR}, as it is now; "
-            f"go on with the version of moespec that began it ({saved.record.get('version', '0.1, as it names none')}), or begin "
-            "a new run"
-        )
+        by = saved.record.get("version", "0.1, as it names none")
+        why = f"the gating noise of this run was not drawn by {GENERATOR}"
+        advice = f"go on with the version of moespec that began it ({by}), or begin a new run"
+        raise CheckpointError(f"{directory.checkpoints}, step {step}: {why}; {advice}")
     if data := of_data(saved.record.get("stamp", {}), stamp):
         raise CheckpointError(f"{directory.checkpoints}, step {step}: the data have changed: {described(data)}")
     expected = {
@@ -80,10 +76,9 @@ def begin(
     }
     for key, value in expected.items():
         if saved.record[key] != value:
-            raise CheckpointError(
-                f"{directory.checkpoints}, step {step}: {key} {saved.record[key]}, but this run has {value} there "
-                f"(another seed or batch, or another number of training images than {stamp[NUMBER]})"
-            )
+            why = f"another seed, batch or number of training images than {stamp[NUMBER]}"
+            told = f"{key} {saved.record[key]}, but this run has {value} there ({why})"
+            raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
     try:
         state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)
     except ValueError as error:  # of an array that is read only now
@@ -112,21 +107,20 @@ def record_of(
     }
 
 
-def settle(B: Backend, directory: RunDirectory, step: int, owed: list[str | None]) -> None:
-    """Notes in the checkpoint of `step` which evaluations are still owed."""
+def settle(B: Backend, directory: RunDirectory, step: int, pending: list[str | None]) -> None:
+    """Notes in the checkpoint of `step` which evaluations are still pending."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
-        checkpoint.amend(path, {**checkpoint.read_record(path), "owed": owed})
+        checkpoint.amend(path, {**checkpoint.read_record(path), "owed": pending})
 
 
 def trained_params(
     directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy), those of the objective too, and the step of a run's newest checkpoint, or of that of `step`.
+    """The parameters (NumPy) of model and objective, and the step, of a run's newest checkpoint or of that of `step`.
 
-    average: with their average in place of those that have one.
-
-    Raises CheckpointError when there is none, or it is damaged, or `config` describes another model or other data.
+    average: with their averages where there are any. Raises CheckpointError when there is no checkpoint, or it is damaged, or
+    `config` describes another model or other data.
     """
     model = model_config(config.model)
     place = directory.place(step)
@@ -144,7 +138,4 @@ def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
     if B.name == "numpy":
         return state
 
-    def narrow(tree: Any) -> Any:
-        return nested({path: np.float32(leaf) for path, leaf in flatten(tree).items()})
-
-    return {name: tree if name == "step" else narrow(tree) for name, tree in state.items()}
+    return nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(state).items()})

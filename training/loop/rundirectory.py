@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and whether a command may start or go on there.
+"""The folder of a run, and whether a command may start or go on there.
 
 config.toml      the resolved configuration              checkpoints/   see `moespec.training.loop.checkpoint`
 metrics.jsonl    the log                                 report.html    what `moespec train` shows at the end
@@ -33,6 +33,7 @@ __all__ = ["RunDirectory"]
 
 CONFIG, CLASSES = "config.toml", "classes.json"
 LENGTH = "training.steps"
+FIXED = "that cannot be overridden, as the order of the images depends on it"
 ADVICE = "Choose another --run, or change this one on purpose with moespec train --resume --override"
 
 
@@ -72,9 +73,8 @@ class RunDirectory:
         known = self.classes()
         for label, (before, now) in enumerate(zip_longest(known, names) if known else ()):
             if before != now:
-                raise RunError(
-                    f"run={str(self.path)!r}: class {label} is {now!r} in the data, {before!r} in {CLASSES}{advice}"
-                )
+                found = f"class {label} is {now!r} in the data, {before!r} in {CLASSES}"
+                raise RunError(f"run={str(self.path)!r}: {found}{advice}")
 
     def begun(self) -> bool:
         """Whether a run was started here that has a checkpoint to go on from."""
@@ -107,18 +107,17 @@ class RunDirectory:
     def claim(
         self, config: Config, *, resume: bool, override: bool = False, dataset: Dataset | None = None
     ) -> list[Path]:
-        """Makes the folder, `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
+        """Makes the folder, which is `locked`, that of a run with the resolved `config`: new or, if `resume`, the one begun here.
 
-        dataset: whose names of classes are kept, for people, and whose stamp is compared.
+        dataset: its names of classes are kept, and its stamp is compared.
 
-        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run that has another
-        configuration, `config_compatibility.FREE` aside, according to its newest checkpoint, other data, or other names of classes. With
-        `override` the run goes on with `config`, and its checkpoints say from which step on. A run without a checkpoint
-        has nothing to lose: whatever its configuration, the new one takes its place, unless `resume` would take what a
-        part of config.toml says.
+        Raises RunError for a folder that is not a run's, an unfinished run without `resume`, and a run whose newest checkpoint
+        has another configuration (`config_compatibility.FREE` aside), other data or other classes. With `override` the run goes
+        on with `config`, and its checkpoints record from which step on. The configuration of a run without a checkpoint is
+        replaced, unless `resume` finds config.toml incomplete.
 
-        A run may go on for another number of steps from the newest checkpoint none of whose steps would have had another
-        learning rate. Later ones, of the cooldown, are moved aside; their new paths are returned.
+        A run may go on for another number of steps from the newest checkpoint all of whose steps keep their learning rates.
+        Later checkpoints, of the cooldown, are moved aside; their new paths are returned.
         """
         self._make()
         classes, stamp = (dataset.classes, dataset.stamp) if dataset is not None else ((), {})
@@ -148,15 +147,13 @@ class RunDirectory:
             raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
 
     def _check_whole(self, saved: Config) -> None:
-        """RunError if config.toml lacks what a run writes there, for which it would get defaults."""
+        """RunError if config.toml lacks fields that a run writes there."""
         lost = config_compatibility.keys(configfile.dump(saved)) - config_compatibility.keys(
             (self.path / CONFIG).read_text()
         )
         if lost:
-            raise RunError(
-                f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; there is no checkpoint, "
-                "so start again without --resume"
-            )
+            advice = "there is no checkpoint: start again without --resume"
+            raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; {advice}")
 
     def _go_on(
         self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool
@@ -167,7 +164,7 @@ class RunDirectory:
         if data := config_compatibility.of_data(record.get("stamp", {}), stamp):
             told = f"run={str(self.path)!r}: the data have changed since step {record['step']}: {config_compatibility.described(data)}"
             if config_compatibility.NUMBER in data:
-                raise RunError(f"{told}; that cannot be overridden, as the order of the images depends on it")
+                raise RunError(f"{told}; {FIXED}")
             if not override:
                 raise RunError(f"{told}. {ADVICE}")
         if changed or data:
@@ -177,7 +174,7 @@ class RunDirectory:
     def compared(
         self, config: Config, classes: Sequence[str], *, resume: bool, override: bool
     ) -> tuple[config_compatibility.Changes, list[int]]:
-        """How `config` and the classes differ from those of the run begun here, and its checkpoints that are then too late.
+        """How `config` and the classes differ from those of the run begun here, and checkpoints to be moved aside.
 
         Raises RunError as `claim` does; nothing is written.
         """
@@ -206,9 +203,7 @@ class RunDirectory:
             elif changed.keys() == {LENGTH}:
                 raise RunError(_other_rates(where, config, before, same, steps))
         if changed and not override:
-            raise RunError(
-                f"{where}: it has another configuration: {config_compatibility.described(changed)}. {ADVICE}"
-            )
+            raise RunError(f"{where}: another configuration: {config_compatibility.described(changed)}. {ADVICE}")
         if not resume:
             raise RunError(f"{where}: begun but not finished; go on with --resume, or choose another --run")
         if record["step"] > config.training.total:
@@ -220,41 +215,33 @@ class RunDirectory:
     ) -> None:
         """Notes in the newest checkpoint that the run goes on from there with `config`."""
         if fixed := sorted({"training.seed", "training.batch"} & changed.keys()):
-            raise RunError(
-                f"run={str(self.path)!r}: {config_compatibility.described({key: changed[key] for key in fixed})}; that cannot be "
-                "overridden, as the order of the images depends on it"
-            )
+            told = config_compatibility.described({key: changed[key] for key in fixed})
+            raise RunError(f"run={str(self.path)!r}: {told}; {FIXED}")
         model = model_config(config.model)
         shapes = shapes_of(config, model)
         saved = checkpoint.read(newest, shapes)
         record, trees = saved.record, [name for name in saved.state if name != "step"]
         needed = config.optimizer.state_shapes(shapes)
         if flatten(needed).keys() != flatten({name: saved.state[name] for name in trees}).keys():
-            raise RunError(
-                f"run={str(self.path)!r}: {config_compatibility.described(changed)}; that cannot be overridden, as the checkpoint does "
-                "not have what this optimizer keeps of each parameter"
-            )
+            told = config_compatibility.described(changed)
+            why = "as the checkpoint lacks what this optimizer keeps of each parameter"
+            raise RunError(f"run={str(self.path)!r}: {told}; that cannot be overridden, {why}")
         entry = {"step": record["step"], "changes": changed}
         overrides = [*record.get("overrides", []), entry]
         of_data = {"stamp": stamp} if stamp else {}
         checkpoint.amend(newest, {**record, "config": asdict(config), "overrides": overrides, **of_data})
 
     def load(self, shapes: Mapping[str, Any], *, whole: bool = True) -> Checkpoint | None:
-        """The newest checkpoint, of a model with parameters of `shapes`; None if there is none.
-
-        whole: False reads arrays when slices of them are asked for.
-        """
+        """The newest checkpoint, of a model with parameters of `shapes`, or None. whole: see `checkpoint.read`."""
         path = self.place()
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
     def place(self, step: int | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or of that of `step`; None if there is none. CheckpointError if there is not that one."""
+        """The folder of the newest checkpoint, or None, or of that of `step`, or CheckpointError."""
         steps = checkpoint.steps(self.checkpoints)
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(
-                f"step={step!r}: not in {self.checkpoints}, which has checkpoints of the steps {listed}"
-            )
+            raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which has the steps {listed}")
         return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
 

@@ -1,8 +1,8 @@
 """The log of a run: metrics.jsonl always, TensorBoard files as well when the package tensorboard is installed.
 
-A line of metrics.jsonl is one JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
-made before it was measured, numbers, and "sha256", the checksum of the rest, which lines of version 0.1 do not have. A resumed run
-drops the lines after its checkpoint, so each step is in the log once.
+A line of metrics.jsonl is a JSON object with "kind" ("train", "evaluation" or "evaluation/NAME"), "step", the number of updates
+before the measurement, numbers, and "sha256", the checksum of the rest, which version 0.1 did not write. A resumed run drops the
+lines after its checkpoint.
 """
 
 import os
@@ -21,20 +21,20 @@ __all__ = ["RunLog", "read_log", "scalars"]
 
 NAME = "metrics.jsonl"
 KINDS = {"train": {"loss", "images_per_second"}, "evaluation": {"accuracy", "images", "seconds"}}
-"""The kinds of lines, and what each has besides its step."""
+"""Required entries of each kind of line."""
 
 
 def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]]:
     """The lines of one kind in a run's metrics.jsonl, in order.
 
-    Raises RunError naming a line that is damaged, and with `some` when there are none. Warns of lines that the newest checkpoint
-    knows of and that are gone.
+    Raises RunError naming a damaged line, and with `some` when there are none. Warns if lines of before the newest checkpoint
+    are missing.
     """
     path, newest = run / NAME, checkpoint.latest(run / "checkpoints")
     lines, damaged = _read(read_file(path) if path.exists() else b"")
     if damaged:
         raise RunError(f"{path}, {damaged[0]}; to go on without the line, remove it")
-    with suppress(CheckpointError):  # that it is damaged says who reads its arrays
+    with suppress(CheckpointError):  # readers of its arrays report the damage
         record = {"step": 0} if newest is None else checkpoint.read_record(newest)
         there = sum(at["step"] <= record["step"] for _, at in lines)
         if few := _fewer(there, record.get("logged", 0), record["step"]):
@@ -46,10 +46,10 @@ def read_log(run: Path, kind: str, *, some: bool = False) -> list[dict[str, Any]
 
 
 class RunLog:
-    """Writes the records of a run that starts or goes on at `step`; of a log with damaged lines, which it drops, it keeps a copy.
+    """Writes the records of a run that starts or goes on at `step`. It drops damaged lines and keeps a copy of the log then.
 
-    again: the kinds of which it drops the line of `step` too, as that line is written again. logged: how many lines there were when
-    the state of `step` was saved; of fewer it says so. `lines` is how many there are.
+    again: kinds whose line of `step` will be written again, and is dropped. logged: number of lines when the state of `step` was
+    saved; it reports if there are fewer. `lines` is their number now.
     """
 
     def __init__(self, run: Path, step: int, again: Collection[str] = (), *, logged: int = 0) -> None:
@@ -100,7 +100,7 @@ def _fewer(there: int, logged: int, step: int) -> str:
 
 
 def _read(content: bytes) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str]]:
-    """The lines of a log with their records, but for a last one without end, as of a killed process, and what is wrong with others."""
+    """The lines of a log with their records, without an unfinished last line, and the errors of damaged lines."""
     found, damaged = [], []
     *lines, rest = content.split(b"\n")
     whole = rest[-3:-1] == b'"}'  # a line with its checksum, whose end is damaged

@@ -1,6 +1,6 @@
-"""Arrays in files that several processes wrote, each what it had, and that any number of processes read, each what it needs.
+"""Arrays sharded over files that several processes wrote and any number of processes read.
 
-A tensor of such a file is a whole array, or a piece of one: `params/head/kernel@0,128` is the piece of `params/head/kernel` that
+A tensor of such a file is a whole array or a shard of one: `params/head/kernel@0,128` is the shard of `params/head/kernel` that
 starts at row 0 and column 128.
 """
 
@@ -28,7 +28,7 @@ AT = "@"
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """A safetensors file with its checksum, which is looked at when an array of it is read first."""
+    """A safetensors file with its checksum, which is checked when the first array is read."""
 
     path: Path
     sha256: str
@@ -41,20 +41,18 @@ class ArrayFile:
             raise ValueError("damaged, its checksum is not that of state.json")
         return content
 
-    def check(self) -> None:
-        """Raises ValueError if the file is damaged; reads all of it the first time."""
-        if not self._intact:
-            raise ValueError("damaged, its checksum is not that of state.json")
-
     @cached_property
-    def _intact(self) -> bool:
+    def checked(self) -> bool:
+        """Raises ValueError if the file is damaged; reads all of it the first time."""
         with open(self.path, "rb", opener=regular) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+            if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
+                raise ValueError("damaged, its checksum is not that of state.json")
+        return True
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of an array: where it starts, its shape and dtype (by the name of safetensors), and how a part of it is read."""
+    """A shard of an array: its start, shape and dtype (by the name of safetensors), and a function that reads a part of it."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -63,7 +61,7 @@ class Part:
 
 
 class Stored:
-    """An array of files, of which `array[slice, ...]` reads a part. NumPy makes all of it an array."""
+    """An array in files: `array[slice, ...]` reads a part, `np.asarray` all of it."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
@@ -96,9 +94,9 @@ class Stored:
 
 
 def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
-    """The arrays of files by name. whole: all of a file is read, at once; else what is asked for, when it is.
+    """The arrays of files by name. whole: files are read at once, otherwise parts when they are requested.
 
-    Raises ValueError for what is not such a file, OSError for one that cannot be read; the message begins with its name.
+    Raises ValueError for an invalid file, OSError for one that cannot be read; the message begins with its name.
     """
     parts: dict[str, list[Part]] = {}
     for file in files:
@@ -113,28 +111,26 @@ def stored(files: Iterable[ArrayFile], *, whole: bool) -> dict[str, Stored]:
             raise ValueError(f"{file.path}: {error}") from error
         except OSError as error:  # safetensors names no file
             raise OSError(error.errno, error.strerror or str(error), str(file.path)) from error
-    made = {}
+    arrays = {}
     for name, own in parts.items():
         try:
-            made[name] = Stored(own)
+            arrays[name] = Stored(own)
         except ValueError as error:
             raise ValueError(f"{file.path.parent}: {name}: {error}") from error
-    return made
+    return arrays
 
 
 def _in_memory(file: ArrayFile) -> dict[str, Part]:
-    return {
-        name: Part((), tensor.array.shape, tensor.dtype, tensor.array.__getitem__)
-        for name, tensor in decoded(file.content).items()
-    }
+    tensors = decoded(file.content)
+    return {name: Part((), of.array.shape, of.dtype, of.array.__getitem__) for name, of in tensors.items()}
 
 
 def _in_file(file: ArrayFile) -> dict[str, Part]:
-    """The pieces of a file that stays on the disk; a piece of it is read when it is needed."""
+    """The shards in a file that stays on the disk; they are read when they are needed."""
 
     def reader(name: str) -> Callable[[Index], NDArray[Any]]:
         def read(index: Index) -> NDArray[Any]:
-            file.check()
+            _ = file.checked
             with safe_open(file.path, framework="numpy") as opened:
                 part: NDArray[Any] = opened.get_slice(name)[index] if index else opened.get_tensor(name)
                 return part
@@ -144,15 +140,14 @@ def _in_file(file: ArrayFile) -> dict[str, Part]:
     try:
         with safe_open(file.path, framework="numpy") as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {
-                name: Part((), tuple(part.get_shape()), part.get_dtype(), reader(name)) for name, part in slices.items()
-            }
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            return {name: Part((), shapes[name], part.get_dtype(), reader(name)) for name, part in slices.items()}
     except SafetensorError as error:
         raise ValueError(f"not a safetensors file: {reason(error)}") from error
 
 
 def named_pieces(arrays: Mapping[str, NDArray[Any] | Pieces]) -> dict[str, NDArray[Any]]:
-    """What a process is to save, by the names of tensors."""
+    """The arrays or shards that a process saves, by the names of tensors."""
     named: dict[str, NDArray[Any]] = {}
     for name, value in arrays.items():
         if not isinstance(value, Pieces):

@@ -1,8 +1,8 @@
-"""Where a run is logged besides metrics.jsonl, `--log NAME[,NAME]`: by packages that track experiments, or by a user's own function.
+"""Additional loggers of a run, `--log NAME[,NAME]`: packages that track experiments, or a function of the user.
 
-TensorBoard's files are written with the log itself (`moespec.training.loop.runlog`). The others get the same numbers under the same
-names, `train/loss`; each is imported when it is asked for, by process 0 alone, and is set by its own environment variables
-(WANDB_MODE, MLFLOW_TRACKING_URI, ...). trackers.json in the run's folder keeps what each calls its run, which a resumed run goes on with.
+TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Trackers get the same numbers under the same names,
+`train/loss`. Process 0 alone imports them; their own environment variables configure them (WANDB_MODE, MLFLOW_TRACKING_URI, ...).
+trackers.json in the run's folder keeps the name of each tracker's run, with which a resumed run goes on.
 """
 
 import importlib
@@ -32,7 +32,7 @@ __all__ = ["check_log", "loggers"]
 
 PROJECT, NAME = "moespec", "trackers.json"
 Started = tuple[str, Callable[[dict[str, float], int], Any], Callable[[], Any]]
-"""What a tracker calls a run, how numbers by name are logged at a step, and how it ends."""
+"""The tracker's name of the run, a function that logs numbers by name at a step, and one that ends it."""
 
 
 def check_log(config: Config) -> None:
@@ -48,9 +48,8 @@ def check_log(config: Config) -> None:
 def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable[[str], None]) -> Iterator[list[Hook]]:
     """The hooks of `config.log`, of process 0, which are closed at the end. begun: whether the run goes on from a checkpoint.
 
-    What a logger raises after its start is a warning, the first time, and the run goes on.
-
-    Raises ConfigError for one that does not start. One that cannot go on with its earlier run begins a new one, and that is said.
+    Raises ConfigError for a logger that does not start. A tracker that cannot go on with its earlier run begins a new one. Errors
+    after the start are warnings, the first time.
     """
     hooks: dict[str, Any] = {}
     failed: set[str] = set()
@@ -84,7 +83,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
 
 
 def _known(file: Path) -> dict[str, str]:
-    """What each tracker calls its run; nothing of a file that is damaged, of which it warns. Version 0.2 wrote no checksum."""
+    """The names of the trackers' runs; warns of a damaged file and ignores it. Version 0.2 wrote no checksum."""
     try:
         ids: dict[str, str] = read_record(file, always=False) if file.exists() else {}
         if wrong := [name for name, each in ids.items() if not isinstance(each, str) or not each]:
@@ -96,7 +95,7 @@ def _known(file: Path) -> dict[str, str]:
 
 
 class _Tracked:
-    """The hook that gives a tracker what metrics.jsonl has of a step."""
+    """The hook that gives a tracker the numbers that metrics.jsonl has of a step."""
 
     def __init__(self, name: str, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
         start = partial(STARTS[name], importlib.import_module(name), run.resolve().name, config)
@@ -154,4 +153,4 @@ def _trackio(trackio: Any, title: str, config: Config, known: str | None) -> Sta
 
 
 STARTS: dict[str, Callable[..., Started]] = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
-"""What starts the run of a tracker: of its module, the title, the configuration, and what it calls an earlier one."""
+"""Functions that start the run of a tracker, of its module, the title, the configuration, and the name of an earlier run."""

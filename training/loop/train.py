@@ -4,14 +4,18 @@ Everything a step depends on is a function of the configuration and of the step'
 however it was stopped, goes on from its last checkpoint to the same bits (on the same backend).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moespec.backends.contract import Backend
+from moespec.backends.contract import Backend, Step
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.families import family, fewest_images
+from moespec.models.layers import renewal
 from moespec.models.random_keys import of_step
 from moespec.spec.errors import SpecError
+from moespec.training.compilation import pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
 from moespec.training.data.dataset import Dataset
@@ -28,9 +32,8 @@ from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import model_config, schedule
 from moespec.training.loop.resume import Start, begin, settle
 from moespec.training.loop.rundirectory import RunDirectory
-from moespec.training.loop.step import step_maker
 from moespec.training.loop.watchdog import tell
-from moespec.training.objectives.table import besides, draws, objective_of
+from moespec.training.objectives.table import draws, extra_params, objective_of
 
 __all__ = ["Trained", "train"]
 
@@ -55,32 +58,31 @@ def train(
 ) -> Trained:
     """Trains with the resolved `config` on backend `B`, in the folder `run` (claimed by `RunDirectory.claim`).
 
-    Starts from the newest checkpoint there, or from the beginning: with the parameters `initial` (NumPy), or those of
-    `initial_params` and `besides`. `sets`, loaded by `load_sets`, are evaluated besides. On several devices (`connected`)
-    each process calls it, and one of them writes the log. Raises CheckpointError for a checkpoint that is damaged or of
-    another run, DataError for files that cannot be read, RunError when the run diverges: what is evaluated or saved is
-    finite. Raises Interrupted when a signal stops it, after saving the step. Evaluations that it then does not make are
-    owed, and made when the run goes on.
+    Starts from the newest checkpoint there, or with the parameters `initial` (NumPy), by default those of `initial_params`
+    and of the objective. On several devices (`connected`) each process calls it.
 
-    hooks: functions that are called with an `AfterStep` after each step, in all processes, when it has been logged and evaluated,
-        and before it is saved, and for evaluations that were owed; see `moespec.training.loop.hooks`. Those of `config.log` are
-        made by `moespec.training.loop.trackers.loggers`.
+    sets: additional evaluations, loaded by `load_sets`. hooks: functions that are called with an `AfterStep` after each step,
+    in all processes, see `moespec.training.loop.hooks`; those of `config.log` are made by `trackers.loggers`.
+
+    Raises CheckpointError for a checkpoint that is damaged or of another run, DataError for files that cannot be read,
+    RunError when the run diverges, and Interrupted when a signal stops it, after saving the step.
     """
-
     settings, directory, stamp = config.training, RunDirectory(run), dataset.stamp
 
     def begun() -> Start:
-        own = partial(besides, config, model_config(config.model))
-        how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **own()}}
+        extra = partial(extra_params, config, model)
+        how: Any = {"initial": lambda: initial or {**initial_params(config, dataset), **extra()}}
         return begin(B, config, directory, stamp=stamp, **how)
 
-    state, start, seconds, overrides, owed, logged = begun()
     objective, model = objective_of(config), model_config(config.model)
+    state, start, seconds, overrides, pending, logged = begun()
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     # Nothing is there to be saved while the log is read: a signal ends the process.
-    progress = Progress(run, settings, start=start, seconds=seconds, owed=owed, logged=logged, leads=B.process == 0)
+    progress = Progress(
+        run, settings, start=start, seconds=seconds, pending=pending, logged=logged, leads=B.process == 0
+    )
     with (
         Interruption() as interruption,
         progress,
@@ -92,19 +94,19 @@ def train(
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
         save = Save(saver, progress, stamp=stamp, overrides=overrides)
         each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
-        after = AfterStep(B, config, state, start, due=owed)
-        if owed:
+        after = AfterStep(B, config, state, start, pending=pending)
+        if pending:
             evaluate(after)
             progress.sync()
             for hook in hooks:
                 hook(after)
-            settle(B, directory, start, owed)
+            settle(B, directory, start, pending)
             stop.end(after)
 
-        made = iter(steps)
+        batches_ahead = iter(steps)
         for _ in range(start, settings.total):
             try:
-                step, batch = next(made)
+                step, batch = next(batches_ahead)
             except SpecError as error:
                 if after.measured and not after.saves and B.processes == 1:  # which can save the last step alone
                     after.unread = True
@@ -115,10 +117,27 @@ def train(
                 error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
                 raise
             state, metrics = update(state, batch, rate(step))
-            after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.due(step + 1))
+            after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.pending(step + 1))
             for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)
+
+
+def step_maker(B: Backend, config: Config) -> Callable[[OptimizerConfig], Step]:
+    """`make(optimizer)` makes the training step of a resolved configuration, compiled where that pays."""
+    training, objective, model = config.training, objective_of(config), model_config(config.model)
+    layers = [
+        layer._replace(path=f"{where}{layer.path}")
+        for where, tower in objective.routed(config, model).items()
+        for layer in family(tower).moe_layers(tower, fewest_images(tower))
+    ]
+    how: Any = {"accumulate": training.accumulate, "averaged": objective.averaged, **renewal(B, layers)}
+    if not pays(B, training.total, training.compile):
+        how["compiled"] = False
+    if training.cuda_graph:
+        how["cuda_graph"] = True
+    loss = objective.make_loss(B, config, model)
+    return lambda optimizer: B.make_step(loss, optimizer, **how)
 
 
 class Batches:
@@ -126,14 +145,12 @@ class Batches:
 
     def __init__(self, B: Backend, config: Config, dataset: Dataset) -> None:
         self._B, self._config, self._dataset = B, config, dataset
-        batch = config.training.batch
         objective = objective_of(config)
-        self._rows, self._views = B.rows(batch), objective.views
+        self._rows, self._views = B.rows(config.training.batch), objective.views
         self._draws = draws(config, model_config(config.model))
-        # With the neighbours of its rows no device needs those of another to mix them: nothing is exchanged on the thread of batches.
-        own = self._rows if B.sizes.devices > 1 else None
-        # What worker processes run; they have no backend.
-        self._on_host = objective.make_batch(config, dataset, own)
+        # Rows come with their neighbours, so that mixup needs no exchange between devices on the thread of batches.
+        rows = self._rows if B.sizes.devices > 1 else None
+        self._on_host = objective.make_batch(config, dataset, rows)  # which worker processes, without a backend, run
 
     def __call__(self, step: int) -> Any:
         return self._on_devices(step, self._on_host(step))

@@ -1,9 +1,9 @@
-"""Several processes know of each other that they live, whatever their framework waits for.
+"""Heartbeats between processes, whatever their framework waits for.
 
-Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. Each then says
-every two seconds, on a thread, how many steps it has done. When one ends, fails or says nothing for `timeout` seconds, all others
-end with a line that names it, where they might wait for it for half an hour. While processes come, and until one has done its first
-step, it has `START` times as long: a compiler may keep it from speaking.
+Process 0 listens on the port after MASTER_PORT; all others connect to it before they join through their framework. A thread of each
+sends the number of its steps every two seconds. When a process ends, fails or sends no heartbeat for `timeout` seconds, all others
+end with a line that names it; their framework might wait for half an hour. Until its first step a process has `START` times as
+long, since a compiler may block its thread.
 
 There is no authentication: whoever reaches the port can end a run. Messages are lines of JSON.
 """
@@ -29,17 +29,17 @@ from moespec.training.loop.hooks import AfterStep
 __all__ = ["Watchdog", "ended", "tell"]
 
 START = 5
-"""Times the timeout for processes to come, and to do their first step."""
+"""Timeouts for processes to come, and for their first step."""
 WORD, AGAIN = 5.0, 60.0
-"""Seconds before the first word about processes that are waited for, and between that and the next."""
+"""Seconds before the first message about missing processes, and between later ones."""
 GRACE = 5.0
-"""Seconds that a process has to end with words of its own after another has failed: all may have the same error."""
+"""Seconds that a process has to report its own error after another has failed: all may have the same."""
 MOST = 4096
 """Bytes of a message."""
 
 
 class _Contact:
-    """The connection to another process, and what was last heard of it."""
+    """The connection to another process, and its last heartbeat."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         self.connection, self.index, self.host = connection, 0, ""
@@ -50,12 +50,12 @@ class _Contact:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * timeout))
 
     def send(self, **message: Any) -> None:
-        """What cannot be sent will be noticed by who listens."""
+        """Errors are ignored: the reader notices a lost connection."""
         with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> list[dict[str, Any]]:
-        """The messages that came. Raises OSError at the end of the connection, and for what is no message."""
+        """The messages received. Raises OSError at the end of the connection, and for invalid messages."""
         if not (received := self.connection.recv(MOST)):
             raise ConnectionError("its connection has ended")
         *lines, self._rest = (self._rest + received).split(b"\n")
@@ -70,27 +70,20 @@ class _Contact:
 
 
 class Watchdog:
-    """What one process knows of the others, from when all are there.
-
-    `address` is that by which others reach this process; `step` the number of steps that it has done, None before the first.
-    """
+    """The connections of a process to the others. `address`: of this process, for others; `step`: steps done, or None."""
 
     current: "ClassVar[Watchdog | None]" = None
     abandoned: ClassVar[bool] = False
 
     def __init__(self, process: Process, timeout: float) -> None:
-        """Waits for all, and says for which. Raises RunError when one does not come within `START` times the timeout."""
+        """Waits for all processes. Raises RunError when one does not come within `START` timeouts."""
         host, _, port = process.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port) + 1
         if self._port == 2**16:
             raise ConfigError(f"MASTER_PORT={port}: expected less, the processes need the next port too")
         self.step: int | None = None
-        self._index, self._count, self._timeout, self._beat = (
-            process.index,
-            process.count,
-            timeout,
-            min(2.0, timeout / 10),
-        )
+        self._index, self._count = process.index, process.count
+        self._timeout, self._beat = timeout, min(2.0, timeout / 10)
         self._contacts: list[_Contact] = []
         self._leaving: list[_Contact] = []
         self._failed: tuple[float, str] | None = None
@@ -134,9 +127,7 @@ class Watchdog:
         try:
             return socket.create_server(("127.0.0.1" if near else "", self._port), family=family, dualstack_ipv6=both)
         except OSError as error:
-            raise RunError(
-                f"port {self._port}, the next after MASTER_PORT, cannot be listened on: {error.strerror}"
-            ) from error
+            raise RunError(f"port {self._port}, the next after MASTER_PORT, is not free: {error.strerror}") from error
 
     def _is_missing(self, new: _Contact, missing: Collection[int]) -> bool:
         try:
@@ -171,7 +162,7 @@ class Watchdog:
                 time.sleep(0.2)
 
     def _still(self, missing: str, why: str = "") -> None:
-        """Says, now and then, who is waited for. Raises RunError when all have waited long enough."""
+        """Reports missing processes now and then. Raises RunError after `START` timeouts."""
         where, now = f"{missing} of {self._count} at {self._host}:{self._port}{why}", time.monotonic()
         if now > self._until:
             text = f"{where}: not there after {START * self._timeout:.0f} s"
@@ -204,7 +195,7 @@ class Watchdog:
                     each.send(step=self.step)
             for each in self._contacts:
                 if now - each.heard > self._timeout * (START if each.step is None else 1):
-                    self._lose(each, f"it has said nothing for {now - each.heard:.0f} s")
+                    self._lose(each, f"no heartbeat for {now - each.heard:.0f} s")
             if self._failed and now > self._failed[0]:
                 self._end(self._failed[1])
 
@@ -250,15 +241,13 @@ class Watchdog:
     def settle(self) -> None:
         """Waits after an error of the framework until it is clear whether another process is lost, which then ends this one."""
         until = time.monotonic() + GRACE
-        while time.monotonic() < until or any(
-            time.monotonic() - each.heard > 3 * self._beat for each in self._contacts
-        ):
+        while (now := time.monotonic()) < until or any(now - each.heard > 3 * self._beat for each in self._contacts):
             time.sleep(self._beat / 2)
 
     def leave(self, error: str | None = None, *, well: bool = True) -> None:
-        """Tells the others that this process ends, and with which error if with one; they end soon after then.
+        """Tells the others that this process ends, and its error if any; then they end soon after.
 
-        well: whether it has left them through its framework too; else `ended` ends it.
+        well: whether it has left them through its framework too; otherwise `ended` ends it.
         """
         self._left, Watchdog.current = True, None
         Watchdog.abandoned = not well
@@ -275,8 +264,7 @@ def tell(after: AfterStep) -> None:
 
 
 def ended(status: int) -> int:
-    """The exit status of a command. After an error among several processes it ends this one at once: JAX and torch would wait
-    for the others, or abort when these have ended."""
+    """The exit status of a command. After an error among several processes it exits at once: JAX and torch would wait or abort."""
     if Watchdog.abandoned:
         sys.stdout.flush()
         sys.stderr.flush()

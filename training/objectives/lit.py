@@ -3,9 +3,9 @@
     z_image = features of the image tower, z_text = those of the text tower      (`moespec.models.text`)
     loss = contrastive_loss or sigmoid_loss of both                              (`moespec.spec`)
 
-Negatives are the pairs of all devices: each has the features of all, and computes the loss. Scale (as its logarithm) and bias are
-trained with the towers. A locked image tower is not trained; without augmentation its features are computed once and kept in the
-run's folder, and a run that goes on compares some of them with what the tower makes of the images.
+Negatives are the pairs of all devices: each device has all features and computes the loss. Scale (as its logarithm) and bias are
+trained with the towers. A locked image tower is not trained. Without augmentation its features are computed once and kept in the
+folder of the run; a run that goes on recomputes some of them as a check.
 
 Source: Zhai et al. 2022 (LiT, arXiv 2111.07991), section 3; Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Algorithm 1; google-research/vmoe,
 vmoe/projects/contrastive/{models,trainer}.py; google-research/big_vision, big_vision/models/proj/image_text/two_towers.py.
@@ -48,11 +48,11 @@ __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
 Array = Any
 FEATURES = "features.safetensors"
 COMPARED = 8
-"""Images whose features are computed again when a run goes on."""
+"""Images whose features are recomputed when a run goes on."""
 
 
 def tower_of(config: Config) -> text.TextConfig:
-    """The text tower of a configuration. Raises ConfigError, naming the field of the section, for a value that has no meaning."""
+    """The text tower of a configuration. Raises ConfigError naming a field of the section."""
     values = config.text.set()
     name = values.pop("name")
     values["router_options"] = vars(config.text.router_options)
@@ -77,18 +77,18 @@ def text_features(B: Backend, config: Config, compiled: bool) -> Callable[[Any, 
 
     def features_of(params: Any, ids: NDArray[np.int32]) -> NDArray[Any]:
         batch = evaluation_size(B.sizes, tower, config.training.evaluation_batch, len(ids))
-        rows, found = B.rows(batch), []
+        rows, parts = B.rows(batch), []
         for start in range(0, len(ids), batch):
             part = np.arange(start, start + batch) % len(ids)  # the last batch is filled up with texts from the start
             put = B.put(ids[part[rows.start : rows.stop]])
-            found.append(np.asarray(B.to_numpy(function(params, put))))
-        return np.concatenate(found)[: len(ids)]
+            parts.append(np.asarray(B.to_numpy(function(params, put))))
+        return np.concatenate(parts)[: len(ids)]
 
     return features_of
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """The text tower, and what cosines are scaled with and moved by."""
+    """The text tower, and scale and bias of the cosines."""
     section = config.lit
     bias = {"bias": Parameter((), constant(section.bias))} if section.loss == "sigmoid" else {}
     scale = {"scale": Parameter((), constant(math.log(section.scale))), **bias}
@@ -134,7 +134,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 
 
 def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
-    """The text tower has the vocabulary of the tokenizer and features as wide as the image tower's, which is locked by its rates."""
+    """The vocabulary of the tokenizer, features as wide as the image tower's, and rates of 0 for a locked tower."""
     config = contrasted(config, dataset)
     if dataset is not None and any(split.captions is None for split in (dataset.train, dataset.validation)):
         need = "objective='lit' is for images with captions, as of --data pairs"
@@ -158,7 +158,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def _locked(config: Config, model: Model) -> Config:
-    """With rates of 0 for the image tower. Raises ConfigError for one that would be trained, or never was."""
+    """With rates of 0 for the image tower. Raises ConfigError for a tower that would be trained, or never was."""
     if config.init is None:
         raise ConfigError("lit.locked=True without init: an image tower that was never trained would stay as it is")
     for name in ("dropout", "stochastic_depth"):
@@ -167,21 +167,20 @@ def _locked(config: Config, model: Model) -> Config:
     rates = config.optimizer.rates
     own = f"^({'|'.join(sorted(family(model).parameter_shapes(model)))})($|/)=0"
     if rates and not rates.startswith(own):
-        moved = replace(config.optimizer, rates=rates)
         paths = [(name, "x") for name in family(model).parameter_shapes(model)]
-        if wrong := [path[0] for path in paths if moved.rate_of(path) not in (0.0, 1.0)]:
+        if wrong := [path[0] for path in paths if config.optimizer.rate_of(path) not in (0.0, 1.0)]:
             raise ConfigError(f"optimizer.rates={rates!r}: {wrong[0]} is of the locked image tower (lit.locked)")
     joined = rates if rates.startswith(own) else ", ".join(filter(None, [own, rates]))
     return replace(config, optimizer=replace(config.optimizer, rates=joined))
 
 
 def _prepared(B: Backend, config: Config, model: Model, dataset: Dataset, run: Path, params: Params) -> Dataset:
-    """Captions as ids, and, of a locked tower that sees the same images in each step, its features."""
+    """Captions as ids, and the features of a locked tower that sees the same images in each step."""
     dataset = _read(config, dataset)
     if not _cached(config):
         return dataset
-    found = _features(B, config, model, dataset, run / FEATURES, params)
-    return dataset.with_splits(lambda name, split: replace(split, features=found[name]))
+    arrays = _features(B, config, model, dataset, run / FEATURES, params)
+    return dataset.with_splits(lambda name, split: replace(split, features=arrays[name]))
 
 
 def _cached(config: Config) -> bool:
@@ -203,7 +202,7 @@ def _read(config: Config, dataset: Dataset) -> Dataset:
 def _features(
     B: Backend, config: Config, model: Model, dataset: Dataset, path: Path, params: Params
 ) -> dict[str, NDArray[np.float32]]:
-    """Those of both parts, of the file if it has those of this tower and these images. Raises CheckpointError if it has not."""
+    """The features of both parts, from the file if it exists. Raises CheckpointError if they are of another tower or images."""
     extract = compile_if(B, pays(B, len(dataset.train) // config.training.evaluation_batch), make_features(B, model))
 
     def computed(split: Split) -> NDArray[np.float32]:
@@ -212,26 +211,24 @@ def _features(
 
     splits = {"train": dataset.train, "validation": dataset.validation}
     if set(B.exchanged(str(path.is_file()))) != {"True"}:
-        found = {name: computed(split) for name, split in splits.items()}
+        arrays = {name: computed(split) for name, split in splits.items()}
         if B.process == 0:
-            write_atomically(path, sealed(found))
-        return found
+            write_atomically(path, sealed(arrays))
+        return arrays
     advice = "without the file they are computed anew"
     try:
         tensors, _ = unsealed(read_file(path))
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}; {advice}") from error
-    found = {
-        name: tensor.array for name, tensor in tensors.items() if name != "sha256"
-    }  # which an earlier 0.2 had there
-    if found.keys() != splits.keys():
+    arrays = {name: tensor.array for name, tensor in tensors.items() if name != "sha256"}  # of an earlier 0.2
+    if arrays.keys() != splits.keys():
         raise CheckpointError(f"{path}: not features of {' and '.join(splits)} images; {advice}")
     few = np.arange(min(COMPARED, len(dataset.validation)))
     some = Split(lambda indices: dataset.validation.read(few[indices]), dataset.validation.labels[few])
-    counts = all(len(found[name]) == len(split) for name, split in splits.items())
-    if not counts or not np.allclose(computed(some), found["validation"][few], rtol=1e-2, atol=1e-3):
+    counts = all(len(arrays[name]) == len(split) for name, split in splits.items())
+    if not counts or not np.allclose(computed(some), arrays["validation"][few], rtol=1e-2, atol=1e-3):
         raise CheckpointError(f"{path}: features of another tower, or of other images; {advice}")
-    return found
+    return arrays
 
 
 def _evaluation(
@@ -241,15 +238,15 @@ def _evaluation(
     measured = retriever(B, config, model, compiled)
 
     def evaluate(params: Any) -> dict[str, Any]:
-        found = measured(params, dataset)
-        recalls = [found[way]["recall_1"] for way in ("image_to_text", "text_to_image")]
-        return {"accuracy": sum(recalls) / 2, **found, "images": len(dataset.validation)}
+        results = measured(params, dataset)
+        recalls = [results[way]["recall_1"] for way in ("image_to_text", "text_to_image")]
+        return {"accuracy": sum(recalls) / 2, **results, "images": len(dataset.validation)}
 
     return evaluate
 
 
 def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Callable[[Any, Dataset], dict[str, Any]]:
-    """What `retrieval` finds of the validation pairs of a data set, of parameters; functions are compiled once."""
+    """A function of parameters and data set: `retrieval` among its validation pairs."""
     extract, read = compile_if(B, compiled, make_features(B, model)), text_features(B, config, compiled)
 
     def measure(params: Any, dataset: Dataset) -> dict[str, Any]:
@@ -265,7 +262,7 @@ def retriever(B: Backend, config: Config, model: Model, compiled: bool) -> Calla
 
 
 def _towers(config: Config, model: Model) -> list[Passes]:
-    """A locked tower goes forward, or not at all: its features are computed once for each image of the data, which does not count."""
+    """A locked tower goes forward, or not at all if its features are kept."""
     image = Passes(model, trained=not config.lit.locked, forward=config.lit.locked)
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
@@ -275,7 +272,7 @@ def _routed(config: Config, model: Model) -> dict[str, Any]:
 
 
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
-    """Of the features of both towers, and of the similarity of each image with all texts."""
+    """The features of both towers, and the similarity of each image with all texts."""
     width, batch = tower_of(config).projection, config.training.batch
     return 2 * width + batch, 2 * width * batch
 

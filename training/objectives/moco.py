@@ -1,13 +1,12 @@
-"""MoCo v3: an encoder whose features of one view of an image find those of another view, by a momentum encoder, in a batch.
+"""MoCo v3: the features of one view of an image identify those of another view, by a momentum encoder, in a batch.
 
     q = predictor(projector(features of the model))          of both views
     k = the same of the average of the parameters, without the predictor
     loss = ctr(q_1, k_2) + ctr(q_2, k_1)                     `moespec.spec.moco_loss`
 
-The momentum encoder is the average of the parameters that the optimiser keeps (`optimizer.ema`), with the rate of the
-configuration. It runs as at evaluation: without noise, dropout and stochastic depth, and with the capacity of evaluation; auxiliary
-losses are of the encoder alone, the mean of both views. Batch normalisation, negatives and the loss are over the images of all
-devices: each device has the features of all, and computes what comes after them.
+The momentum encoder is the average of the parameters that the optimiser keeps (`optimizer.ema`). It runs as at evaluation, without
+noise and dropout and with the capacity of evaluation. Auxiliary losses are the means of both views of the encoder alone. Batch
+normalisation, negatives and the loss are over the images of all devices: each device has all features.
 
 Source: Chen et al. 2021 (arXiv 2104.02057), Algorithm 1 and section 4.1; facebookresearch/moco-v3, moco/builder.py (MoCo_ViT) and
 main_moco.py (both augmentations).
@@ -45,11 +44,11 @@ Array = Any
 MOMENTUM = 0.99
 """That of the averages where none is given (main_moco.py, moco-m)."""
 NEIGHBOURS, TEMPERATURE, REFERENCES = 20, 0.07, 10_000
-"""Of the evaluation by nearest neighbours: how many vote, how, and among how many training images at most."""
+"""Of the evaluation by nearest neighbours: voters, temperature, and most training images."""
 
 
 def _layout(config: Config, model: Model) -> Params:
-    """The kernels of the projector, three layers, and of the predictor, two; all but the last of each have a normalisation."""
+    """Projector, three layers, and predictor, two; all but the last of each have a normalisation."""
     width, section = getattr(model, "representation", 0) or model.width, config.moco
     return {
         "projector": _perceptron(width, section.hidden, section.hidden, section.output),
@@ -66,7 +65,7 @@ def _perceptron(*widths: int) -> Params:
 
 
 def _projected(B: Backend, layers: Params, x: Array) -> Array:
-    """`x` (N, D) of all images after layers without bias, each batch-normalised, but for the last with scale, bias and ReLU."""
+    """`x` (N, D) of all images after batch-normalised layers, all but the last with scale, bias and ReLU."""
     for number in sorted(layers):
         x = B.batch_norm(B.linear(x, layers[number]["kernel"]))
         if (p := layers[number].get("norm")) is not None:
@@ -109,18 +108,18 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """By nearest neighbours among training images, evenly taken: "accuracy"; and how far the features are spread."""
+    """ "accuracy" of nearest neighbours among evenly spaced training images, and "spread" of the features."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
     references = Split(lambda indices: dataset.train.read(places[indices]), dataset.train.labels[places])
 
-    def found(params: Any, split: Split) -> Any:
+    def labelled(params: Any, split: Split) -> Any:
         batch = evaluation_size(B.sizes, model, most, len(split))
         return features(B, extract, params, dataset, split, batch=batch), split.labels
 
     def evaluate(params: Any) -> dict[str, Any]:
-        train, test = found(params, references), found(params, dataset.validation)
+        train, test = labelled(params, references), labelled(params, dataset.validation)
         vote: Any = {"neighbours": [min(NEIGHBOURS, len(places))], "temperature": TEMPERATURE}
         (result,) = nearest_neighbours(train, test, classes=len(dataset.classes), **vote).values()
         return {**result, "spread": spread(test[0]), "images": len(test[1])}
@@ -132,9 +131,7 @@ def _settled(config: Config, model: Model, dataset: Dataset | None) -> Config:
     """The optimiser keeps the average that makes keys."""
     config = as_it_is(contrasted(config, dataset), model, dataset)
     if dataset is not None and is_plain(config.data) and not config.moco.blur and not config.moco.solarise:
-        raise ConfigError(
-            "data: without augmentation the two views of an image are the same; see --data.crop, --data.flip, --data.blur"
-        )
+        raise ConfigError("data: without augmentation both views of an image are equal; see --data.crop, --data.flip")
     momentum = MOMENTUM if config.optimizer.ema is None else config.optimizer.ema
     rising: Any = {"ema_steps": config.training.total} if config.moco.cosine and dataset is not None else {}
     return replace(config, optimizer=replace(config.optimizer, ema=momentum, **rising))

@@ -1,4 +1,4 @@
-"""What an objective of training is."""
+"""The interface of objectives of training."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +21,12 @@ __all__ = ["Loss", "Objective", "Passes", "as_it_is", "contrasted", "is_plain", 
 AUGMENTATION = "crop crop_padding flip jitter grey blur solarise randaugment transform erase"
 
 Loss = Callable[..., tuple[Any, ...]]
-"""`loss(params, batch) -> (loss, metrics)` for `make_step`; of an objective that is `averaged`, of `(params, batch, average)`. Where
-routers keep a state, with their statistics by path as a third."""
+"""`loss(params, batch) -> (loss, metrics)` for `make_step`, or of `(params, batch, average)` if the objective is `averaged`. If
+routers keep a state, their statistics by path are a third result."""
 
 
 class Passes(NamedTuple):
-    """A tower of a step: for each image of the batch it is trained on so many images or texts, and on others goes forward alone."""
+    """A tower of a step: the number of images or texts, for each image of the batch, that it is trained on, or only passes forward."""
 
     tower: Tower
     trained: int
@@ -41,7 +41,7 @@ def as_it_is(config: Config, model: Model, dataset: Dataset | None) -> Config:
 
 
 def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, *, recompute: bool) -> Output:
-    """The forward pass of a tower in training, with the noise of its routers drawn from the integers `random`, if there are any."""
+    """The forward pass of a tower in training; the noise of its routers is drawn from the integers `random`, if any."""
     module, like = family(tower), params["positions"] if tower.inputs == "ids" else inputs
     noise = None if random is None else gating_noise(B, module.moe_noise(tower, inputs.shape[0]), random, like)
     how: Any = {"noise": noise, "random": random, "train": True, "recompute": recompute}
@@ -50,24 +50,21 @@ def trained(B: Backend, tower: Tower, params: Params, inputs: Any, random: Any, 
 
 
 def is_plain(data: DataConfig) -> bool:
-    """Whether images are the same in each step: no field that changes them is set."""
+    """Whether images are the same in each step, without augmentation."""
     return all(getattr(data, name) == getattr(DataConfig(), name) for name in AUGMENTATION.split())
 
 
 def contrasted(config: Config, dataset: Dataset | None) -> Config:
-    """The configuration without what changes labels, which images that are told from each other do not have. Raises ConfigError for
-    batches whose other images are not negatives, and a loss of labels."""
+    """The configuration of a contrastive objective, without changes of labels. Raises ConfigError for a batch that cannot be used
+    as negatives, and a loss of labels."""
     training = config.training
     if training.loss != "softmax":
-        raise ConfigError(
-            f"training.loss={training.loss!r}: of labels, and objective={config.objective!r} has its own loss"
-        )
+        raise ConfigError(f"training.loss={training.loss!r} has no effect: objective={config.objective!r} has its own")
     if dataset is not None and training.batch > len(dataset.train):
-        there = f"there are {len(dataset.train)} training images, each its own negative then"
-        raise ConfigError(f"training.batch={training.batch!r}: {there}")
+        raise ConfigError(f"training.batch={training.batch!r}: there are {len(dataset.train)} training images")
     if training.batch < 2 or training.accumulate > 1:
         given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
-        why = "the others of a batch are the negatives of each, so that a batch has at least two, and is not split"
+        why = "the others of a batch are the negatives: expected at least 2 images in 1 part"
         raise ConfigError(f"{given}: {why}")
     return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0))
 
@@ -75,25 +72,23 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
 class Objective(NamedTuple):
     """What a run minimises.
 
-    loss = that of the objective + auxiliary losses of the routers (already weighted)
+        loss = that of the objective + auxiliary losses of the routers (already weighted)
 
-    measure: the name of its own part among the metrics, and what that is called.
-    make_loss: of a backend, a resolved configuration and its model.
-    make_batch: of a configuration, a data set and the rows of a batch that are wanted (None: all), the function of a step to what the
-        host makes for it: "images" and what goes with them, or such dicts by name, where a step sees several views of the images.
+    measure: the name of its own part among the metrics, and its title.
+    make_loss: `(B, config, model)`.
+    make_batch: `(config, dataset, rows)` to a function of a step that returns its batch on the host: "images" and their
+        targets, or such dicts by name if a step sees several views. rows: None for the whole batch.
     evaluation: `(B, config, model, dataset, compiled)` to a function of parameters that evaluates them on the run's own images.
-    layout: the parameters besides the model's, which stand beside these and are dropped when the model is used.
-    head: whether the model has one, with an output for each class of the data.
-    settled: of a configuration, its model and data (None where these are not read), the configuration with what the objective decides
-        filled in. Raises ConfigError for what it cannot be.
-    read: of a configuration and its data, the data set with what the objective reads of it once, before a run is begun.
-    prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes of it once.
-    averaged: whether the loss is also one of the average of the parameters.
-    views: how many views of its images a step sees.
-    routed: of a configuration that is settled and its model, the towers whose routers are trained, by where their parameters are: "" for
-        the root.
-    towers: of a configuration that is settled and its model, what a step computes. of_batch: of the same, what each device computes
-        besides for each image of the whole batch: the numbers that the layers make, and the operations of a forward pass.
+    layout: parameters of the objective, which stand beside those of the model and are dropped when the model is used.
+    head: whether the model has an output for each class of the data.
+    settled: `(config, model, dataset)` to the configuration with the choices of the objective; the data set may be None. Raises
+        ConfigError.
+    read: `(config, dataset)` to the data set with what the objective reads once, before a run begins.
+    prepared: `(B, config, model, dataset, run, params)` to the data set with what the objective computes once.
+    averaged: whether the loss also depends on the average of the parameters. views: of its images in a step.
+    routed: `(config, model)` to the towers whose routers are trained, by the path of their parameters, "" for the root.
+    towers: `(config, model)` to the towers of a step. of_batch: to what each device computes in addition for each image of the
+        whole batch: numbers that the layers make, and operations of a forward pass.
     """
 
     measure: tuple[str, str]

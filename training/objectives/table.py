@@ -13,7 +13,7 @@ from moespec.training.objectives.lit import LIT
 from moespec.training.objectives.moco import MOCO
 from moespec.training.objectives.record import Objective
 
-__all__ = ["besides", "draws", "forward_passes", "objective_of", "shapes_of", "training_flops"]
+__all__ = ["draws", "extra_params", "forward_passes", "objective_of", "shapes_of", "training_flops"]
 
 OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
@@ -30,7 +30,7 @@ def draws(config: Config, model: Model) -> bool:
 
 
 def forward_passes(config: Config, model: Model) -> list[tuple[Tower, int]]:
-    """Each tower with the forward passes that training costs for each image, where a backward pass is two, three with recomputation."""
+    """Each tower with the cost of training in forward passes for each image; a backward pass is two, three with recomputation."""
     each = 4 if config.training.recompute else 3
     return [(tower, trained * each + forward) for tower, trained, forward in objective_of(config).towers(config, model)]
 
@@ -44,11 +44,11 @@ def training_flops(
 
 
 def shapes_of(config: Config, model: Model) -> Params:
-    """The shapes of all parameters of a run: those of its model, and beside them those of its objective."""
+    """The shapes of all parameters of a run: of its model and its objective."""
     own = objective_of(config).layout(config, model)
     return {**family(model).parameter_shapes(model), **parameters.shapes(own)}
 
 
-def besides(config: Config, model: Model, *, lazily: bool = False) -> Params:
-    """The initial parameters of the objective, which stand beside those of the model."""
+def extra_params(config: Config, model: Model, *, lazily: bool = False) -> Params:
+    """The initial parameters of the objective, beside those of the model."""
     return parameters.initial(objective_of(config).layout(config, model), config.training.seed, lazily=lazily)

@@ -1,4 +1,4 @@
-"""What a chip can do at its best, by the makers' tables.
+"""Peak performance of chips, by the makers' tables.
 
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Of the last, half goes each way. The

@@ -1,8 +1,6 @@
-"""Bytes of a training step, from how a mesh splits the parameters: what a device keeps of them, has to receive and moves.
+"""Bytes of a training step of a device: its part of parameters, gradients and optimiser state, and traffic.
 
-It keeps its part of the parameters, of their gradients and of what the optimiser keeps.
-
-On the links it has to receive, and to send as much:
+On the links it receives, and sends as much:
 
     slots        what is in the slots of the device's groups, without the part that stays: it goes to the experts and back, forward
                  and backward, and once more forward where blocks are recomputed
@@ -29,7 +27,7 @@ from moespec.spec.routing import Params
 from moespec.training.objectives.record import Passes
 from moespec.training.planning.activations import bytes_of_dtype
 
-__all__ = ["Owned", "Row", "bytes_of_slot", "links", "memory_traffic", "owned", "rows"]
+__all__ = ["Owned", "Row", "links", "memory_traffic", "owned", "rows"]
 
 _BLOCK = re.compile(r"^(\D+)/(\d+)/(.+)$")
 
@@ -58,10 +56,10 @@ def of_parameter(path: tuple[str, ...], shape: tuple[int, ...], optimizer: Optim
     """Of one parameter. The gradient is that which the optimiser takes, in float32 as the parameter; none of one not trained."""
     split = split_axes(path, shape, sizes)
     own = 4 * part(shape, split, sizes)
-    kept = sum(
-        bytes_of_slot(slot, optimizer) * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
-        for slot, of_slot in optimizer.slots(path, shape).items()
-    )
+    kept = 0
+    for slot, of_slot in optimizer.slots(path, shape).items():
+        bytes_of = 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
+        kept += bytes_of * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
     gathered = own * (sizes.fsdp if "fsdp" in split else 1)
     return Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
 
@@ -69,11 +67,6 @@ def of_parameter(path: tuple[str, ...], shape: tuple[int, ...], optimizer: Optim
 def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:
     """Numbers that a device has of an array."""
     return math.prod(shape) // sizes.size([axis for axis in split if axis])
-
-
-def bytes_of_slot(slot: str, optimizer: OptimizerConfig) -> int:
-    """Bytes of a number in a slot."""
-    return 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
 
 
 def links(

@@ -1,7 +1,6 @@
-"""Which meshes a training step can have on so many chips, what each takes, and the best of them.
+"""Meshes for a training step on a number of chips, their cost, and the best of them.
 
-The time of a step is at least the longest of three, where they overlap as well as can be, and about their sum where they do
-not overlap at all:
+The time of a step is at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
 
     compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16, of each tower for each
                  of the images or texts that a step trains it on, and once where it is not trained; and what a loss has of its
@@ -78,7 +77,7 @@ class Plan:
 
 
 def plan(config: Config, sizes: MeshSizes, chip: Chip) -> Plan:
-    """What a step of a configuration takes. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
+    """The cost of a step. Raises ConfigError for a mesh that does not divide batch, groups or experts."""
     config = settled(config)
     model = model_config(config.model)
     return _plan(model, shapes_of(config, model), config, sizes, chip)

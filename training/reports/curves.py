@@ -1,7 +1,6 @@
-"""The curves of a run's report: loss, accuracy and what the MoE layers do, against the steps.
+"""The curves of a run's report: loss, accuracy and metrics of the MoE layers, against the steps.
 
-What is the same at every logged step is not drawn but said: the load of Soft MoE or of Expert Choice, whose slots are
-always full, or the tokens dropped by a router that drops none. A single value is no curve.
+Values that are equal at every logged step, such as the load of Soft MoE, are printed instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +46,7 @@ class Chart(NamedTuple):
 
 
 def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
-    """The mean of each value and its neighbours, those h before it and those h after it, as far as there are any:
-
-        mean[i] = mean of values[max(i - h, 0)] .. values[min(i + h, N - 1)],   h = N // 20 + 2
+    """mean[i] = mean of values[max(i - h, 0)] .. values[min(i + h, N - 1)],   h = N // 20 + 2
 
     >>> running_mean([1.0, 3.0, 2.0, 2.0]).tolist()
     [2.0, 2.0, 2.0, 2.3333333333333335]
@@ -65,14 +62,10 @@ def running_mean(values: Sequence[float]) -> NDArray[np.float64]:
 def curves(
     training: Records, evaluations: Records, *, measure: tuple[str, str], called: str, mixes: bool
 ) -> list[Chart]:
-    """Loss (training and, of a head, validation), and what is measured of the validation images, against the steps.
+    """Loss (training and, with a head, validation), and results of the validation images, against the steps.
 
-    measure: the part of the loss that is drawn: its name in the records, and what it is called.
-
-    called: what the accuracy is called.
-
-    mixes: whether batches are mixed by weights of their own (mixup, cutmix), so that the loss of a step depends most on its
-    weight; the training loss is then its running mean, with the steps themselves faint behind.
+    measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the
+    loss of single steps noisy; then the running mean is drawn, with the steps faint behind.
     """
     logged, steps = _steps(training), _steps(evaluations)
     losses = [record[measure[0]] for record in training]
@@ -101,9 +94,9 @@ def constant(training: Records) -> dict[str, str]:
 
 
 def loads(training: Records) -> list[Chart]:
-    """For each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy over the steps.
+    """For each MoE layer the load of each expert, the fraction of tokens dropped and the routing entropy, as far as they vary.
 
-    Where there are many experts, the largest, median and smallest load. What does not vary has no chart.
+    For many experts, the largest, median and smallest load.
     """
     steps, charts = _steps(training), []
     for block in _blocks(training):

@@ -1,12 +1,13 @@
-"""The report of a run: one page, report.html, with all that it shows inside.
+"""The report of a run, a self-contained page, report.html.
 
-What the model gets wrong (classes that it confuses, accuracy of each, mistakes that it is surest of), loss and accuracy, load per
-expert, and the routing of a few validation images. Curves are SVG and grids are pictures of as many pixels: matplotlib, which takes
-seconds for the same, is not imported.
+It shows mistakes (confused classes, accuracy of each, the surest ones), loss and accuracy, load per expert, and the routing of a few
+validation images. Curves are SVG and grids are small images, since matplotlib would take seconds.
 """
 
 import io
+import platform
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, milliseconds, of_run
 from moespec.training.reports.curves import constant, curves, in_order, loads, plotted
-from moespec.training.reports.machine import machine
 from moespec.training.reports.templates import render
+from moespec.version import version
 
 __all__ = ["write_report"]
 
@@ -61,7 +62,7 @@ def write_report(
 ) -> Path:
     """Writes report.html into the folder `run`, and returns its path. `params` are NumPy arrays.
 
-    devices: on which the run was trained, for its device-days: the seconds of all sittings, evaluations included, times these.
+    devices: of the run, for its device-days, the seconds of all sittings, evaluations included, times devices.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -77,7 +78,7 @@ def write_report(
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
     facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
-    facts |= machine(B.name)
+    facts |= _machine(B.name)
     facts |= {f"block {block}, each training step": words for block, words in constant(training).items()}
     for block in sorted(last.get("moe", {}), key=in_order):
         facts[f"block {block}, validation"] = line(last["moe"][block])
@@ -179,3 +180,38 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
         "backend": config.backend,
         "validation": told({name: evaluation[name] for name in MEASURED if name in evaluation}),
     }
+
+
+def _machine(backend: str) -> dict[str, str]:
+    """Versions and device of this process, and its peak of memory: the host's, and the accelerator's where the framework counts it."""
+    device, taken = {"torch": _torch, "jax": _jax}.get(backend, lambda: ("", None))()
+    named = {"moespec": version(), "Python": platform.python_version(), backend: version(backend)}
+    words = ", ".join(f"{name} {of}" for name, of in named.items())
+    peaks = {"host": _host(), "accelerator": taken}
+    memory = ", ".join(f"{size / 2**30:.2f} GiB ({where})" for where, size in peaks.items() if size)
+    return {
+        "versions": f"{words}; on {device or f'a CPU ({platform.machine()})'}",
+        **({"peak memory of the process": memory} if memory else {}),
+    }
+
+
+def _host() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _torch() -> tuple[str, int | None]:
+    torch: Any = sys.modules["torch"]  # the backend has imported it
+    if not torch.cuda.is_available():
+        return "", None
+    return torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()
+
+
+def _jax() -> tuple[str, int | None]:
+    device: Any = sys.modules["jax"].local_devices()[0]
+    name = "" if device.platform == "cpu" else device.device_kind
+    return name, (device.memory_stats() or {}).get("peak_bytes_in_use")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
-from moespec.training.commandline.chosen import check_concerns, chosen
-from moespec.training.commandline.parsing import Settings, parse
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse_settings
 from moespec.training.configuration.config import Config
 
 __all__ = ["DENSE", "entries"]
@@ -21,18 +21,12 @@ DENSE = "dense"
 
 
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
-    """The configurations of a study by name: `base` with what each entry says.
-
-    Raises ConfigError for a name that no folder can have, that occurs twice, or that is neither a router nor
-    followed by options.
-    """
+    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry."""
     configs: dict[str, Config] = {}
     for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-            raise ConfigError(
-                f"routers={text!r}: expected a router, or NAME: OPTIONS with a name of letters, digits, _ . -"
-            )
+            raise ConfigError(f"routers={text!r}: expected a router, or NAME: OPTIONS (letters, digits, _ . - in NAME)")
         if name in configs:
             raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):
@@ -44,21 +38,16 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             raise ConfigError(f"routers={text!r}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
-            config = parse("moespec study", Settings, flags, default=Settings(chosen(flags, base))).settings
+            config = parse_settings("study", flags, chosen(flags, base))
             if colon:
-                check_concerns(flags, config)
-                _check_name(name, config)
+                check_written(flags, config)
+                if name == DENSE and config.model.moe != "none":
+                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
+                if name in ROUTERS and (router := config.model.router) != name:
+                    raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
             configs[name] = config
         except ConfigError as error:
             raise ConfigError(f"routers={text!r}: {error}") from error
     return configs
-
-
-def _check_name(name: str, config: Config) -> None:
-    """ConfigError for options that make of an entry something else than its name says."""
-    if name == DENSE and config.model.moe != "none":
-        raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {DENSE!r}")
-    if name in ROUTERS and config.model.router != name:
-        raise ConfigError(f"model.router={config.model.router!r}: expected {name!r}, or another name than {name!r}")

@@ -1,4 +1,4 @@
-"""What a study keeps of each of its runs: which validation images are right, and what the run cost."""
+"""The outcome of a run that a study keeps: which validation images are right, and costs."""
 
 import base64
 import os
@@ -18,7 +18,6 @@ from moespec.models.errors import RunError
 from moespec.models.families import family
 from moespec.models.files import read_record, signed, write_atomically
 from moespec.models.pytrees import flatten
-from moespec.training.commands import LoadedRun
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.evaluation.evaluate import evaluation_size, features
@@ -28,6 +27,7 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of, training_flops
 from moespec.training.reports.cost import milliseconds
+from moespec.training.runs import LoadedRun
 from moespec.version import UNKNOWN, version
 
 __all__ = ["make", "measures", "read", "right_of"]
@@ -40,12 +40,12 @@ OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "m
 def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     """Measures a finished run and writes its outcome, JSON, to `path`.
 
-    "right": a bit for each validation image, whether the largest logit is that of its label; None without a head, where "accuracy" is
-    that of the run's own evaluation and "loss" that of the last training step. "training_milliseconds": of an
-    image, from the median of the images per second that the run logged, so that compilation and evaluation are not in it.
-    "training_operations": of the whole run (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass.
-    "evaluations": what the evaluations by schedule measured last. "dropped", "imbalance": the share of the tokens without
-    an expert, and the load of the busiest expert over the mean, of the validation images, as means over the MoE layers.
+    "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
+    without a head of the run's own evaluation and the last training step. "training_milliseconds": of an image, from the median
+    of the images per second in the log, without compilation and evaluation. "training_operations": of the whole run
+    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "evaluations": the last results of the
+    evaluations by schedule. "dropped", "imbalance": the fraction of validation tokens without an expert, and the load of the
+    busiest expert over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch

@@ -1,4 +1,4 @@
-"""The results of a study from the outcomes of its runs, and the files that show them: JSON, CSV, a picture and a page."""
+"""The results of a study from the outcomes of its runs, as JSON, CSV, a picture and a page."""
 
 import csv
 import io
@@ -6,21 +6,23 @@ import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from moespec.models.files import write_atomically
 from moespec.spec.errors import ConfigError
 from moespec.training.inspection.inspect_run import png
-from moespec.training.reports.cost import aligned, scaled
+from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
 from moespec.training.study.outcome import right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
 
-__all__ = ["summarised", "table", "write"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["rows", "summarised", "write"]
 
 Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
@@ -34,12 +36,11 @@ FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds
 
 
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
-    """What is written as results.json: each entry with its accuracies and costs, each pair with its interval.
+    """The content of results.json: each entry with its accuracies and costs, each pair with its interval.
 
-    measure: what is compared, and called "accuracy", in place of the accuracy of the head: one of `outcome.measures`.
-
-    failed: entry -> seed -> why. An entry that failed with any seed is not compared. Seeds that not all of the others have
-    are left out. Raises ConfigError when entries were evaluated on different images.
+    measure: one of `outcome.measures`, compared in place of the accuracy of the head. failed: entry -> seed -> why. Entries
+    that failed with any seed, and seeds that not all entries have, are not compared. Raises ConfigError when entries were
+    evaluated on different images.
     """
     everything, outcomes = outcomes, {name: runs for name, runs in outcomes.items() if name not in failed}
     seeds = sorted(set.intersection(*(set(runs) for runs in outcomes.values()))) if outcomes else []
@@ -163,11 +164,6 @@ def _range(results: dict[str, Any], name: str, cost: str) -> str:
     return " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
 
 
-def table(results: dict[str, Any]) -> str:
-    """The table for a terminal."""
-    return aligned(rows(results))
-
-
 def _csv(results: dict[str, Any]) -> str:
     columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
     buffer = io.StringIO()
@@ -183,8 +179,10 @@ def _csv(results: dict[str, Any]) -> str:
     return buffer.getvalue()
 
 
-def _picture(results: dict[str, Any]) -> Figure:
+def _picture(results: dict[str, Any]) -> "Figure":
     """Accuracy against each cost; the line joins what no other entry beats in both."""
+    from matplotlib.figure import Figure  # here, since its import is slow
+
     figure = Figure(figsize=(14, 4.5), layout="constrained")
     for axis, (cost, label) in zip(figure.subplots(1, len(COSTS)), COSTS.items(), strict=True):
         for name, entry in results["entries"].items():

@@ -1,20 +1,18 @@
-"""How sure a difference of accuracies is: a bootstrap over seeds and over images.
+"""Confidence intervals of differences of accuracies: a bootstrap over seeds and images.
 
 Entry e with seed s is right on image n, or not: c_esn in {0, 1}; its accuracy is the mean over seeds and images. A replicate
-draws S - 1 of the S seeds and N of the N images, both with replacement and the same for all entries, so that entries are
-compared on the same seeds and the same images. Of the accuracies of the replicates,
+draws S - 1 of the S seeds and N of the N images, with replacement, the same for all entries. Of the accuracies of the replicates,
 
     difference    d_ij = accuracy_i - accuracy_j
     error         s_ij = standard deviation of d_ij over replicates
     interval      d_ij +- q s_ij,   q = 95 % quantile over replicates of   max_ij |d*_ij - mean d*_ij| / s_ij
 
-so that with 95 % confidence all intervals are right at once (those of a single pair would be narrower). Drawing S - 1 of
-the seeds makes the variance of a mean over few seeds unbiased; drawing seeds and images apart is mildly conservative (Owen
-and Eckles 2012, arXiv 1106.2125). With a single seed there are no intervals: those of the images alone would say nothing of luck.
+so that with 95 % confidence all intervals hold at once. Drawing S - 1 of the seeds makes the variance of a mean over few seeds
+unbiased; drawing seeds and images apart is mildly conservative (Owen and Eckles 2012, arXiv 1106.2125). A single seed has no
+intervals: those of the images alone would not include the luck of the seed.
 
-Of a measure that is one number a seed, m_es, there are no images to draw, and too few seeds. There d_ij is the mean over seeds of
-m_is - m_js, s_ij its standard error (divisor S - 1), and q the quantile of Student's t with S - 1 degrees of freedom at
-1 - 0.05 / (2 pairs): Bonferroni's, for all pairs at once, wider than it has to be.
+For a measure of one number a seed, m_es, d_ij is the mean over seeds of m_is - m_js, s_ij its standard error (divisor S - 1), and q
+the quantile of Student's t with S - 1 degrees of freedom at 1 - 0.05 / (2 pairs): Bonferroni's correction, which is conservative.
 """
 
 import math
@@ -25,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 __all__ = ["REPLICATES", "Difference", "differences", "differences_of_seeds", "pareto", "sentences", "spread"]
 
@@ -72,6 +69,8 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
+    from scipy.special import stdtrit  # here, since its import is slow
+
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])

@@ -1,6 +1,6 @@
-"""Which parameters of a source a model starts with, and how they are changed to fit.
+"""Which parameters of a source a model starts with, and how they are adapted.
 
-| parameter | what becomes of it |
+| parameter | result |
 |---|---|
 | of the same name and shape | copied |
 | the head, where the number of classes differs | new |
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import zoom
 
 from moespec.models.families import Config
 from moespec.models.pytrees import flatten, nested
@@ -36,7 +35,7 @@ Array = NDArray[Any]
 
 
 class Transferred(NamedTuple):
-    """params: those that the training starts with. new, resized, upcycled: names of parameters of which that is so."""
+    """params: the initial parameters. new, resized, upcycled: names of such parameters."""
 
     params: Params
     new: list[str]
@@ -45,12 +44,10 @@ class Transferred(NamedTuple):
 
 
 def transferred(source: Weights, config: Config, initial: Params, *, skip: str | None = None) -> Transferred:
-    """The parameters of a model with `config`: of `source` by the rules above, and of `initial` where they say new.
+    """The parameters of a model with `config`: of `source` by the rules above, new ones of `initial`.
 
-    skip: a pattern that is searched for in the names of parameters, such as `head/kernel`.
-
-    Raises ConfigError for a pattern that is none, a source of another family of models, and a parameter that the rules do
-    not bring from the source into the model.
+    skip: a regular expression, searched for in the names of parameters. Raises ConfigError for an invalid one, a source of
+    another family of models, and a parameter that the rules do not cover.
     """
     if type(source.config) is not type(config):
         raise ConfigError(f"init: a {type(source.config).__name__}, but the model is a {type(config).__name__}")
@@ -76,8 +73,8 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
         elif dense in trained:
             found[name] = _copied(name, trained[dense], fresh, result)
             used.add(dense)
-        elif ("/moe/router/" in name and re.sub(r"/moe/router/.*", "/mlp/w1", name) in trained) or name.startswith(
-            _FREE
+        elif name.startswith(_FREE) or (
+            "/moe/router/" in name and re.sub("/moe/router/.*", "/mlp/w1", name) in trained
         ):
             found[name] = _new(name, fresh, result)
         else:
@@ -87,14 +84,12 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
                 raise ConfigError(f"init: {name}: the source's MLP is not gated, so that it makes no gated experts")
             raise ConfigError(f"init: {name} {fresh.shape} is missing; --init-skip {where} starts it anew")
     if left := sorted(name for name in trained if name not in used and not name.startswith(_FREE)):
-        raise ConfigError(
-            f"init: {left[0]} {trained[left[0]].shape} is an unexpected parameter; --init-skip {left[0]} leaves it out"
-        )
+        raise ConfigError(f"init: {left[0]} {trained[left[0]].shape} is unexpected; --init-skip {left[0]} drops it")
     return result._replace(params=nested({name: np.asarray(value, np.float32) for name, value in found.items()}))
 
 
 _FREE = ("head/", "ids/")
-"""Beginnings of names of parameters that a model, or a source, may have alone."""
+"""Beginnings of names of parameters that only the model, or only the source, may have."""
 
 
 def _new(name: str, fresh: Array, result: Transferred) -> Array:
@@ -110,9 +105,7 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
         return _new(name, fresh, result)
     advice = ""
     if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
-        advice = (
-            f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as fine-tuning in the paper does"
-        )
+        advice = f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as in the paper"
     raise ConfigError(f"init: {name} has shape {given.shape}, the model {fresh.shape}{advice}")
 
 
@@ -129,10 +122,8 @@ def _positions(given: Array, fresh: Array, source: Config, config: Config, resul
     before, wanted = _prefix(source), _prefix(config)
     patches = fresh.shape[1] - wanted
     if given.shape[2] != fresh.shape[2] or before > wanted:
-        raise ConfigError(
-            f"init: positions has shape {given.shape}, {before} of them before the patches, "
-            f"the model {fresh.shape} and {wanted}; --init-skip positions starts them anew"
-        )
+        shapes = f"shape {given.shape}, {before} of them before the patches, the model {fresh.shape} and {wanted}"
+        raise ConfigError(f"init: positions has {shapes}; --init-skip positions starts them anew")
     if given.shape[1] - before != patches or before != wanted:
         result.resized.append("positions")
     if given.shape[1] - before != patches:
@@ -148,8 +139,8 @@ def _prefix(config: Config) -> int:
 def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     """Positions `(1, S, D)` on another square grid, `(1, tokens, D)`.
 
-    prefix: positions of a class token and registers, which come first and are copied. Corners stay corners, and between
-    them values are interpolated linearly along rows and columns. Raises ConfigError unless both grids are squares.
+    prefix: positions of a class token and registers, which come first and are copied. Corners stay corners; values between
+    them are interpolated linearly. Raises ConfigError unless both grids are squares.
 
     >>> resized_positions(np.array([[[1.0], [2.0], [3.0], [4.0]]]), 9, prefix=0).reshape(3, 3).tolist()
     [[1.0, 1.5, 2.0], [2.0, 2.5, 3.0], [3.0, 3.5, 4.0]]
@@ -159,5 +150,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     if old * old != len(grid) or new * new != patches or not old:
         raise ConfigError(f"init: positions of {len(grid)} patches for {patches}: expected squares")
     square = grid.reshape(old, old, -1)
+    from scipy.ndimage import zoom  # here, since its import is slow
+
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

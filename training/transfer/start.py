@@ -1,4 +1,4 @@
-"""What a run that has `init` starts with, and the model that fine-tuning takes over from its source."""
+"""The initial parameters of a run with `init`, and the model that fine-tuning takes over from its source."""
 
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ from moespec.training.data.options import DataConfig
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.resolve import choose_backend, model_config
 from moespec.training.loop.rundirectory import RunDirectory
-from moespec.training.objectives.table import besides
+from moespec.training.objectives.table import extra_params
 from moespec.training.transfer.rules import transferred
 from moespec.training.weights.formats import Given, read
 from moespec.training.weights.record import Weights
@@ -28,23 +28,22 @@ __all__ = ["finetuned", "model_of", "sized", "starting_params", "taken"]
 
 
 def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> Params:
-    """The initial parameters of a run, with those of `config.init` by the rules, which says what became of which.
+    """The initial parameters of a run, from `config.init` by the rules; prints which are new or changed.
 
-    lazily: those of a run without `init` are drawn when they are read.
-
-    Raises RunError or CheckpointError for a source that is missing or damaged, ConfigError for one that does not fit.
+    lazily: parameters of a run without `init` are drawn when they are read. Raises RunError or CheckpointError for a source that
+    is missing or damaged, ConfigError for one that does not fit.
     """
     lazily = lazily and config.init is None
     initial = initial_params(config, dataset, lazily=lazily)
-    own = besides(config, model_config(config.model), lazily=lazily)
+    extra = extra_params(config, model_config(config.model), lazily=lazily)
     if config.init is None:
-        return {**initial, **own}
+        return {**initial, **extra}
     result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
         if names := getattr(result, what):
             print(f"  {what}: {_summary(names)}")
-    return {**result.params, **own}
+    return {**result.params, **extra}
 
 
 def source(path: str) -> Weights:
@@ -53,20 +52,16 @@ def source(path: str) -> Weights:
 
 
 def model_of(weights: Weights) -> ModelConfig:
-    """The section `model` that describes the model of `weights`, but for what the data decide: channels, classes, size.
+    """The section `model` of `weights`, without the fields that the data decide: channels, classes, size.
 
-    The slots of Soft MoE are pinned: as many as there are, whatever the size of the images.
+    The number of slots of Soft MoE is kept, whatever the size of the images.
     """
     config = weights.config
     values = {**asdict(config), **dict.fromkeys(("image_size", "channels", "classes"))}
-    return ModelConfig(_name(config), **{**values, **_pinned(config)})
-
-
-def _pinned(config: Model) -> dict[str, Any]:
-    if not isinstance(config, vit.VitConfig) or not vit.moe_blocks(config):
-        return {}
-    own = {n: {**of, "router_options": _options(vit.of_block(config, int(n)))} for n, of in config.block.items()}
-    return {"router_options": _options(config), "block": own}
+    if isinstance(config, vit.VitConfig) and vit.moe_blocks(config):
+        blocks = {n: {**of, "router_options": _options(vit.of_block(config, int(n)))} for n, of in config.block.items()}
+        values |= {"router_options": _options(config), "block": blocks}
+    return ModelConfig(_name(config), **values)
 
 
 def _options(config: vit.VitConfig) -> dict[str, Any]:
@@ -77,15 +72,15 @@ def _options(config: vit.VitConfig) -> dict[str, Any]:
 
 
 def _name(config: Model) -> str:
-    """The model's name, or that of its family's small one: every field is set, so that only the family matters."""
-    own = [name for name in names() if of_name(name) is family(config)]
-    return next((name for name in own if _same(config, of_name(name).named(name))), own[0])
-
-
-def _same(one: Model, other: Model) -> bool:
-    """Whether the sizes of two models of one family are the same, apart from data and MoE blocks."""
+    """The name of a model with these sizes, or the small one of its family: every field is set, so that only the family matters."""
     sizes = ("patch_size", "width", "depth", "hidden", "heads", "token_hidden", "sparse_tokens", "sparse_width")
-    return all(getattr(one, size, None) == getattr(other, size, None) for size in sizes)
+
+    def sizes_of(model: Model) -> list[Any]:
+        return [getattr(model, size, None) for size in sizes]
+
+    of_family = [name for name in names() if of_name(name) is family(config)]
+    same = (name for name in of_family if sizes_of(of_name(name).named(name)) == sizes_of(config))
+    return next(same, of_family[0])
 
 
 def _summary(given: list[str]) -> str:
@@ -93,9 +88,9 @@ def _summary(given: list[str]) -> str:
 
 
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
-    """The configuration with the model of the weights at `path`, from which it starts, and, of a run, with its data and backend.
+    """The configuration with the model of the weights at `path` and, if they are of a run, with its data and backend.
 
-    other_data: data are given, so that of the run's only mean and deviation are taken over, which its weights are used to.
+    other_data: keep the data of `config`, with mean and deviation of the run.
     """
     model, run = model_of(source(path)), RunDirectory(Path(path)).config()
     if run is None:
@@ -111,16 +106,14 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
 
 
 def taken(config: Config, *, given: bool) -> str:
-    """What fine-tuning takes over from the run that it starts from besides its model, in words.
+    """What fine-tuning takes over from a run besides its model, in words.
 
-    given: it is said what to train on. Raises ConfigError where it is not, and the source is not a run.
+    given: the user has set data. Raises ConfigError if not, and the source is not a run.
     """
     run = RunDirectory(Path(config.init or "")).config()
     if run is None:
         if not given and config.data in (DataConfig(), digits().data):
-            raise ConfigError(
-                f"{config.init}: not a run, so it has no data; say which, as --data folder --data.path photos"
-            )
+            raise ConfigError(f"{config.init}: not a run, so it has no data; give --data and --data.path")
         return ""
     same = (config.data.name, config.data.path) == (run.data.name, run.data.path)
     words = [f"{run.data.name} {run.data.path}".strip()] * same
@@ -132,7 +125,7 @@ def taken(config: Config, *, given: bool) -> str:
 
 
 def sized(config: Config) -> Config:
-    """The configuration with images as large as the source's, where the data have no size and none was asked for."""
+    """The configuration with the source's image size, if neither the data nor the user set one."""
     if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
         return config
     return replace(config, model=config.model.but(image_size=source(config.init).config.image_size))

@@ -2,9 +2,8 @@
 
     parameter = (1 / n) * sum over the n sources
 
-That is the uniform soup of Wortsman et al. 2022 (arXiv 2203.05482, section 2), of which Puigcerver et al. 2024 (arXiv 2308.00951,
-Table 3) have one. It is of use where the sources were trained from the same weights. What is not trained, such as the tables of
-hash layers, has to be the same in all sources.
+The uniform soup of Wortsman et al. 2022 (arXiv 2203.05482, section 2), which Puigcerver et al. 2024 (arXiv 2308.00951, Table 3)
+use, of sources that were trained from the same weights. Constants, such as the tables of hash layers, must be equal in all sources.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +22,10 @@ __all__ = ["average"]
 
 
 def average(sources: Sequence[Path], read: Callable[[Path], Weights]) -> Weights:
-    """The average of what `read` gives of the sources, one after the other: summed in float64, in the dtype of the sources.
+    """The average of the sources: summed in float64, in the dtype of the sources. `about` describes each of them.
 
-    `about` says of each source what is known of it. The names of the classes are those of the sources that have them,
-    and how a picture becomes an image is what all of them say.
-
-    Raises ConfigError for fewer than two sources, for sources that differ in a field of the model, in the names of the classes, in
-    the dtype of a parameter or in a constant, naming it with both values, and for a parameter with NaN or infinity.
+    Raises ConfigError for fewer than two sources, for sources that differ in the model, the names of the classes, the dtype of a
+    parameter or a constant, naming both values, and for a parameter with NaN or infinity.
     """
     if len(sources) < 2:
         raise ConfigError(f"average: expected several sources, got {', '.join(map(str, sources)) or 'none'}")

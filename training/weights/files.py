@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moespec.models.errors import CheckpointError
 from moespec.models.files import read_file, write_atomically
 from moespec.models.tensors import sealed, unsealed
+from moespec.spec.errors import SpecError
 from moespec.training.data.npz import read_arrays
 
 __all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz", "write_safetensors"]
@@ -22,12 +23,12 @@ __all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz
 Arrays = dict[str, NDArray[Any]]
 
 
-def content_of(path: Path) -> bytes:
-    """What is in a file. Raises CheckpointError if it cannot be read."""
+def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
+    """The content of a file. Raises `kind` if it cannot be read."""
     try:
         return read_file(path)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
@@ -64,18 +65,17 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     write_atomically(path, content.getvalue())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError for any other content."""
-    value: dict[str, Any] = parsed(content_of(path), str(path))
-    return value
+def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
+    """The JSON in a file, an object or another type that is `expected`. Raises `kind` for any other content."""
+    return parsed(content_of(path, kind), str(path), expected, kind)
 
 
-def parsed(content: str | bytes, name: str, kind: type = dict) -> Any:
-    """An object or a list of JSON. Raises CheckpointError, which begins with the name, for any other content."""
+def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
+    """The value of a JSON text of the type `expected`. Raises `kind`, which begins with the name, for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name}: not JSON ({error})") from error
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{name}: not a JSON {'object' if kind is dict else 'list'}")
+        raise kind(f"{name}: not JSON ({error})") from error
+    if not isinstance(value, expected):
+        raise kind(f"{name}: not a JSON {'object' if expected is dict else 'list'}")
     return value

@@ -1,7 +1,7 @@
-"""The formats of weights: how each is told, read and written.
+"""The formats of weights: how each is recognised, read and written.
 
-A foreign file has no configuration, or its own project's. What the shapes of its parameters show is read off them; the
-rest comes from `Given`: that project's description of the model, and fields that the user sets.
+Files of other projects have no configuration of ours. Sizes are inferred from the shapes of parameters; the rest comes from
+`Given`: that project's description of the model, and fields that the user sets.
 """
 
 import warnings
@@ -39,7 +39,7 @@ PT = {"format": "pt"}
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says of a model that its file does not: see `moespec convert --help`."""
+    """The user's description of a model whose file has none: see `moespec convert --help`."""
 
     model: str | None = None
     arguments: Mapping[str, Any] | None = None
@@ -48,7 +48,7 @@ class Given:
 
 
 class Format(NamedTuple):
-    """One format: what it is, how it is read, and how written (None: it is only read)."""
+    """One format: its title, and functions that read and write it (None: it is only read)."""
 
     text: str
     read: Callable[[Path, Given], Weights]
@@ -56,10 +56,10 @@ class Format(NamedTuple):
 
 
 def read(path: Path, given: Given, name: str | None = None) -> Weights:
-    """The weights at `path` in the format `name`, by default the one that `format_of` tells.
+    """The weights at `path` in the format `name`, by default that of `format_of`.
 
-    Raises CheckpointError for files that are damaged or of no format, ConfigError for parameters that do not fit the
-    model, ShapeError and DtypeError for one that has another shape or is not floating. Each names the file.
+    Raises CheckpointError for damaged files, ConfigError for parameters that do not fit the model, ShapeError and DtypeError for
+    one of another shape or dtype. Each names the file.
     """
     chosen = FORMATS[name or format_of(path)]
     try:
@@ -77,7 +77,7 @@ def write(path: Path, weights: Weights, name: str) -> None:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file or folder, by what is in it. Raises CheckpointError if it is none."""
+    """The format of a file or folder, by its content. Raises CheckpointError for an unknown one."""
     if path.is_dir():
         if (path / "config.toml").is_file():
             return "run"
@@ -97,9 +97,7 @@ def format_of(path: Path) -> str:
     try:
         arrays, metadata = read_safetensors(path)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}; expected a run, a folder of the hub, a .safetensors or an .npz file"
-        ) from error
+        raise CheckpointError(f"{error}; expected a run, a folder of the hub, .safetensors or .npz") from error
     return "moespec" if own.MODEL in metadata else _told(path, arrays)
 
 
@@ -112,7 +110,7 @@ MARKS = {
     "Transformer/posembed_input/pos_embedding": "vision_transformer",
     "Transformer/encoder_norm/scale": "big_vision",
 }
-"""A parameter by which a project's file is told; the first that is there counts."""
+"""Parameters by which a project's file is recognised; the first that is present counts."""
 
 
 def _told(path: Path, arrays: Mapping[str, Any]) -> str:
@@ -137,11 +135,8 @@ def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig
             raise ConfigError(f"model={given.model!r}: has {name}={getattr(named, name)!r}, the parameters {value!r}")
         return with_fields(named, {**sizes, **given.fields}, "set")
     if project is interop.TIMM and (assumed := [name for name in ("norm_epsilon", "gelu") if name not in given.fields]):
-        warnings.warn(
-            f"{' and '.join(assumed)}: they cannot be inferred from the weights, so timm's defaults are taken (1e-6, 'erf'); models of "
-            "CLIP have others: --model with a name of timm's says them",
-            stacklevel=2,
-        )
+        default = "timm's defaults are used (1e-6, 'erf'); models of CLIP have others, see --model"
+        warnings.warn(f"{' and '.join(assumed)}: they cannot be inferred from the weights, so {default}", stacklevel=2)
     values = {**sizes, **given.fields}
     for name, advice in _ASKED.items():
         if name not in values:
@@ -158,10 +153,8 @@ def _of_model(timm: bool, name: str) -> VitConfig:
     except ConfigError as error:
         if not timm:
             raise
-        raise ConfigError(
-            f"model={name!r}: neither a name of moespec's nor of timm's vision_transformer.py; any other VisionTransformer of "
-            "timm is described by its arguments, a JSON file: --arguments FILE in place of --model"
-        ) from error
+        advice = "describe other models by timm's arguments, a JSON file: --arguments FILE"
+        raise ConfigError(f"model={name!r}: neither a name of moespec nor of timm's ViTs; {advice}") from error
     if not isinstance(named, VitConfig):
         raise ConfigError(f"model={name!r}: expected a ViT")
     return named
@@ -194,10 +187,6 @@ def _read_timm(path: Path, given: Given) -> Weights:
         _vit(interop.TIMM, arrays, given) if arguments is None else _with(interop.config_from_timm(arguments), given)
     )
     return _weights(interop.TIMM, path, arrays, config)
-
-
-def _write_timm(path: Path, weights: Weights) -> None:
-    write_safetensors(path, interop.to_timm(weights.params, weights.config), PT)
 
 
 def _read_huggingface(path: Path, given: Given) -> Weights:
@@ -238,10 +227,8 @@ def _read_vmoe(path: Path, given: Given) -> Weights:
             raise ConfigError(f"image_size: cannot be inferred from the weights; {_ASKED['image_size']}")
         config = _with(interop.config_from_vmoe(given.arguments, image_size=size), given)
     elif any("/Moe/" in name for name in arrays) and "router" not in given.fields:
-        raise ConfigError(
-            "there are MoE blocks, and how they route cannot be inferred from the weights: give --arguments FILE, the JSON of vmoe's "
-            "config.model, or --set for moe, router, experts, router_options, group_images"
-        )
+        advice = "give --arguments FILE, the JSON of vmoe's config.model, or --set for moe, router, experts, ..."
+        raise ConfigError(f"the routers of the MoE blocks cannot be inferred from the weights: {advice}")
     else:
         config = _vit(interop.VMOE, arrays, given)
     return _weights(interop.VMOE, prefix_of(path), arrays, config)
@@ -260,10 +247,6 @@ def _read_big_vision(path: Path, given: Given) -> Weights:
     return _weights(interop.BIG_VISION, path, arrays, _vit(interop.BIG_VISION, arrays, given))
 
 
-def _write_big_vision(path: Path, weights: Weights) -> None:
-    write_npz(path, flatten({"params": interop.to_big_vision(weights.params, weights.config)}))
-
-
 def _read_vision_transformer(path: Path, given: Given) -> Weights:
     arrays = interop.VISION_TRANSFORMER.prepared(_params(read_npz(path)))
     if "stem/kernel" in arrays:
@@ -271,10 +254,6 @@ def _read_vision_transformer(path: Path, given: Given) -> Weights:
     else:
         config = _vit(interop.VISION_TRANSFORMER, arrays, given)
     return _weights(interop.VISION_TRANSFORMER, path, arrays, config)
-
-
-def _write_vision_transformer(path: Path, weights: Weights) -> None:
-    write_npz(path, flatten(interop.to_vision_transformer(weights.params, weights.config)))
 
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -300,12 +279,20 @@ FORMATS: Mapping[str, Format] = {
     "moespec": Format("a safetensors file with the configuration in it", own.read_file, own.write_file),
     "hub": Format("a folder for the Hugging Face hub: weights, config.json, model card", hub.read, hub.write),
     "vmoe": Format("google-research/vmoe: PREFIX.index and PREFIX.data-*, or npz", _read_vmoe, _write_vmoe),
-    "big_vision": Format("google-research/big_vision: npz", _read_big_vision, _write_big_vision),
+    "big_vision": Format(
+        "google-research/big_vision: npz",
+        _read_big_vision,
+        lambda path, of: write_npz(path, flatten({"params": interop.to_big_vision(of.params, of.config)})),
+    ),
     "vision_transformer": Format(
         "google-research/vision_transformer: npz of its ViT or MLP-Mixer",
         _read_vision_transformer,
-        _write_vision_transformer,
+        lambda path, of: write_npz(path, flatten(interop.to_vision_transformer(of.params, of.config))),
     ),
-    "timm": Format("timm's VisionTransformer: safetensors, or a folder of the hub", _read_timm, _write_timm),
+    "timm": Format(
+        "timm's VisionTransformer: safetensors, or a folder of the hub",
+        _read_timm,
+        lambda path, of: write_safetensors(path, interop.to_timm(of.params, of.config), PT),
+    ),
     "huggingface": Format("transformers' ViT: a folder with config.json", _read_huggingface, _write_huggingface),
 }

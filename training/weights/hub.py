@@ -1,7 +1,7 @@
 """The layout of a repository of the Hugging Face hub, as a folder: config.json, model.safetensors, README.md.
 
-`model.safetensors` is a file of `own`; config.json says the same of the model, for people and for the hub's pages.
-Nothing is sent anywhere: `huggingface-cli upload NAME FOLDER` does that.
+`model.safetensors` is a file of `own`; config.json repeats the model for the hub's pages. `huggingface-cli upload NAME FOLDER` sends
+the folder.
 """
 
 import json
@@ -62,9 +62,9 @@ def labels(classes: Sequence[str]) -> dict[str, dict[str, Any]]:
 def write_folder(
     path: Path, documents: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears when it is whole.
+    """Writes model.safetensors and documents, JSON or text, into a new folder, which appears when it is complete.
 
-    A folder that has such files and no others is replaced. Raises RunError for one that has others.
+    A folder with such files alone is replaced. Raises RunError for one with others.
     """
     check_folder(path)
     path = path.resolve()  # a link stays one
@@ -89,11 +89,9 @@ def write_folder(
 
 
 def check_folder(path: Path) -> None:
-    """RunError for a folder that has other files than `write_folder` writes, or in which this process stands."""
+    """RunError for a folder with other files than `write_folder` writes, or that is or has the working directory."""
     if path.resolve() in ((here := Path.cwd()), *here.parents):
-        raise RunError(
-            f"target={str(path)!r}: this command stands in it, and it would be replaced; name a folder in it"
-        )
+        raise RunError(f"target={str(path)!r}: is the working directory, and would be replaced; name a folder in it")
     if path.is_dir() and (others := sorted(entry.name for entry in path.iterdir() if entry.name not in OWN)):
         raise RunError(f"target={str(path)!r}: there is {others[0]!r} in it; choose another folder")
 
@@ -104,7 +102,8 @@ OWN = (WEIGHTS, CONFIG, CARD)
 def card(name: str, weights: Weights) -> str:
     """A model card: what the model is, where the weights come from, how they are used."""
     config = weights.config
-    lines = ["---", "library_name: moespec", "tags:", "- vision", *_tags(config), "---", "", f"# {name}", ""]
+    tags = ["- vision", *["- image-classification"] * bool(config.classes)]
+    lines = ["---", "library_name: moespec", "tags:", *tags, "---", "", f"# {name}", ""]
     count = family(config).parameter_count(config)
     lines += [
         f"A {_kind(config)} for images of {config.image_size} x {config.image_size} pixels with {config.channels} "
@@ -127,10 +126,8 @@ def _usage(name: str, weights: Weights) -> list[str]:
     config = weights.config
     images = {"mean": [0.5], "std": [0.5], "resize": 0, "background": "white", **weights.images}
     picture = f"{config.image_size}, channels={config.channels}, resize={images['resize']}, background={images['background']!r}"
-    together = fewest_images(config)
-    batch = (
-        "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
-    )  # it routes so many together
+    together = fewest_images(config)  # in a group of the routers
+    batch = "image[None]" if together == 1 else f"np.repeat(image[None], {together}, axis=0)"
     lines = [
         "from pathlib import Path",
         "",
@@ -158,7 +155,3 @@ def _kind(config: Config) -> str:
     routers = " and ".join(dict.fromkeys(layer.router for layer in layers))
     blocks = ", ".join(dict.fromkeys(layer.name.split("_")[0] for layer in layers))
     return f"{kind} with mixture-of-experts layers (router {routers}, blocks {blocks})"
-
-
-def _tags(config: Config) -> list[str]:
-    return ["- image-classification"] if config.classes else []

@@ -1,8 +1,8 @@
 """moespec's own weights: the checkpoints of a run, and a safetensors file that holds the configuration of the model.
 
-The file has the parameters by their path, such as `blocks/0/mlp/w1`, and in its metadata, as JSON, `moespec.model`, the
-configuration, `moespec.about`, what a model card says of the weights, `moespec.version`, which version of moespec wrote it, and, where
-they are known, `moespec.classes`, the names of the classes in the order of the logits, and `moespec.images`, see `Weights.images`.
+The file has the parameters by their path, such as `blocks/0/mlp/w1`. Its metadata are JSON: `moespec.model`, the configuration,
+`moespec.about`, facts for the model card, `moespec.version`, and, if they are known, `moespec.classes`, the names of the classes in
+the order of the logits, and `moespec.images`, see `Weights.images`.
 """
 
 import json

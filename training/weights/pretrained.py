@@ -46,9 +46,7 @@ class PretrainedModel(nn.Model, HubMixin):
         """The mixin's hook; the options are where and how the hub is asked."""
         for name, value in options.items():
             if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
-                raise ConfigError(
-                    f"{name}={value!r}: from_pretrained has no such option; the configuration is in the folder"
-                )
+                raise ConfigError(f"{name}={value!r}: not an option of from_pretrained; see config.json")
         folder = Path(model_id)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download

@@ -18,10 +18,10 @@ PLAIN = (bool, int, float, str)
 
 @dataclass(frozen=True)
 class Weights:
-    """config: the model. params: its parameters (NumPy). about: what a model card says of them, by title.
+    """config: the model. params: its parameters (NumPy). about: facts for the model card, by title.
 
-    classes: the names of the classes in the order of the logits; none where they are not known.
-    images: how a picture becomes an image, as `DataConfig` says it: `mean` and `std` (lists), `resize`, `background`; empty if not known.
+    classes: names of the classes in the order of the logits, if known. images: how a picture becomes an image, if known: `mean`
+    and `std` (lists), `resize`, `background` of `DataConfig`.
     """
 
     config: Config
@@ -47,7 +47,7 @@ def named_classes(names: Any, config: Config, where: str) -> tuple[str, ...]:
 
 
 def images_of(values: Any, where: str) -> dict[str, Any]:
-    """What a file says of how a picture becomes an image. Raises CheckpointError unless it is all that, or nothing."""
+    """`Weights.images` from a file. Raises CheckpointError unless it is complete or empty."""
     try:
         numbers = {name: [float(number) for number in values.pop(name)] for name in ("mean", "std") if values}
         return {**numbers, "resize": int(values["resize"]), "background": str(values["background"])} if numbers else {}

@@ -1,8 +1,7 @@
 """The sharded checkpoints of google-research/vmoe: `PREFIX.index` and `PREFIX.data-00000-of-0000N`, in msgpack.
 
-The index has three keys: `version`, `shard_count`, and `index`, a tree with a leaf for each parameter: its shape, its dtype and
-the shards that hold parts of it. A shard maps the number of a leaf (in the order of a JAX tree: sorted keys) to the parts, each
-with the slices that it fills.
+The index has the keys `version`, `shard_count` and `index`, a tree with a leaf for each parameter: its shape, its dtype and the
+shards that hold parts of it. A shard maps the number of a leaf (in the order of a JAX tree: sorted keys) to its parts and slices.
 
 Source: `vmoe/checkpoints/partitioned.py`, `serialization.py` and `types.py`, of version 20220622, and of older
 checkpoints without a version, which are alike but for nodes that are not dictionaries.
@@ -27,7 +26,7 @@ __all__ = ["is_vmoe_checkpoint", "prefix_of", "read_vmoe_checkpoint", "write_vmo
 
 VERSION = "20220622"
 ARRAY, SLICES, INDEX = 1, 6, 8
-"""Codes of msgpack's extension types, by which vmoe tells an array, slices, a leaf of the index."""
+"""Codes of vmoe's extension types of msgpack: an array, slices, a leaf of the index."""
 CHUNKS = "__msgpack_array_chunk_a87ca2__"
 LARGEST_PART = 2**30
 """Largest chunk in bytes, `MAX_CHUNK_SIZE` in flax."""
@@ -49,10 +48,9 @@ def is_vmoe_checkpoint(path: Path) -> bool:
 
 
 def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
-    """The parameters of a checkpoint by their path, such as `Encoder/encoder_norm/scale`; the optimiser is passed over.
+    """The parameters of a checkpoint by their path, such as `Encoder/encoder_norm/scale`, without the optimiser.
 
-    Raises CheckpointError, naming the file and the array, for files that are missing or damaged, of another version, or
-    that do not hold all of an array.
+    Raises CheckpointError, naming the file and the array, for files that are missing, damaged or of another version.
     """
     prefix = prefix_of(path)
     tree, shards = _read_index(_index(prefix))
@@ -78,7 +76,7 @@ def read_vmoe_checkpoint(path: Path) -> dict[str, NDArray[Any]]:
                 raise CheckpointError(f"{file}: {name!r}: {error}") from error
     for name in wanted:
         if missing := int(filled[name].size - filled[name].sum()):
-            raise CheckpointError(f"{prefix}: the shards hold all but {missing} of the numbers of {name!r}")
+            raise CheckpointError(f"{prefix}: {name!r} is incomplete: {missing} values are missing from the shards")
         if wanted[name].dtype == "bfloat16":
             arrays[name] = (arrays[name].astype("<u4") << 16).view("<f4")
     return arrays
@@ -94,9 +92,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], int]:
     if version not in (None, VERSION):
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION!r}")
     if version is None and (training := {"step", "opt_state", "optimizer"} & tree.keys()):
-        raise CheckpointError(
-            f"{path}: older than version {VERSION}, with {min(training)!r}: which leaf is which cannot be told without vmoe"
-        )
+        raise CheckpointError(f"{path}: older than version {VERSION}, with {min(training)!r}: only vmoe can read it")
     if not isinstance(shards, int) or not 0 < shards < 100_000:
         raise CheckpointError(f"{path}: shard_count={shards!r}")
     return tree, shards

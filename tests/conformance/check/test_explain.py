@@ -7,8 +7,8 @@ import pytest
 from committed import BY_ID, replaced, results_of
 
 import moespec.backends.numpy as numpy
-from moespec.conformance.author.reroute import chosen_mask
-from moespec.conformance.check.explain import explained
+from moespec.conformance.author.variant import chosen_mask
+from moespec.conformance.check.explain import explain_failures
 
 
 def first_choices_alone(scores, *, choices, **options):
@@ -48,13 +48,13 @@ SAID = [
 
 @pytest.mark.parametrize(("id", "function", "said"), SAID)
 def test_what_is_wrong_is_said(id, function, said):
-    (result,) = explained(results_of(replaced(**{id.partition("/")[0]: function}), [BY_ID[id]]), [BY_ID[id]])
+    (result,) = explain_failures(results_of(replaced(**{id.partition("/")[0]: function}), [BY_ID[id]]), [BY_ID[id]])
     assert said in result.explanation
     assert bool(result.explanation) == bool(said)
 
 
 def test_a_slot_is_named_with_the_choice_that_is_expected_in_it():
-    (result,) = explained(results_of(replaced(token_choice=first_choices_alone), [BY_ID[FIRST]]), [BY_ID[FIRST]])
+    (result,) = explain_failures(results_of(replaced(token_choice=first_choices_alone), [BY_ID[FIRST]]), [BY_ID[FIRST]])
     assert result.first.message.endswith("; group 0, expert 2, slot 0: empty, expected token 2 (its 2nd choice)")
 
 
@@ -69,5 +69,5 @@ def test_a_slot_is_named_with_the_choice_that_is_expected_in_it():
 def test_a_factor_is_said_that_all_cases_have(factor, said):
     cases = [BY_ID[f"balance_loss/{name}"] for name in ("collapsed", "four_experts")]
     wrong = replaced(balance_loss=lambda scores, **how: factor(scores) * numpy.balance_loss(scores, **how))
-    results = explained(results_of(wrong, cases), cases)
+    results = explain_failures(results_of(wrong, cases), cases)
     assert {result.explanation.partition("wrong: ")[2] for result in results} == {said}

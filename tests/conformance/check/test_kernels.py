@@ -7,13 +7,13 @@ from fused_layers import FORWARD, JAX, NUMPY, RIGHT, SUBTLE, WRONG
 
 from moespec.conformance import suite
 from moespec.conformance.author import large
-from moespec.conformance.author.backward import layer_slopes
-from moespec.conformance.author.fresh import fresh
-from moespec.conformance.author.reference import GoldenError
+from moespec.conformance.author.backward import layer_gradients
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
+from moespec.conformance.format import GoldenError
+from moespec.conformance.golden.fresh import fresh
 from moespec.conformance.manifest import encode
 from moespec.spec import ROUTERS
 
@@ -85,9 +85,9 @@ def test_the_constants_of_large_cases():
 
 def test_a_gradient_that_is_not_that_of_the_specification_is_not_made(monkeypatch):
     def halved(*arguments):
-        return {name: slope / 2 for name, slope in layer_slopes(*arguments).items()}
+        return {name: slope / 2 for name, slope in layer_gradients(*arguments).items()}
 
-    monkeypatch.setattr("moespec.conformance.author.reference_gradients.layer_slopes", halved)
+    monkeypatch.setattr("moespec.conformance.author.reference_gradients.layer_gradients", halved)
     with pytest.raises(GoldenError, match="along a direction"):
         fresh(SEED, lambda id: id == "hash/large_gradient", size="large")
 

@@ -10,7 +10,7 @@ from committed import BY_ID, CASES, results_of
 
 import moespec.backends.numpy as reference
 from moespec import spec
-from moespec.conformance.author.draw import to_bfloat16
+from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.target import Target, execute, job_of
 from moespec.conformance.compare import DTYPES, certified

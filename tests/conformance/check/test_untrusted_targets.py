@@ -14,7 +14,7 @@ from committed import BY_ID, content, of
 from fused_layers import FORWARD
 
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.run import Part, run_cases, run_part
+from moespec.conformance.check.run import run_cases, run_part
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
 
@@ -27,9 +27,9 @@ def states(printed):
     return tuple(int(word) for word in printed.splitlines()[-1].split() if word.isdecimal())
 
 
-def part(name, cases, dtype="float64", **more):
-    """Cases of one algorithm, for a target in a process of its own."""
-    return Part(Target, name, dtype, "eager", False, cases, **more)
+def run_alone(name, cases, **limits):
+    """The results of cases of one algorithm, of a target in a process of its own."""
+    return run_part(Target, name, cases, "float64", **limits)[0]
 
 
 # Ends of processes.
@@ -92,7 +92,7 @@ def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said, limits)
     """Another one answers for the cases that come after."""
     text = f"import os, numpy as np\ndef z_loss(logits):\n    if logits.max() > 100:\n        {how}\n"
     name = over_numpy(f"dying{abs(hash(how))}", text + "    return numpy.z_loss(logits)\n")
-    results, _ = run_part(part(name, of("z_loss"), **limits))
+    results = run_alone(name, of("z_loss"), **limits)
     (failure,) = [result for result in results if result.state != "pass"]
     assert (failure.id, failure.state) == ("z_loss/large", "error")
     assert said in failure.first.message
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_lost_fails_the_case_that_lost_it_alone(over_numpy):
     lose = "def lost():\n    raise RuntimeError('CUDA error: device-side assert triggered')\n"
     text = f"import torch\n{lose}torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, lambda: None\n"
     text += "def z_loss(logits):\n    if logits.max() > 100:\n        torch.cuda.synchronize = lost\n"
-    results, _ = run_part(part(over_numpy("losing", text + "    return numpy.z_loss(logits)\n"), of("z_loss")))
+    results = run_alone(over_numpy("losing", text + "    return numpy.z_loss(logits)\n"), of("z_loss"))
     (failure,) = [result for result in results if result.state != "pass"]
     assert (failure.id, failure.state) == ("z_loss/large", "error")
     assert "device-side assert" in failure.first.message
@@ -117,7 +117,7 @@ def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tm
         (tmp_path / "pids").unlink(missing_ok=True)
         name = over_numpy(f"mapping{count}", text.replace("COUNT", str(count)))
         for _ in range(2):
-            run_part(part(name, of("z_loss", kinds=["value"])))
+            run_alone(name, of("z_loss", kinds=["value"]))
         assert len(set((tmp_path / "pids").read_text().split())) == processes
 
 
@@ -230,14 +230,14 @@ def test_a_forged_answer_passes_nothing(over_numpy, forged):
         "    return numpy.z_loss(logits) + 1\n"
     )
     cases = of("z_loss", kinds=["value", "tie"])
-    results, _ = run_part(part(over_numpy(f"forging_{forged.replace(' ', '_')}", text), cases))
+    results = run_alone(over_numpy(f"forging_{forged.replace(' ', '_')}", text), cases)
     assert {result.state for result in results} <= {"error", "fail"}
     assert any(result.state == "error" for result in results) or forged == "another array"
 
 
 def test_an_answer_that_is_too_large_is_not_read(over_numpy):
     text = "import numpy as np\ndef z_loss(logits):\n    return np.zeros(1 << 25, np.uint8)\n"
-    results, _ = run_part(part(over_numpy("wordy", text), of("z_loss", kinds=["value"])))
+    results = run_alone(over_numpy("wordy", text), of("z_loss", kinds=["value"]))
     assert all("bytes, where the most is" in result.first.message for result in results)
 
 

@@ -12,9 +12,9 @@ from committed import BY_ID, CASES, results_of
 from moespec.conformance.author.variant import Variant, module_of, variant
 from moespec.conformance.cases import variants
 from moespec.conformance.check import mutation_report
-from moespec.conformance.check.match_variant import Known, recognise
+from moespec.conformance.check.match_variant import Known, match_variants
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.single_detection import ALONE
+from moespec.conformance.check.single_detection import SINGLE_DETECTIONS
 from moespec.spec import CAPACITY_RULES, LEDGER, ROUTERS
 
 VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("negative", "trajectory")]
@@ -37,7 +37,7 @@ def changed(**replaced):
 
 
 def names(results):
-    return {(match.algorithm, match.variant) for match in recognise(results, KNOWN)}
+    return {(match.algorithm, match.variant) for match in match_variants(results, KNOWN)}
 
 
 # What they are.
@@ -87,7 +87,7 @@ def test_a_variant_is_caught_and_recognised(name):
             break
     assert mutation_report.falls(results[-1])
     if case in cases and results[-1].returned:
-        matches = [match for match in recognise(results, KNOWN) if match.algorithm == case.algorithm]
+        matches = [match for match in match_variants(results, KNOWN) if match.algorithm == case.algorithm]
         assert name in {match.variant for match in matches}
         assert all(match.agree == match.of for match in matches)
 
@@ -97,7 +97,7 @@ def test_a_variant_is_caught_and_recognised(name):
 def test_a_variant_is_recognised_in_every_algorithm(name):
     known = variants()[name]
     results = values_of(module_of(known.replaced), known.algorithms - {"vit"})
-    matches = recognise(results, KNOWN)
+    matches = match_variants(results, KNOWN)
     for algorithm in {result.algorithm for result in results if result.returned}:
         mine = [match for match in matches if match.algorithm == algorithm]
         assert all(match.agree == match.of for match in mine)
@@ -135,7 +135,7 @@ def test_a_stage_that_the_target_passes_and_a_variant_fails_speaks_against_it():
         )
         return function(B, scores, choices=choices, **options)
 
-    (match,) = recognise(values_of(changed(token_choice=sometimes), {"token_choice"}), KNOWN)
+    (match,) = match_variants(values_of(changed(token_choice=sometimes), {"token_choice"}), KNOWN)
     assert match.variant == kept.name
     assert match.agree < match.of
     assert f"in {match.agree} of {match.of} stages" in match.text
@@ -206,22 +206,22 @@ def test_a_variant_that_survives_fails(run, monkeypatch):
 def test_a_variant_that_falls_to_one_case_is_listed_and_no_other(monkeypatch):
     """Of the whole suite: a part of it may have one of the cases that it falls to."""
     listed, other, ids = "square_of_the_mean", "z_summed", [case.id for case in CASES]
-    monkeypatch.setitem(ALONE, listed, "a reason")
+    monkeypatch.setitem(SINGLE_DETECTIONS, listed, "a reason")
     one, two = {"z_loss/values": "z_loss/loss"}, {"z_loss/values": "z_loss/loss", "z_loss/large": "z_loss/loss"}
-    assert mutation_report.Survey({listed: one, other: two}, ids).problems == []
-    assert mutation_report.Survey({listed: one, other: one}, ids).problems == [
+    assert mutation_report.MutationReport({listed: one, other: two}, ids).problems == []
+    assert mutation_report.MutationReport({listed: one, other: one}, ids).problems == [
         f"{other} falls to z_loss/values alone, and is not listed"
     ]
-    assert mutation_report.Survey({listed: two, other: two}, ids).problems == [
+    assert mutation_report.MutationReport({listed: two, other: two}, ids).problems == [
         f"{listed} is listed, and falls to two cases or more"
     ]
-    assert mutation_report.Survey({listed: two, other: one}, ["z_loss/values"]).problems == []
+    assert mutation_report.MutationReport({listed: two, other: one}, ["z_loss/values"]).problems == []
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", SINGLE_DETECTIONS)
 def test_what_falls_to_one_case_is_a_variant_and_has_a_reason(name):
     assert name in variants()
-    assert re.fullmatch(r"[a-zA-Z`].{15,}[^.]", ALONE[name])
+    assert re.fullmatch(r"[a-zA-Z`].{15,}[^.]", SINGLE_DETECTIONS[name])
 
 
 def test_the_first_step_of_a_trajectory_is_enough():

@@ -7,11 +7,10 @@ from committed import of
 
 from moespec.conformance import suite
 from moespec.conformance.check import waivers
-from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.results import CaseResult, Report, counts
 from moespec.conformance.check.waivers import Waiver, WaiverError, waived
 from moespec.conformance.compare import Outcome
 from moespec.conformance.report import matrix
-from moespec.conformance.report.report import Report, counts
 
 IDS = suite.ids()
 MODES = ("eager", "compiled", "files")

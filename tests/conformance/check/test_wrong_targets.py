@@ -14,13 +14,12 @@ from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
-from moespec.conformance.check.equal_scores import judged
+from moespec.conformance.check.equal_scores import mark_reordered
 from moespec.conformance.check.plan import Plan
-from moespec.conformance.check.results import FAILED
+from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import DEFAULT, Target
 from moespec.conformance.compare import DTYPES
-from moespec.conformance.report.report import Report
 from moespec.spec import ROUTERS
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +87,7 @@ def test_losses_that_train_nothing_fail(router):
 def test_another_order_of_tokens_is_not_one_of_equal_scores():
     cases = [BY_ID["token_choice/all_experts"]]
     results = results_of(module_of(variants()["all_choices_of_a_token_first"].replaced), cases)
-    assert [result.state for result in judged(results, cases)] == ["fail"]
+    assert [result.state for result in mark_reordered(results, cases)] == ["fail"]
 
 
 # The same with the tree itself.

@@ -8,7 +8,6 @@ import pytest
 from committed import CASES, commit, of
 
 from moespec.conformance import suite
-from moespec.conformance.check.classes import CLASSES, class_of
 from moespec.conformance.commandline.arguments import parser, spread
 
 NUMPY = ("--target", "moespec.backends.numpy")
@@ -246,8 +245,8 @@ def test_cases_are_chosen_by_class(run):
     for word, chosen in kinds.items():
         printed = run("run", *NUMPY, "--dtype", "f64", "--algorithm", "token_choice", "--class", word)[1]
         assert printed.splitlines()[-1] == f"{len(of('token_choice', kinds=chosen))} passed, 0 failed, 0 skipped"
-    assert {class_of(case.id) for case in CASES} == {*CLASSES}
-    assert {class_of(case.id) for case in of("vit")} == {"models", "training"}
+    assert {suite.class_of(case.id) for case in CASES} == {*suite.CLASSES}
+    assert {suite.class_of(case.id) for case in of("vit")} == {"models", "training"}
 
 
 UNSTABLE = """

@@ -223,7 +223,7 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
         ("model --module *.gate", "data=None: a torch model needs both"),
         ("model --module *.gate --data own_model:nan", "0.gate: logits are not finite, the first at [0, 0]"),
         ("raising --data own_model:data", "raised in batch 0 KeyError: 'no such expert'"),
-        ("raising --module x --data absent.npz", "absent.npz: cannot be read"),
+        ("raising --module x --data absent.npz", "absent.npz: cannot be read as an npz file"),
         ("absent --data own_model:data", "model='own_model:absent': cannot be imported"),
         ("model --module *.gate --data own_model:data --outputs own_model:raising", "raising() takes 1"),
         ("data --module *.gate", "nothing was recorded: no tap was reached"),

@@ -13,16 +13,16 @@ from damaged import damaged, message_of
 from jsonschema import Draft202012Validator
 
 from moespec.conformance import suite
-from moespec.conformance.author.large import SIZES
 from moespec.conformance.check import files
-from moespec.conformance.check.results import STATES, CaseResult, Match
+from moespec.conformance.check.diagnosis import LARGEST, MATRICES
+from moespec.conformance.check.results import STATES, CaseResult, Match, Report, Unsupported
 from moespec.conformance.check.target import MODES
+from moespec.conformance.commandline.arguments import SIZES
 from moespec.conformance.compare import ALL_DTYPES, Outcome
 from moespec.conformance.report import matrix, reading, report
 from moespec.conformance.report.badge import badge
 from moespec.conformance.report.page import flags, page
-from moespec.conformance.report.report import Report, ReportError, Unsupported
-from moespec.conformance.report.tables import LARGEST, MATRICES
+from moespec.conformance.report.report import ReportError
 from moespec.spec import LEDGER
 
 SUITE = suite.digest()

@@ -85,7 +85,7 @@ def test_images_of_an_array_that_are_not_square(tmp_path: Path) -> None:
     np.testing.assert_array_equal(wide.train.read(np.array([0]))[0], images[0, :, 1:5])
     many = npz(tmp_path / "y.npz", images=np.zeros((10, 4, 4, 2), np.uint8))
     assert load("npz", many).shape == (4, 4, 2)
-    with pytest.raises(ConfigError, match=r"model\.image_size=8: .* 4 x 4 pixels, .* these have 2"):
+    with pytest.raises(ConfigError, match=r"model\.image_size=8: .* 4 x 4 pixels and 2 channels"):
         load("npz", many, image_size=8)
     with pytest.raises(ConfigError, match=r"model\.image_size=0"):
         load("digits", image_size=0)
@@ -201,7 +201,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
-        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one label each"),
+        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one each"),
         ({"val_images": 0, "validation_images": 0}, "has the validation parts 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
@@ -217,7 +217,7 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
         ({"maximum": 0}, "maximum=0: expected an integer from 1 to 255"),
         ({"maximum": np.array([16, 16])}, "maximum='?an array of shape"),
-        ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "cannot be held out: too few"),
+        ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "too few images, 1, to hold out 0.2"),
     ],
 )
 def test_wrong_npz(tmp_path: Path, changes: dict, message: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
+from moespec import cli
 from moespec.models.errors import DataError
-from moespec.training import cli
 from moespec.training.data import shards
 from moespec.training.data.datasets import load
 from moespec.training.data.folder import find_folder, find_pictures
@@ -293,7 +293,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
         ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
         ("id,label\n0,\n", "line 2, column 'label': empty"),
-        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or more"),
+        ("id,label\n0,7,8\n", "line 2, column 'label': empty, or other columns"),
         ("id,label\n../out,7\n", "stands for no picture"),
         ("id,label\n\xff,7\n", "line 1: cannot be read"),
     ],

@@ -5,14 +5,15 @@ import textwrap
 
 import pytest
 
+from moespec import cli
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations import places, positions, table
 from moespec.spec.implementations.entries import algorithm_of, entries_of
 from moespec.spec.implementations.positions import Measured, find, measured, seen
 from moespec.spec.ledger import entries
-from moespec.training import cli
-from moespec.training.ledger import command, show
+from moespec.training.commands import ledger as command
+from moespec.training.ledger import show
 
 FEW = """
 XX-1: Is it round?
@@ -44,9 +45,9 @@ PACKAGES = (Measured("vmoe-jax", "1.0", "google-research/vmoe", {"XX-1a": "`vmoe
 def few(monkeypatch):
     """A ledger of three entries, and one package that was measured."""
     ledger = {entry.id: entry for entry in entries(FEW, "moespec.spec.algorithms.gshard")}
-    for module in (command, implementations, table):
+    for module in (command, positions, table):
         monkeypatch.setattr(module, "LEDGER", ledger)
-    for module in (implementations, show):
+    for module in (positions, show):
         monkeypatch.setattr(module, "measured", lambda: PACKAGES)
     monkeypatch.setattr(places, "places", lambda: PLACES)
     monkeypatch.setenv("COLUMNS", "110")  # lines are as long as the terminal that runs the tests is wide, if it has one

@@ -135,11 +135,11 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
     [
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3}, "no entry 'files'"),
-        ({"format": 3, "files": {"../x": "0"}}, "files: '../x': not what"),
-        ({"logged": "7"}, r"state\.json: logged='7': not what a checkpoint has there"),
-        ({"step": "7"}, r"state\.json: step='7': not what a checkpoint has there"),
-        ({"step": 7.0}, r"state\.json: step=7\.0: not what"),
-        ({"step": True}, r"state\.json: step=True: not what"),
+        ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
+        ({"logged": "7"}, r"state\.json: logged='7': invalid entry of a checkpoint"),
+        ({"step": "7"}, r"state\.json: step='7': invalid entry of a checkpoint"),
+        ({"step": 7.0}, r"state\.json: step=7\.0: invalid"),
+        ({"step": True}, r"state\.json: step=True: invalid"),
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
     ],
 )

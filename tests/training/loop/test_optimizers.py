@@ -11,12 +11,12 @@ import pytest
 import tomli_w
 from of_models import params_of, saved
 
+from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models import parameters, vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump, read
 from moespec.training.loop import checkpoint
@@ -97,7 +97,7 @@ def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
     capsys.readouterr()
     given = [flag.replace("positions", "head/bias") for flag in flags]
     assert cli.main(["train", "--run", str(run), "--resume", "--override", *given]) == 2
-    assert "the checkpoint does not have what this optimizer keeps" in capsys.readouterr().err
+    assert "the checkpoint lacks what this optimizer keeps" in capsys.readouterr().err
     assert cli.main(["train", "--run", str(run), "--resume", "--override", "--optimizer.rates", "head/bias=2"]) == 0
 
 

@@ -20,19 +20,20 @@ import numpy as np
 import pytest
 from of_models import params_of
 
+from moespec import cli
 from moespec.backends.mesh import Pieces, mesh_sizes
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.parameters import Drawn
 from moespec.models.pytrees import flatten
 from moespec.models.vit import init, parameter_shapes
-from moespec.training import cli, commands
+from moespec.training.commands import train as command
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.loop import checkpoint, checkpoint_writer
 from moespec.training.loop.checkpoint_writer import Saver
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 
-PROGRAM = "import sys; from moespec.training.cli import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = "import sys; from moespec.cli import main; sys.exit(main(sys.argv[1:]))"
 TRAIN = (
     "train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1",
     "--model.dropout", "0.1", "--training.steps", "12", "--training.checkpoint-every", "4", "--training.log-every", "1",
@@ -167,7 +168,7 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
         (2, ("--mesh.fsdp", "3"), "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span the devices"),
-        (2, ("--model.group-images", "64"), "each of 2 devices (data 2) has 32 images at a time. images: 32 images"),
+        (2, ("--model.group-images", "64"), "32 images at a time on each device (data 2). images: 32 images"),
         (2, ("--training.accumulate", "64"), r"does not divide among 2 devices \(data 2\) in 64 parts"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
@@ -179,7 +180,7 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
     def connected(name, mesh):
         yield SimpleNamespace(process=0, processes=processes, sizes=mesh_sizes(processes, **mesh.axes))
 
-    monkeypatch.setattr(commands, "connected", connected)
+    monkeypatch.setattr(command, "connected", connected)
     run = tmp_path / "run"
     assert cli.main(["train", "--backend", "torch", *options, "--run", str(run)]) == 2
     assert message.replace("\\", "") in capsys.readouterr().err

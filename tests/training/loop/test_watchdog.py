@@ -14,8 +14,8 @@ from contextlib import suppress
 import pytest
 
 from moespec.spec.errors import ConfigError
+from moespec.training.commands.launch import _free_port
 from moespec.training.configuration.config import MeshConfig
-from moespec.training.launch import _free_port
 
 PROGRAM = """
 import os, sys, time
@@ -65,7 +65,7 @@ def test_all_end_with_the_name_of_the_lost(harm, index):
     lost = processes.pop(index)
     lost.send_signal(harm)
     since = time.monotonic()
-    why = "it has said nothing for 2 s" if harm == signal.SIGSTOP else ""
+    why = "no heartbeat for 2 s" if harm == signal.SIGSTOP else ""
     try:
         for each in processes:
             errors = ended(each, 2)
@@ -125,7 +125,7 @@ def test_strangers_at_the_port_do_no_harm():
 def test_a_port_that_is_taken_and_a_timeout_that_is_none_are_named():
     port = _free_port()
     with socket.create_server(("127.0.0.1", port + 1)):
-        assert f"port {port + 1}, the next after MASTER_PORT, cannot be listened on: " in ended(start(0, port), 3)
+        assert f"port {port + 1}, the next after MASTER_PORT, is not free: " in ended(start(0, port), 3)
     for timeout in (0.0, float("nan"), 1e9):
         with pytest.raises(ConfigError, match=r"mesh\.timeout="):
             MeshConfig(timeout=timeout)

@@ -9,13 +9,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from moespec import spec
+from moespec import cli, spec
 from moespec.backends import numpy as B
 from moespec.models import text, vit
-from moespec.training import cli
 from moespec.training.configuration.config import Config, LitConfig, ModelConfig
 from moespec.training.loop.runlog import read_log
-from moespec.training.objectives.table import besides, objective_of
+from moespec.training.objectives.table import extra_params, objective_of
 
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200), "yellow": (200, 200, 0)}
 SIZE = ("--model.image-size", "8", "--model.patch-size", "4")
@@ -124,7 +123,7 @@ def test_the_loss_by_hand(kind: Any) -> None:
     section = LitConfig(locked=False, loss=kind, scale=3.0, bias=-2.0)
     config = Config(objective="lit", text=ModelConfig("text_tiny", **tower), lit=section)
     model = vit.named("vit_tiny", classes=0, patch_size=4, **small)
-    params = B.from_numpy({**vit.init(model, 1), **besides(config, model)})
+    params = B.from_numpy({**vit.init(model, 1), **extra_params(config, model)})
     images = np.random.default_rng(0).standard_normal((4, 8, 8, 1))
     ids = np.random.default_rng(1).integers(0, 257, (4, 6), np.int32)
     batch = {"image": {"images": images}, "text": {"ids": ids}}

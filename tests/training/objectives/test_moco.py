@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec import spec
+from moespec import cli, spec
 from moespec.backends import numpy as B
 from moespec.models import vit
-from moespec.training import cli
 from moespec.training.configuration.config import Config, MocoConfig, ModelConfig, TrainingConfig
 from moespec.training.data.datasets import load
 from moespec.training.data.loader import training_batch, views_of_step
@@ -20,7 +19,7 @@ from moespec.training.evaluation.neighbours import spread
 from moespec.training.loop.resolve import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.loop.train import Batches
-from moespec.training.objectives.table import besides, objective_of
+from moespec.training.objectives.table import extra_params, objective_of
 from moespec.training.weights.formats import Given, read
 
 FLAGS = (
@@ -72,7 +71,7 @@ def test_the_loss_by_hand() -> None:
     config = Config(objective="moco", moco=MocoConfig(temperature=0.5, hidden=5, output=3))
     more: Any = {"classes": 0, "width": 8, "hidden": 8, "heads": 2, "depth": 1, "patch_size": 4}
     model = vit.named("vit_tiny", moe="last_1", experts=2, router="switch", **more)
-    params, average = (B.from_numpy({**vit.init(model, seed), **besides(config, model)}) for seed in (1, 2))
+    params, average = (B.from_numpy({**vit.init(model, seed), **extra_params(config, model)}) for seed in (1, 2))
     average["projector"] = {name: {**layer} for name, layer in average["projector"].items()}
     average["projector"]["0"]["kernel"] = 2 * average["projector"]["1"]["kernel"][:1].repeat(8, 0)
     views = np.random.default_rng(0).standard_normal((2, 4, 8, 8, 1))

@@ -11,10 +11,10 @@ from of_models import drawn, images_for
 from PIL import Image
 
 import moespec.backends.numpy as B
+from moespec import cli
 from moespec.models import mixer, vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
@@ -179,9 +179,9 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
             r"an expert's blocks/0/moe/experts/w1 has shape \(8, 24\), the source's",
         ),
         ({"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale starts it anew"),
-        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is an unexpected parameter"),
+        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
         ({"qk_norm": True}, r"blocks/0/attention/query_norm/scale \(4,\) is missing"),
-        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) is an unexpected parameter"),
+        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
     ],
 )
 def test_what_does_not_fit_is_named(fields, message):
@@ -299,7 +299,7 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
         assert capsys.readouterr().out == (message or "data: digits (of the run)\n")
     write(tmp_path / "x.safetensors", weights(), "moespec")
     assert cli.main(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")]) == 2
-    assert "x.safetensors: not a run, so it has no data; say which" in capsys.readouterr().err
+    assert "x.safetensors: not a run, so it has no data; give --data" in capsys.readouterr().err
 
 
 def test_finetune_without_a_source_says_so(said):

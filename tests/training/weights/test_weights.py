@@ -24,13 +24,13 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
-from moespec import training
+from moespec import cli, training
 from moespec.models import families, vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli, interop
+from moespec.training import interop
 from moespec.training.loop.runlog import read_log
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write
@@ -390,7 +390,7 @@ def of_version(version: str | None):
     return change
 
 
-HOLD = r"the shards hold all but \d+ of the numbers of '\w+"
+HOLD = r"'\w.* is incomplete: \d+ values are missing from the shards"
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
 @pytest.mark.parametrize(
     ("path", "options", "message"),
     [
-        ("vmoe_soft_moe", Given(), "there are MoE blocks, and how they route cannot be inferred from the weights"),
+        ("vmoe_soft_moe", Given(), "the routers of the MoE blocks cannot be inferred from the weights"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
         ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
@@ -611,7 +611,7 @@ def test_a_folder_that_is_not_replaced_keeps_all(tmp_path):
     with pytest.raises(RunError, match="there is 'LICENSE' in it"):
         module.save_pretrained(tmp_path / "x")
     assert {path.name: path.read_bytes() for path in (tmp_path / "x").iterdir()} == files_before
-    with pytest.raises(ConfigError, match="map_location='meta': from_pretrained has no such option"):
+    with pytest.raises(ConfigError, match="map_location='meta': not an option of from_pretrained"):
         type(module).from_pretrained(tmp_path / "x", map_location="meta")
 
 
@@ -624,7 +624,7 @@ def test_a_link_to_a_folder_stays_one(tmp_path, monkeypatch):
     assert read(tmp_path / "there", Given()).config == tiny().config
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
     monkeypatch.chdir(tmp_path / "there")
-    with pytest.raises(RunError, match=r"^target='\.': this command stands in it"):
+    with pytest.raises(RunError, match=r"^target='\.': is the working directory"):
         write(Path(), tiny(), "hub")
 
 

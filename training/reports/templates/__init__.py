@@ -1,45 +1,13 @@
-"""HTML pages in one style: the report of a run, and the page of the conformance suite.
+"""The pages of a run, a study and predictions, in the style of `moespec.models.pages`."""
 
-A page is one file without scripts, which loads nothing. All that a template is given is escaped.
-"""
-
-import base64
-import re
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
-
-from moespec.models.shown import printable
+from moespec.models import pages
 
 __all__ = ["render"]
 
 
-def _shown(value: Any) -> Any:
-    """Text without what a terminal obeys or a browser hides, such as the name of a class that was a folder's."""
-    return printable(value) if type(value) is str else value
-
-
-def breakable(text: str) -> Markup:
-    """A name, with places where a line may break."""
-    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(text)))))
-
-
-def inside(content: bytes, kind: str) -> str:
-    """The address of a picture that has the picture, a file of this kind, inside."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def render(name: str, folder: Path = Path(__file__).parent, **values: Any) -> str:
-    """The page that the template `name` in `folder` makes of the values; it may extend those that are here."""
-    environment = Environment(
-        loader=FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters |= {"breakable": breakable, "inside": inside}
-    return environment.get_template(name).render(values)
+def render(name: str, **values: Any) -> str:
+    """The page that the template `name` makes of the values."""
+    return pages.render(Path(__file__).parent / name, **values)

@@ -1,0 +1,222 @@
+"""Affinities, gates and logits: what is computed of each token and expert before anything is chosen."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.functions.describe import DENSE, SLOTS, Choice, Function, Output
+from moespec.conformance.functions.margins import best_experts, token_choice_margin
+from moespec.spec.algorithms.cosine_logits import LARGEST_LOG_SCALE
+from moespec.spec.algorithms.dselect_k_losses import EPSILON
+from moespec.spec.algorithms.group_limited import group_scores
+from moespec.spec.numerics import logsumexp, normalize_l2
+
+__all__ = ["FUNCTIONS", "chosen_by_level", "levels"]
+
+SCORES = "groups tokens experts"
+TANH = 5.0
+"""Roundoffs u by which a tanh may be off: CUDA's `tanhf` by 2 ulp besides its rounding (CUDA C++ Programming Guide, Mathematical
+Functions), which is up to 5 u of the result; XLA's approximation by 4.63 u (4 million arguments in float32, on a CPU)."""
+
+
+def _cosine_scale(
+    tokens: Any, projection: Any, embeddings: Any, temperature: Any, projection_bias: Any = 0.0, form: str = "log_scale"
+) -> Any:
+    """A projection is rounded by as much as its terms are large, and its norm, too; divided by the norm, that moves a cosine."""
+    terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
+    norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
+    of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
+    factor = 1 / temperature if form == "divide" else np.exp(min(temperature, LARGEST_LOG_SCALE))
+    return np.repeat((factor * (of_rows + np.abs(temperature)))[:, None], embeddings.shape[1], axis=1)
+
+
+def _cap_scale(logits: Any, *, cap: float) -> Any:
+    """`4 u A` is what the roundings add up to, of the quotient, of the tanh, and of the product.
+
+    The first moves the result by `|L| (1 - tanh^2)`. The condition has it alone, which is near 0 where the tanh is near 1.
+    """
+    t = np.tanh(logits / cap)
+    return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
+
+
+def _capped_scale(scores: Any, *, regularization: float = 1e-3, **options: Any) -> Any:
+    """Logarithms as large as those of the start, S / lambda, are rounded, which moves A by as much, relatively."""
+    A = spec.capped_affinity(scores, regularization=regularization, **options)
+    return A * (1 + np.abs(scores).max() / regularization)
+
+
+def _plan_scale(logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+    """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
+    f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
+    for _ in range(iterations):
+        g = np.log(column_mass) - logsumexp(logits + f[:, None], axis=0)
+        f = -logsumexp(logits + g, axis=1)
+    return np.exp(logits + f[:, None] + g) * (1 + np.abs(logits) + np.abs(f)[:, None] + np.abs(g))
+
+
+ROWS = {"projection": Output("rows n")}
+
+
+def _support(utility: Any, **options: Any) -> Any:
+    """Where a plan is positive: which scores each step of the solver keeps shows there."""
+    return spec.sparse_transport_affinity(utility, **options) > 0
+
+
+def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
+    """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
+    plan = dual(utility=utility, **given).plan
+    return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
+
+
+def levels(columns: Any, branches: int) -> tuple[Any, Any]:
+    """The columns of the branches (T, a), and those of the experts (T a, b)."""
+    return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
+
+
+def chosen_by_level(columns: Any, branches: int, choices: int) -> tuple[int, int]:
+    """How many are chosen at each level."""
+    return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
+
+
+def _hierarchical_margin(scores: Any, scale: Any, options: Any) -> float:
+    branches = options["branches"]
+    each = zip(levels(scores, branches), levels(scale, branches), chosen_by_level(scores, **options), strict=True)
+    return min(token_choice_margin(*level) for level in each)
+
+
+def _outside(codes: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """The smallest relative distance of a code from an end of the step."""
+    half = options.get("gamma", 1.0) / 2
+    distance = np.abs(np.abs(codes) - half) / (scale + half)
+    return float(distance.min(initial=1.0))
+
+
+def _positive(gate: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """A gate that is not 0 stays so in every dtype, unless it underflows."""
+    return float(((gate == 0) | (gate > 1e-30)).all())
+
+
+def _selector_entropy_scale(selectors: Any) -> Any:
+    """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
+    return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
+
+
+def _soft_scale(name: str) -> Any:
+    """The softmaxes of Soft MoE on absolute values.
+
+    With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
+    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax.
+    """
+
+    def scale(tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+        p = getattr(spec.soft_routing(tokens, slots, scale=scale, **options), name)
+        if options.get("normalize", True):
+            form = options.get("norm_form", "paper")
+            tokens, slots = normalize_l2(tokens, 1, form=form), scale * normalize_l2(slots, 0, form=form)
+        size = np.einsum("td,dec->tec", np.abs(tokens), np.abs(slots))
+        return p * (1 + size + (p * size).sum(axis=0 if name == "dispatch" else (1, 2), keepdims=True))
+
+    return scale
+
+
+def _of_groups(scores: Any, group_by: Any = None, *, groups: int, best: int = 2, **options: Any) -> Any:
+    return group_scores(scores if group_by is None else group_by, groups, best)
+
+
+def _positions(scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+    """Where the required biases are, in bins."""
+    selection, low = scores + bias, np.min(bias.real) - 1
+    order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
+    return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
+
+
+def _edge_margin(positions: Any, scale: Any, options: Any) -> float:
+    """Over the distances from the next edge between two bins."""
+    edge = np.clip(np.round(positions), 1, options["bins"] - 1)
+    return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf
+
+
+FUNCTIONS = (
+    Function("router_logits", {"logits": Output(SCORES)}),
+    Function("softmax_affinity", {"scores": Output(SCORES)}),
+    Function("add_gating_noise", {"noisy": Output(SCORES)}),
+    Function("sigmoid_affinity", {"scores": Output(SCORES)}),
+    Function("sqrt_softplus_affinity", {"scores": Output(SCORES)}),
+    Function("scaled_gates", {"gates": Output(SCORES)}),
+    Function("cosine_logits", {"logits": Output(SCORES, written=_cosine_scale)}),
+    Function("cap_logits", {"capped": Output(SCORES, written=_cap_scale)}),
+    Function("router_jitter", {"jittered": Output("groups tokens width")}),
+    Function(
+        "relu_affinity",
+        {"gates": Output(SCORES)},
+        Choice(lambda logits: np.stack([logits, np.zeros_like(logits)], axis=-1), best_experts(1)),
+    ),
+    Function("relu_loss", {"loss": Output()}),
+    Function("excess_gates", {"excess": Output(scale="unit", summed=True)}),
+    Function("renewed_penalty", {"penalty": Output()}),
+    Function(
+        "capped_affinity", {"affinity": Output(SCORES, scale="written", written=_capped_scale, constant="sinkhorn")}
+    ),
+    Function("sinkhorn_affinity", {"plan": Output(SCORES, written=_plan_scale, constant="sinkhorn")}),
+    Function("project_simplex", ROWS),
+    Function("project_sparse_simplex", ROWS),
+    Function(
+        "transport_semi_dual",
+        {
+            "value": Output("groups"),
+            "gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_semi_dual, 1)),
+            "plan": Output(SCORES),
+        },
+    ),
+    Function(
+        "transport_dual",
+        {
+            "value": Output("groups"),
+            "token_gradient": Output("groups tokens", written=partial(_subtracted, spec.transport_dual, 1)),
+            "expert_gradient": Output("groups experts", written=partial(_subtracted, spec.transport_dual, 0)),
+            "plan": Output(SCORES),
+        },
+    ),
+    Function(
+        "sparse_transport_affinity",
+        {"plan": Output(SCORES, scale="spread", constant="transport")},
+        Choice(_support, scale="stability", constant="transport"),
+    ),
+    Function("noisy_top_k_logits", {"noisy_logits": Output(SCORES)}),
+    Function("noisy_top_k_affinity", {"gates": Output(SCORES)}, Choice("noisy_logits", best_experts("choices"))),
+    Function("hierarchical_affinity", {"gates": Output(SCORES)}, Choice("noisy_logits", _hierarchical_margin)),
+    Function("smooth_step", {"step": Output("rows n")}),
+    Function(
+        "dselect_k_codes", {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")}
+    ),
+    Function("dselect_k_selectors", {"selectors": Output("groups tokens choices experts")}, Choice("codes", _outside)),
+    Function("dselect_k_gate", {"gate": Output(SCORES)}),
+    Function("dselect_k_routing", SLOTS, Choice("gate", _positive)),
+    Function("dselect_k_entropy", {"loss": Output(written=_selector_entropy_scale)}),
+    Function("dselect_k_reachability", {"loss": Output()}),
+    Function(
+        "soft_routing",
+        {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
+    ),
+    Function("biased_scores", {"biased": Output(SCORES)}),
+    Function(
+        "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))
+    ),
+    Function("balance_bias", {"bias": Output("experts")}),
+    Function(
+        "group_limited_scores",
+        {"limited": Output(SCORES, follows=("scores",))},
+        Choice(_of_groups, best_experts("limit")),
+    ),
+    Function(
+        "required_biases",
+        {"counts": Output("experts bins", scale="unit", summed=True)},
+        Choice(_positions, _edge_margin),
+    ),
+    Function("quantile_bias", {"bias": Output("experts")}),
+    Function("pool_images", {"pooled": Output("groups images width")}),
+    Function("spread_images", {"scores": Output(SCORES)}),
+)

@@ -1,0 +1,133 @@
+"""Which tokens are in the slots of which experts: choices, masks, orders, capacities."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec import spec
+from moespec.conformance.functions.describe import SLOTS, Choice, Function, Output
+from moespec.conformance.functions.margins import (
+    assignment_margin,
+    best_experts,
+    expert_choice_margin,
+    order_margin,
+    token_choice_margin,
+)
+from moespec.spec.numerics import stable_order
+
+__all__ = ["FUNCTIONS"]
+
+SCORES = "groups tokens experts"
+
+
+CHOICE = Choice("scores", best_experts("choices"))
+
+
+def _priorities(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """The margin of the order; a token has the largest scale of its scores."""
+    counted = options.get("choices", 1) if options.get("by") == "sum" else 1
+    priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
+    return order_margin(priority, counted * scale.max(axis=-1))
+
+
+def _second(gates: Any, noise: Any) -> Any:
+    """Twice the second gate and the draw that it is compared with."""
+    return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
+
+
+def _largest(scores: Any, **shards: Any) -> Any:
+    """What the gap is small against: the sum of the largest score of each token."""
+    return np.abs(scores).max(axis=1).sum()
+
+
+def _by_shards(scores: Any, noise: Any = None, **shards: Any) -> Any:
+    """Scores in the order in which they are cut into shards. Noise is an input whose numbers differ: its order is exact."""
+    return scores if noise is None else scores[stable_order(noise)]
+
+
+def _margin_of_shards(scores: Any, scale: Any, options: Any) -> float:
+    """The smallest margin among the shards of scores in the order in which they are cut."""
+    shards = options.get("shards", 1)
+    return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
+
+
+def _ordered(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    return order_margin(scores.max(axis=-1), scale.max(axis=-1))
+
+
+def _chosen(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+    """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
+    return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
+
+
+def _compared(gates: Any, thresholds: Any) -> Any:
+    """Each gate beside the threshold that it is compared with."""
+    return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
+
+
+def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
+    """Of the thresholds, and between scores where they are ordered."""
+    count = len(ordered["scores"]) if options.get("largest") else 0
+    of_scores = expert_choice_margin(ordered["scores"], scales["scores"], count)
+    return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
+
+
+def _absolute(tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+    """MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
+    return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
+
+
+FUNCTIONS = (
+    *(Function(name, {"capacity": Output("", "int")}, traced=False) for name in ("expert_capacity", "CAPACITY_RULES")),
+    Function("token_choice", SLOTS, CHOICE),
+    Function("normalize_selected", {"normalized": Output(SCORES, follows=("combine_scores", "scores"))}, CHOICE),
+    Function(
+        "expert_choice",
+        SLOTS,
+        Choice("scores", lambda scores, scale, options: expert_choice_margin(scores, scale, options["capacity"])),
+    ),
+    Function("batch_priority", {"order": Output("groups tokens", "int")}, Choice("scores", _priorities)),
+    Function("gshard_keep", {"keep": Output("groups tokens choices", "bool")}, Choice(_second, best_experts(1))),
+    Function("gshard_sample", {"scores": Output(SCORES, scale="unit")}, Choice("logits", best_experts(1))),
+    Function(
+        "base_assignment",
+        {
+            "expert": Output("groups tokens", "int"),
+            "objective": Output("groups"),
+            "gap": Output("groups", scale="written", written=_largest),
+        },
+        # Scores that are inputs are exact, but that one assignment is the best has to be found out.
+        Choice(_by_shards, _margin_of_shards, "magnitude"),
+    ),
+    Function("base_greedy", {"greedy": Output("groups tokens", "int")}, Choice("scores", best_experts(1))),
+    Function("base_routing", {"slots": SLOTS["slots"], "weights": Output("groups experts capacity")}),
+    Function("importance_score_order", {"order": Output("groups survivors", "int")}, Choice("scores", _ordered)),
+    Function("importance_score_choice", SLOTS, Choice("scores", _chosen)),
+    Function(
+        "batchwise_mask",
+        {"mask": Output(SCORES, "bool")},
+        Choice("gates", lambda gates, scale, options: expert_choice_margin(gates, scale, options["capacity"])),
+    ),
+    Function("threshold_mask", {"mask": Output(SCORES, "bool")}, Choice(_compared, best_experts(1))),
+    Function("masked_gates", {"gates": Output(SCORES)}),
+    Function("threshold_loss", {"loss": Output()}),
+    Function("capacity_logits", {"logits": Output(SCORES)}),
+    Function("capacity_loss", {"loss": Output()}),
+    Function("capacity_thresholds", {"sums": Output("pair experts", scale="unit", summed=True)}),
+    Function("moved_thresholds", {"thresholds": Output("experts")}),
+    Function(
+        "scores_above",
+        {"scores": Output(SCORES)},
+        Choice(
+            lambda scores, predicted, thresholds, **options: {
+                "predicted": np.stack(np.broadcast_arrays(predicted, thresholds), axis=-1),
+                "scores": scores,
+            },
+            _threshold_margin,
+        ),
+    ),
+    Function("hash_table_of", {"table": Output("ids", "int")}),
+    Function("hash_routing", SLOTS),
+    Function("multi_hash_mlp", {"output": Output("groups tokens width", written=_absolute, rounded=True)}),
+)

@@ -1,0 +1,133 @@
+"""Layers around a router, layers of networks, and array operations."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.functions.describe import METRICS, Function, Output
+from moespec.spec.numerics import softmax
+
+__all__ = ["FUNCTIONS"]
+
+
+def _absolute_experts(inputs: Any, params: Any) -> Any:
+    """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`, gated or not."""
+    w = {name: np.abs(array) for name, array in params.items()}
+
+    def linear(x: Any, number: int) -> Any:
+        y = np.einsum("ecd,edh->ech", x, w[f"w{number}"])
+        return y + w[f"b{number}"][:, None] if f"b{number}" in w else y
+
+    hidden = linear(inputs, 1)
+    return linear(hidden * linear(inputs, 3) if "w3" in w else hidden, 2)
+
+
+def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", activation: str = "gelu") -> Any:
+    return _absolute_experts(np.abs(inputs), params)
+
+
+def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
+    """The layer on absolute values."""
+    inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
+    outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
+    return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
+
+
+def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Any:
+    scale = _layer_scale(tokens, routing, partial(_experts_scale, params=params))
+    alone = {name: value[None] for name, value in (shared or {}).items()}
+    return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
+
+
+def _gelu_scale(x: Any, **options: Any) -> Any:
+    return np.abs(x)
+
+
+def _softmax_scale(logits: Any, targets: Any) -> Any:
+    size = np.abs(logits).max(axis=-1, keepdims=True) + np.log(logits.shape[-1])
+    return np.sum(targets * (size + np.abs(logits)), axis=-1)
+
+
+def _sigmoid_scale(logits: Any, targets: Any) -> Any:
+    return np.sum(np.abs(logits) * (1 + targets) + np.log(2), axis=-1)
+
+
+def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
+    """What the roundings of `y = c r s + b` add up to, where c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
+
+    To first order in u: the mean has an error of up to `u mean|x|`, which moves every c alike. r does not see that, as
+    the c sum to 0, so y moves by `|s| r mean|x|`. The roundings of c, of r and of their products with s are relative to
+    `|s| r |c|`, that of the sum to |y|. The condition alone leaves the error of the mean out: it is near 0 at the outlier
+    of a row, where dy/dx is.
+    """
+    centred = x - x.mean(axis=-1, keepdims=True)
+    r = 1 / np.sqrt(np.mean(centred**2, axis=-1, keepdims=True) + epsilon)
+    size = np.abs(scale) * r * (np.abs(centred) + np.abs(x).mean(axis=-1, keepdims=True))
+    return size if bias is None else size + np.abs(bias)
+
+
+def _attention_scale(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+    root = np.sqrt(query.shape[-1])
+    scores = np.einsum("qhd,khd->hqk", query, key) / root
+    p = softmax(np.where(np.tri(len(query), len(key), dtype=bool), scores, -np.inf) if causal else scores)
+    size = np.einsum("qhd,khd->hqk", np.abs(query), np.abs(key)) / root
+    moved = p * (1 + size + (p * size).sum(axis=-1, keepdims=True))
+    return np.einsum("hqk,khd->qhd", moved, np.abs(value))
+
+
+def _array_operations(B: Any, x: Any, y: Any) -> dict[str, Any]:
+    """The operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
+    return {
+        "einsum": B.einsum("nsd,dhk->nshk", x, y),
+        "concatenate": B.concatenate([x, x + x], 1),
+        "broadcast_to": B.broadcast_to(x[:1], tuple(x.shape)),
+        "transpose": B.transpose(x, (2, 0, 1)),
+        "mean": B.mean(x, 1),
+        "sum": B.sum(x, 1),
+        "tanh": B.tanh(x),
+        "softmax": B.softmax(x, 2),
+    }
+
+
+_rounded = partial(Output, rounded=True)
+
+OPERATIONS = {
+    "einsum": _rounded("batch sequence heads dim"),
+    "concatenate": _rounded("batch sequence width"),
+    "broadcast_to": _rounded("batch sequence width"),
+    "transpose": _rounded("width batch sequence"),
+    "mean": _rounded("batch width"),
+    "sum": _rounded("batch width"),
+    "tanh": _rounded("batch sequence width"),
+    "softmax": _rounded("batch sequence width"),
+}
+
+COUNTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
+
+FUNCTIONS = (
+    Function(
+        "expert_mlp",
+        {"outputs": Output("groups experts capacity width", scale="written", written=_experts_scale, rounded=True)},
+    ),
+    Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
+    Function("moe_mlp", {"output": Output("groups tokens width", written=_mlp_layer_scale, rounded=True)}),
+    Function("routing_metrics", METRICS),
+    Function("gelu", {"y": _rounded("rows width", scale="written", written=_gelu_scale)}),
+    Function("layer_norm", {"normalised": _rounded("images tokens width", scale="written", written=_layer_norm_scale)}),
+    Function("attention", {"attended": _rounded("images tokens heads dim", written=_attention_scale)}),
+    Function("patch_embed", {"patches": _rounded("images tokens width")}),
+    Function("softmax_cross_entropy", {"loss": Output("rows", scale="written", written=_softmax_scale)}),
+    Function("sigmoid_cross_entropy", {"loss": Output("rows", scale="written", written=_sigmoid_scale)}),
+    Function("rescale", {"rescaled": Output("images tokens width", rounded=True)}),
+    Function("array_operations", OPERATIONS, run=_array_operations, needs=tuple(OPERATIONS)),
+    Function("convolution", {"features": Output("images height width features", rounded=True)}),
+    Function("embedding", {"rows": Output("groups tokens width")}),
+    Function("dropout", {"kept": Output("examples tokens width", rounded=True, follows=("x",))}),
+    Function("branch_rate", {"rate": Output("", scale="unit")}, traced=False),
+    Function("collapse_metrics", {name: Output(scale="unit") for name in ("dispatch_max", "combine_max")}),
+    Function("summed_dispatch", {"sums": Output("groups tokens", scale="unit")}),
+    Function("cumulative_dispatch", {"sums": Output("groups tokens", scale="unit")}),
+    Function("experts_per_token", {name: Output(scale="unit") for name in COUNTS}),
+    Function("slot_similarity", {"products": Output("slots slots", scale="unit")}),
+)

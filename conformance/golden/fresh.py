@@ -1,0 +1,86 @@
+"""Fresh cases from a seed: the definitions of the committed cases with other random numbers.
+
+What a target must compute for the committed vectors can be looked up in them; for these it cannot. The same seed gives
+the same cases. Every expected result, tolerance and margin is computed anew; a draw that cannot be made, or whose
+choices are not certain in float32, gives way to the next one of its seed. Error cases, training and whole models are
+left out, and so are cases whose numbers are written down.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from moespec.conformance.author import large
+from moespec.conformance.author.build import build
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.inputs import salted
+from moespec.conformance.cases import definitions
+from moespec.conformance.compare import DTYPES, certified
+from moespec.conformance.format import Case, GoldenError
+from moespec.conformance.functions import function
+from moespec.conformance.suite import problems
+
+__all__ = ["fresh", "ids", "is_drawn", "kind", "made"]
+
+TRIES = 12
+"""Draws of a seed for a case."""
+
+
+def fresh(seed: int, only: Callable[[str], bool] = lambda id: True, *, size: str = "small") -> list[Case]:
+    """The cases of a seed whose id `only` accepts. Raises GoldenError for a case of which no draw can be made."""
+    return [made(seed, id) for id in ids(seed, size) if only(id)]
+
+
+def ids(seed: int, size: str = "small") -> list[str]:
+    """Of the cases of a seed: "small", those of the committed cases with other numbers, or "large", those of `large.py`."""
+    if size == "large":
+        return list(large.ids())
+    return [id for id, definition in definitions(_salt(seed, 0)).items() if is_drawn(definition)]
+
+
+def kind(id: str) -> str:
+    """The class of the format of a case."""
+    name = id.partition("/")[2]
+    return large.LARGE[name].kind if name in large.LARGE else definitions()[id].kind
+
+
+def is_drawn(definition: Definition) -> bool:
+    """Whether a salted definition makes a fresh case: its call is compared by numbers, and these are random."""
+    if definition.kind in ("negative", "trajectory") or any(function(s.call).batched for s in definition.stages):
+        return False
+    committed = definitions()[definition.id].inputs
+    changed = any(not np.array_equal(t.array, committed[name].array) for name, t in definition.inputs.items())
+    return changed or (definition.routed is not None and definition.routed.drawn)
+
+
+def _salt(seed: int, attempt: int) -> str:
+    return f"{seed}/{attempt}/"
+
+
+def _definition(id: str, salt: str) -> Definition:
+    """A committed case with the numbers of a salt, or a large one."""
+    return large.definition(id) if id.partition("/")[2] in large.LARGE else definitions(salt)[id]
+
+
+def made(seed: int, id: str) -> Case:
+    """The case of the first draw whose choices are certain in float32, or else of the first that can be made.
+
+    Raises GoldenError if none can be.
+    """
+    uncertain, failure = None, ""
+    for attempt in range(TRIES):
+        salt = _salt(seed, attempt)
+        try:
+            with salted(salt):
+                case = build(_definition(id, salt))
+        except (GoldenError, ValueError) as error:
+            failure = str(error)
+            continue
+        for problem in problems(case):
+            raise GoldenError(f"{id}: {problem}")
+        if all(certified(decision, DTYPES["float32"]) for decision in case.decisions.values()):
+            return case
+        uncertain = uncertain or case
+    if uncertain is None:
+        raise GoldenError(f"{id}: no draw of the seed {seed} can be made: {failure}")
+    return uncertain

@@ -1,0 +1,210 @@
+"""Make the vectors from the definitions, and check committed ones against what is made now.
+
+Inputs, integers and manifests are compared byte for byte, floats within twice their tolerance in float64 (`8 * u * A`
+for a formula evaluated once): another instruction set changes the last bits of `exp` and of sums. Anything else is a
+change of what the specification computes, which must raise the algorithm's `revision` in the same commit.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from moespec.conformance.author.build import build
+from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
+from moespec.conformance.format import Case, GoldenError, Value
+from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import all_definitions
+from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
+from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
+from moespec.spec.errors import ConfigError
+
+__all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
+
+MADE = replace(DTYPES["float64"], least=0.0)
+"""In which vectors are made again, in the same order."""
+
+PROVENANCE = (
+    "Inputs are drawn from SHAKE-256 of their names, on dyadic grids. Results are computed by moespec.spec in float64, "
+    "one routing group at a time; gradients by the complex step, checked by central differences; models and training "
+    "on the NumPy backend, which is the specification behind batched names. Made by `python -m moespec.conformance "
+    "golden`."
+)
+
+
+ADVICE = (
+    "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
+    "the algorithm in its module of moespec.spec and make the vectors again."
+)
+"""Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
+
+
+class StaleError(Exception):
+    """A committed golden differs from what the specification computes, and the revision was not raised."""
+
+
+def generate(
+    folder: Path = VECTORS,
+    *,
+    check: bool = False,
+    only: Callable[[str], bool] = lambda id: True,
+    report: Callable[[str], None] = print,
+) -> int:
+    """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
+
+    A case is written when it is made, so that nothing made is lost if another fails. Raises StaleError at the end, with
+    all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
+    is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
+    anything is made, where there is nothing to compare with, or where it would write over what is not its own.
+    """
+    chosen = [id for id in all_definitions() if only(id)]
+    _check_folder(folder, chosen if check else ())
+    stale: list[str] = []
+    advice, written = "", 0
+    for id, future in _built(chosen):
+        try:
+            case = future.result()
+        except Exception as error:
+            stale.append(f"{id}: {type(error).__name__}: {error}")
+            continue
+        path = folder / f"{case.id}.json"
+        committed = read(path) if path.exists() else None
+        if committed is None:
+            if check:
+                stale.append(f"{case.id}: no such vector; make it with `golden`")
+                continue
+        else:
+            difference = differences(committed, case)
+            if not difference:
+                continue
+            if check or case.revision <= committed.revision:
+                stale.append(f"{case.id}: {difference}")
+                advice = ADVICE
+                continue
+        write(case, folder)
+        written += 1
+    stale += _undefined(folder, set(chosen), only)
+    if stale:
+        raise StaleError("\n".join(sorted(stale)) + advice)
+    if check:
+        verify(folder)
+        report(f"{len(chosen)} cases as committed")
+    else:
+        (folder.parent / "suite.json").write_text(suite_text(folder))
+        report(f"{len(chosen)} cases made, {written} written")
+    return len(chosen)
+
+
+def _check_folder(folder: Path, compared: Sequence[str]) -> None:
+    """ConfigError unless the folder has vectors to compare with, or, if these are none, vectors may be written to it."""
+    name, suite = f"vectors={str(folder)!r}", folder.parent / "suite.json"
+    if compared:
+        if not any((folder / f"{id}.json").is_file() for id in compared):
+            raise ConfigError(f"{name}: there are no vectors")
+    elif folder.resolve() == VECTORS.resolve() and not (VECTORS.resolve().parents[1] / "pyproject.toml").is_file():
+        raise ConfigError(f"{name}: those of the installed package; give --vectors FOLDER")
+    elif folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{name}: not a folder")
+    elif others := [entry.name for entry in folder.glob("*") if not any(entry.glob("*.json"))]:
+        raise ConfigError(f"{name}: there is {min(others)!r} in it; choose another folder")
+    elif suite.exists() and b'"provenance"' not in suite.read_bytes():
+        raise ConfigError(f"{name}: {suite} is not that of vectors, and would be replaced")
+
+
+def suite_text(folder: Path = VECTORS) -> str:
+    """The text of `suite.json` for the vectors in `folder`."""
+    content = {
+        "schema": SCHEMA,
+        "provenance": PROVENANCE,
+        "dtypes": {name: {"roundoff": dtype.roundoff, "least": dtype.least} for name, dtype in DTYPES.items()},
+        "constants": {name: {"c": c, "reason": reason} for name, (c, reason) in CONSTANTS.items()},
+        "rounded": {
+            name: kept
+            for name, known in sorted(FUNCTIONS.items())
+            if (kept := [result for result, output in known.outputs.items() if output.rounded])
+        },
+        "algorithms": {
+            name: {"cases": len(paths), "sha256": {path.stem: sha256(path) for path in paths}}
+            for name, paths in manifests(folder).items()
+        },
+    }
+    return json.dumps(content, sort_keys=True, indent=1) + "\n"
+
+
+def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
+    """The cases as they are made, by as many processes as there are cores."""
+    slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
+    with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
+        waiting = {pool.submit(_build, id): id for id in slow_first}
+        for future in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
+            yield waiting[future], future
+
+
+def _build(id: str) -> Case:
+    case = build(all_definitions()[id])
+    for problem in problems(case):
+        raise GoldenError(problem)
+    return case
+
+
+def _undefined(folder: Path, known: set[str], only: Callable[[str], bool]) -> list[str]:
+    ids = [f"{path.parent.name}/{path.stem}" for path in sorted(folder.glob("*/*.json"))]
+    return [f"{id}: a vector without a definition" for id in ids if only(id) and id not in known]
+
+
+def differences(committed: Case, made: Case) -> str:
+    """What differs beyond the tolerance of a check, or an empty string."""
+    before, now = first_difference(*(to_text(_skeleton(encode(case)[0])) for case in (committed, made)))
+    if before != now:
+        return f"the manifest says {before!r}, now {now!r}"
+    for name, tensor in committed.inputs.items():
+        if not np.array_equal(tensor.array, made.inputs[name].array, equal_nan=True):
+            return f"the input {name} differs"
+    pairs = [
+        (f"{a.name}/{name}", value, b.outputs[name])
+        for a, b in zip(committed.stages, made.stages, strict=True)
+        for name, value in a.outputs.items()
+    ]
+    if committed.gradients is not None and made.gradients is not None:
+        pairs += [
+            (f"gradient/{name}", value, made.gradients.wrt[name]) for name, value in committed.gradients.wrt.items()
+        ]
+    for name, a, b in pairs:
+        if difference := _value_difference(a, b):
+            return f"{name}: {difference}"
+    for stage, decided in committed.decisions.items():
+        margins = decided["margin"], made.decisions[stage]["margin"]
+        if None not in margins and abs(margins[0] - margins[1]) > 0.02 * abs(margins[0]):
+            return f"{stage}: the margin was {margins[0]}, now {margins[1]}"
+    return ""
+
+
+def _value_difference(a: Value, b: Value) -> str:
+    if a.kind != "float":
+        return "" if np.array_equal(a.array, b.array) else f"{np.count_nonzero(a.array != b.array)} integers differ"
+    excess = ~(np.abs(a.array - b.array) <= 2 * tolerance(a, MADE))  # true for NaN
+    if excess.any():
+        return f"{np.count_nonzero(excess)} floats differ, by up to {np.abs(a.array - b.array).max():.3g}"
+    if not isinstance(a.scale, str) and not np.allclose(a.scale, b.scale, rtol=0.02, atol=0):
+        return "the scale differs"
+    return ""
+
+
+def _skeleton(manifest: Mapping[str, Any]) -> Any:
+    """The manifest without floats that another machine may round differently."""
+    if isinstance(manifest, list):
+        return [_skeleton(item) for item in manifest]
+    if not isinstance(manifest, dict):
+        return manifest
+    return {
+        key: None
+        if key in ("data", "margin", "sha256") or (key == "scale" and isinstance(value, dict))
+        else _skeleton(value)
+        for key, value in manifest.items()
+    }

@@ -1,0 +1,232 @@
+"""The suite as a plugin of pytest: a test for each case, dtype and mode, such as `token_choice/tied[float32-eager]`.
+
+The cases of one algorithm in a dtype and a mode are compiled together: all of them that are selected run when the first is
+reached. pytest-xdist gives them to one process, in which this module makes the plugin again.
+"""
+
+import gc
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from moespec.conformance.check.plan import Plan
+from moespec.conformance.check.process import FOLDERS, end
+from moespec.conformance.check.results import FAILED, Report, packed, unpacked
+from moespec.conformance.format import GoldenError, VectorError
+from moespec.conformance.report.matrix import failures
+from moespec.models.checks import check_output
+from moespec.spec.errors import ConfigError
+
+__all__ = ["run", "settle"]
+
+ALONE = ("-c", os.devnull, "--rootdir=.", "--noconftest", "--assert=plain")
+"""Options without which files of the current folder, made for other tests, would decide how these are run."""
+QUIET = ("--capture=no", "--no-header", "--tb=no", "-rN", "--junit-prefix=moespec")
+"""What is printed of a failure is printed once, after all tests."""
+LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisableexception", "-pno:threadexception")
+"""Plugins of pytest that take time for every case, and see nothing of it."""
+ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
+Part = tuple[str, str, str]
+"""An algorithm, a dtype and a mode."""
+Checked = Callable[[Part], dict[str, Report]]
+
+
+def run(plan: Plan, options: Sequence[str]) -> Report | int:
+    """What came of a plan, of all that the options of pytest choose; an exit status if they run nothing, as --collect-only.
+
+    Raises ConfigError for an option that is wrong, VectorError and GoldenError as `Plan.check` does, and KeyboardInterrupt.
+    """
+    suite, name = _Suite(plan), plan.report.target
+    folder = re.sub(r"[^.\w]", "-", name)
+    settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
+    fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
+    gc.freeze()  # what is imported stays, and frameworks are large: a tenth of the time would go into looking at them
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in ENVIRONMENT.items():
+            patch.setenv(variable, value)
+        status = pytest.main([*fixed, *options], plugins=[suite])
+    gc.unfreeze()
+    end()
+    if suite.stop is not None:
+        raise suite.stop
+    if status == pytest.ExitCode.USAGE_ERROR or not suite.runs:
+        return 2 if status else 0
+    ended = ["pytest ended by an internal error"] if status == pytest.ExitCode.INTERNAL_ERROR else []
+    return replace(plan.joined(suite.reports), problems=[*suite.problems, *ended])
+
+
+def settle(report: Report) -> None:
+    """End the test of the one case of a report as its state says: failed with the diagnosis, skipped, as expected, or passed."""
+    __tracebackhide__ = True
+    for lacking in report.unsupported:
+        pytest.skip(f"{lacking.dtype} is not supported: {lacking.reason}")
+    if not report.results:
+        pytest.skip("arrays of the target have no strides")
+    (result,) = report.results
+    if result.state == "waived":
+        pytest.xfail(result.first.message)
+    if result.state in FAILED:
+        pytest.fail(failures(report), pytrace=False)
+    if result.state != "pass":
+        pytest.skip(f"{result.state}: {result.first.message}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the plugin in a process of pytest-xdist, which knows it by the name of this module."""
+    if hasattr(config, "workerinput"):
+        sys.path[:], FOLDERS[:] = config.workerinput["path"], config.workerinput["folders"]
+        config.pluginmanager.register(_Suite(Plan.unpacked(config.workerinput["plan"])))
+
+
+class CaseItem(pytest.Item):
+    """The test of a case in one dtype and mode."""
+
+    def __init__(self, *, case: str, part: Part, checked: Checked, **more: Any) -> None:
+        super().__init__(**more)
+        self.case, self.part, self.checked = case, part, checked
+        self.report: Report | None = None
+
+    def runtest(self) -> None:
+        """Fail, be skipped or pass as the case does."""
+        self.report = self.checked(self.part)[self.case]
+        settle(self.report)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The text of a failure; of an error of the suite itself, its last lines of code."""
+        if isinstance(excinfo.value, pytest.fail.Exception):
+            return super().repr_failure(excinfo, style)
+        lines = traceback.format_tb(excinfo.value.__traceback__, limit=-3)
+        return "".join([*traceback.format_exception_only(excinfo.value), *lines]).strip()
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """Where it is: at no place of a file."""
+        return self.nodeid, None, self.name
+
+
+class _Suite:
+    """The plugin of one run, in the process that starts it and in those of pytest-xdist."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.parts = plan, list(plan.parts())  # a vector that is damaged is an error before pytest begins
+        self.reports: list[Report] = []
+        self.problems: list[str] = []
+        self.stop: BaseException | None = None
+        self.runs = False
+        self.checked = cache(self._checked)
+
+    # Options and what is printed.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_cmdline_parse(self) -> Generator[None, pytest.Config, pytest.Config]:
+        """Say in one line what is wrong with the options."""
+        try:
+            config = yield
+        except pytest.UsageError as error:
+            said = re.search(r" error: (.*)", str(error))
+            raise ConfigError(said[1] if said else str(error)) from error
+        if config.option.file_or_dir:
+            raise ConfigError(f"unrecognized arguments: {' '.join(config.option.file_or_dir)}; --case chooses cases")
+        if config.option.xmlpath:
+            check_output("--junit-xml", Path(config.option.xmlpath))
+        return config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Without the lines of pytest about each test, unless they are what is requested."""
+        if config.option.verbose <= 0 and not config.option.collectonly:
+            config.pluginmanager.unregister(name="terminalreporter")
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Begin a bar, which is shown on a terminal."""
+        self.session, self.runs = session, not session.config.option.collectonly
+        hidden = session.config.option.verbose > 0 or hasattr(session.config, "workerinput")
+        self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
+
+    def pytest_sessionfinish(self) -> None:
+        """End the bar."""
+        self.bar.close()
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Keep what the user interrupted; pytest itself stops by other exceptions."""
+        if excinfo.type is KeyboardInterrupt:
+            self.stop = excinfo.value
+
+    # Tests.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool | None:
+        """Make the tests, of which the options of pytest choose some."""
+        if session.config.pluginmanager.has_plugin("dsession"):
+            return None  # the other processes do
+        for dtype, mode, ids in self.parts:
+            for id in ids:
+                name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
+                item = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)
+                session.items.append(item)
+        hook = session.config.hook
+        hook.pytest_collectreport(report=pytest.CollectReport("", "passed", None, list(session.items)))
+        hook.pytest_collection_modifyitems(session=session, config=session.config, items=session.items)
+        hook.pytest_collection_finish(session=session)
+        session.testscollected = len(session.items)
+        return True
+
+    def _checked(self, part: Part) -> dict[str, Report]:
+        """What came of all tests of a part that are selected."""
+        items = [item for item in self.session.items if isinstance(item, CaseItem) and item.part == part]
+        return self.plan.check(*part[1:], [item.case for item in items])
+
+    # What came of them, from the process that ran a test to the one that started the run.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: CaseItem, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """Add what came of the case, and the time of its own."""
+        report = yield
+        if call.when == "call":
+            error = call.excinfo.value if call.excinfo else None
+            if isinstance(error, VectorError | GoldenError):
+                report.damage = [type(error).__name__, str(error)]
+            report.verdict = packed(item.report) if item.report else ""
+            report.duration = sum(each.seconds for each in item.report.results) if item.report else report.duration
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Collect what came of the cases."""
+        if hasattr(report, "damage"):
+            kind, text = report.damage
+            self.stop = {error.__name__: error for error in (VectorError, GoldenError)}[kind](text)
+            self.session.shouldstop = text
+        elif getattr(report, "verdict", ""):
+            self.reports.append(unpacked(report.verdict))
+            self.bar.total = self.session.testscollected
+            self.bar.update()
+        elif report.failed:  # not by the target
+            self.problems.append(f"{report.nodeid}: {report.longreprtext}")
+
+    # Of pytest-xdist.
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give a process what it needs to make the plugin."""
+        node.workerinput |= {"path": sys.path, "folders": FOLDERS, "plan": self.plan.packed()}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """A part to each process at a time; of fresh cases an algorithm, whose cases are then made once."""
+        from xdist.scheduler import LoadScopeScheduling
+
+        class Parts(LoadScopeScheduling):  # type: ignore[misc]
+            def _split_scope(self, nodeid: str) -> str:
+                algorithm, _, place = nodeid.partition("/")
+                return algorithm if fresh else f"{algorithm}[{place.partition('[')[2]}"
+
+        fresh = self.plan.report.seed is not None
+        return Parts(config, log)

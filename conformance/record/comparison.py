@@ -1,0 +1,231 @@
+"""Where two recordings of the same weights on the same tokens part, and whether the router, rounding or the logits are the cause."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moespec.conformance.record.explanation import (
+    Explanation,
+    choice_fit,
+    choices_of,
+    explained,
+    in_bfloat16,
+    weights_fit,
+)
+from moespec.conformance.record.file import Gate
+from moespec.spec.checks import plural
+from moespec.spec.errors import ShapeError
+from moespec.spec.values import present
+
+__all__ = ["part"]
+
+MOST = 8
+"""Gates and tokens that are named."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Of one gate in both recordings: by how much logits differ, and the tokens whose choices do.
+
+    logits: the largest difference, None without; rounds: whether that is within rounding. By token: differs, whether the sets
+    of experts do; near, whether this is a near tie, or coarse, one in bfloat16; follows, whether the other's logits explain
+    it by the first's rule. decisions: of the first that the other does not make. weights: the largest difference as a
+    fraction, of tokens with the same choices; same: whether that is within rounding, or the logits explain it by the first's
+    rule.
+    """
+
+    first: Explanation
+    second: Explanation
+    logits: float | None
+    rounds: bool
+    differs: NDArray[Any]
+    near: NDArray[Any]
+    coarse: NDArray[Any]
+    follows: NDArray[Any]
+    decisions: int
+    weights: float
+    same: bool
+
+    @property
+    def parts(self) -> bool:
+        """Whether they differ in anything by more than rounding, or in a choice."""
+        return bool(self.differs.any()) or not self.same or (self.logits is not None and not self.rounds)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the logits differ by more than rounding, or choices that only they explain."""
+        return (self.logits is not None and not self.rounds) or bool(self.follows.any())
+
+    @property
+    def guilty(self) -> bool:
+        """Whether neither near ties nor the logits explain it."""
+        return bool((self.differs & ~self.near & ~self.follows).any()) or not self.same
+
+
+def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
+    """In words, where two recordings differ, and whether they agree in all but near ties.
+
+    Gates are paired by name, or by order if they have other names and are as many. Raises ShapeError for other gates,
+    tokens or experts.
+    """
+    names = [gate.name for gate in second]
+    by_name = {gate.name for gate in first} == set(names)
+    if not by_name and len(first) != len(second):
+        missing = sorted({gate.name for gate in first} ^ set(names))
+        raise ShapeError(
+            f"the first has {plural(len(first), 'gates')}, the second {len(second)}; in one alone: {', '.join(missing[:MOST])}"
+        )
+    pairs = [(a, second[names.index(a.name)] if by_name else b) for a, b in zip(first, second, strict=True)]
+    partings = [_parting(a, b) for a, b in pairs]
+    lines = [] if by_name else ["The gates have other names and are compared in order."]
+    return "\n".join([*lines, *_summary(partings)]), not any(one.guilty or one.elsewhere for one in partings)
+
+
+def _parting(a: Gate, b: Gate) -> Parting:
+    of = (("tokens", a.tokens, b.tokens), ("experts", a.experts, b.experts))
+    for what, one, other in of[: 2 if a.logits is not None and b.logits is not None else 1]:
+        if one != other:
+            raise ShapeError(f"{a.name}: {plural(one, what)} in the first recording, {other} in the second")
+    first, second = explained(a), explained(b)
+    logits = None if a.logits is None or b.logits is None else float(np.abs(a.logits - b.logits).max())
+    rounding = max(a.rounding("logits"), b.rounding("logits"))
+    rounds = logits is not None and a.logits is not None and logits <= rounding * float(np.abs(a.logits).max())
+    differs = near = coarse = follows = np.zeros(a.tokens, bool)
+    decisions, away, same = 0, 0.0, True
+    if a.choices is not None and b.choices is not None:
+        masks = _wide(a.mask, b.experts), _wide(b.mask, a.experts)
+        differs, decisions = (masks[0] != masks[1]).any(axis=1), int((masks[0] & ~masks[1]).sum())
+        known = first.choice or second.choice
+        rule = known.rule if known is not None else None
+        if rule is not None and not rule.by_expert and differs.any():
+            ours, theirs = (a, b) if a.logits is not None else (b, a)
+            mixed = replace(ours, dtypes={**b.dtypes, **a.dtypes}, choices=theirs.choices, weights=None)
+            if choices_of(a) == choices_of(b):
+                near, coarse = (
+                    differs & (f.agrees | f.near) for f in (choice_fit(rule, g) for g in (mixed, in_bfloat16(mixed)))
+                )
+            if a.logits is not None and b.logits is not None and not rounds:
+                fit = choice_fit(rule, b)
+                follows = differs & ~near & (fit.agrees | fit.near)
+        if a.weights is not None and b.weights is not None and (~differs).any():
+            dense = [_wide(_dense(gate), max(a.experts, b.experts))[~differs] for gate in (a, b)]
+            largest = np.abs(dense[0]).max(axis=1)
+            error = np.abs(dense[0] - dense[1]).max(axis=1) / np.where(largest == 0, 1, largest)
+            away, same = (
+                float(error.max()),
+                bool((error <= 2 * max(a.rounding("weights", "logits"), b.rounding("weights", "logits"))).all()),
+            )
+            if (
+                not same
+                and not rounds
+                and logits is not None
+                and first.weights is not None
+                and second.weights is not None
+            ):
+                forms = [
+                    f for f in weights_fit(first.weights.rule, b, second.choice) if f.divided == first.weights.divided
+                ]
+                bound = max(a.rounding("weights"), b.rounding("weights"))
+                same = any(bool(f.agrees.all()) and abs(f.scale - first.weights.scale) <= 2 * bound for f in forms)
+    return Parting(first, second, logits, rounds, differs, near, coarse, follows, decisions, away, same)
+
+
+def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
+    """With columns of zeros for experts that a recording of choices alone does not show."""
+    return np.pad(array, ((0, 0), (0, max(0, experts - array.shape[1]))))
+
+
+def _dense(gate: Gate) -> NDArray[Any]:
+    dense = np.zeros((gate.tokens, gate.experts + 1))
+    np.put_along_axis(dense, gate.chosen.astype(np.int64), present(f"{gate.name}: weights", gate.weights), axis=1)
+    return dense[:, :-1]
+
+
+def _summary(partings: Sequence[Parting]) -> Iterator[str]:
+    parted = [one for one in partings if one.parts]
+    total = sum(choices_of(one.first.gate) * one.first.gate.tokens for one in partings)
+    decisions = sum(one.decisions for one in partings)
+    if not parted:
+        yield f"The recordings agree in all {plural(len(partings), 'gates')}: choices are the same, logits and weights within rounding."
+        return
+    yield f"The recordings part in {len(parted)} of {plural(len(partings), 'gates')}, first in {parted[0].first.gate.name}."
+    if decisions:
+        text = f"{decisions} of {plural(total, 'decisions')} differ ({decisions / total:.1%})"
+        sizes = {one.first.gate.tokens for one in partings}
+        if len(sizes) == 1:
+            anywhere = np.any([one.differs for one in partings], axis=0)
+            text += f"; {anywhere.mean():.1%} of the tokens are affected in a gate or more"
+        yield f"{text}."
+    guilty = next((one for one in partings if one.guilty), None)
+    for one in parted[:MOST]:
+        yield from _of_gate(one)
+    if len(parted) > MOST:
+        yield f"... and {len(parted) - MOST} more gates."
+    if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
+        both = zip(("choice", "weights"), guilty.first.words, guilty.second.words, strict=True)
+        other = " and of ".join(kind for kind, first, second in both if first != second)
+        how = "what its logits say is not what one of the two does"
+        if guilty.first.whole and guilty.second.whole and other:
+            how = f"each does what its logits say, by another rule of {other}"
+        yield f"The router is the cause, as {guilty.first.gate.name} shows: {how}."
+    elif guilty is None and any(one.elsewhere for one in parted):
+        yield "The rule of the router is not the cause: the logits differ already, and what each recording does follows from its own."
+    elif guilty is None:
+        yield "The router is not the cause: all that differs are near ties, which rounding decides."
+
+
+def _of_gate(one: Parting) -> Iterator[str]:
+    a, b = one.first.gate, one.second.gate
+    yield f"{a.name}:"
+    if one.logits is None:
+        yield "  logits   not in both recordings, so that it cannot be told whether they differ already"
+    else:
+        most = float(np.abs(a.logits).max()) if a.logits is not None else 0.0
+        how = (
+            "equal"
+            if not one.logits
+            else f"differ by up to {one.logits:.2g} of {most:.2g}, {'within' if one.rounds else 'more than'} rounding"
+        )
+        halves = [
+            f"the {word}'s are all numbers of bfloat16"
+            for word, gate, other in (("first", a, b), ("second", b, a))
+            if _half(gate) and not _half(other)
+        ]
+        yield f"  logits   {'; '.join([how, *halves])}"
+    if one.differs.any():
+        rest = one.differs & ~one.near & ~one.follows
+        counts = (
+            (one.near, "near ties, within rounding"),
+            (one.follows, "follow from the other logits by the same rule"),
+            (rest & one.coarse, "near ties in bfloat16 and no finer: one of the two computes scores in it"),
+            (rest & ~one.coarse, "neither near ties nor explained by the logits"),
+        )
+        words = "; ".join(f"{int(tokens.sum())} {text}" for tokens, text in counts if tokens.any())
+        yield f"  choices  {plural(one.decisions, 'decisions')} in {plural(int(one.differs.sum()), 'tokens')} differ: {words}"
+        where = np.flatnonzero(rest if rest.any() else one.differs)
+        tokens = f"{', '.join(map(str, where[:MOST]))}{' ...' if len(where) > MOST else ''}"
+        yield f"           tokens {tokens}; the first of them has experts {_row(a, where[0])} and {_row(b, where[0])}"
+    if not one.same:
+        yield f"  weights  of the same choices differ by up to {one.weights:.2g} of the largest"
+    if one.first.words != one.second.words or one.guilty:
+        for word, side in (("first", one.first), ("second", one.second)):
+            if side.choice is not None:
+                share = f"{side.choice.holds / len(side.choice.agrees):.0%} of the tokens"
+                text = f"  the {word:6} chooses by {side.words[0]} ({share})"
+                if side.weights is not None:
+                    text += f", weights: {side.weights.text} ({side.weights.agrees.mean():.0%})"
+                yield text
+
+
+def _half(gate: Gate) -> bool:
+    """Whether logits that are not in bfloat16 have no more digits than it has."""
+    if gate.logits is None or gate.dtypes.get("logits") == "bfloat16":
+        return False
+    return not (gate.logits.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+
+
+def _row(gate: Gate, token: int) -> str:
+    return ", ".join(map(str, sorted(int(each) for each in gate.chosen[token] if each >= 0)))

@@ -1,0 +1,118 @@
+"""The command `moespec convert`."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from moespec.models.checks import check_output, check_sources
+from moespec.models.families import family, fewest_images
+from moespec.models.options import option
+from moespec.spec.errors import ConfigError
+from moespec.training.commandline.parse import parse
+from moespec.training.weights.average import average as averaged
+from moespec.training.weights.files import read_json
+from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
+
+__all__ = ["convert_command", "fields_of", "main"]
+
+
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+
+    moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
+    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are inferred from the parameters; what cannot be, such as
+    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
+    """
+
+    paths: tuple[Path, ...] = option((), positional=True)
+    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
+    average: bool = False
+    """write the mean of the parameters of several sources, which are of the same model"""
+    from_format: str | None = option(None, flags=("--from",))
+    """format of the source (default: told by what is in it)"""
+    to_format: str | None = option(None, flags=("--to",))
+    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    model: str | None = None
+    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    arguments: Path | None = None
+    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    settings: tuple[str, ...] = option((), flags=("--set",), single=True)
+    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    convert_command(parse("convert", ConvertArguments, words))
+
+
+def convert_command(given: ConvertArguments) -> None:
+    """Reads weights in one format, writes them in another, and says what they are."""
+    paths, from_format, to_format = given.paths, given.from_format, given.to_format
+    if len(paths) < 2:
+        missing = "target is missing (the file or folder to write, which comes last)"
+        raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
+    *sources, target = paths
+    if len(sources) > 1 and not given.average:
+        raise ConfigError(f"convert: {len(sources)} sources, {', '.join(map(str, sources))}; --average averages them")
+    for name, chosen in (("from", from_format), ("to", to_format)):
+        if chosen is not None and chosen not in FORMATS:
+            raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
+    to_format = to_format or _by_name(target)
+    if to_format == "vmoe" and target.suffix in (".safetensors", ".npz"):
+        raise ConfigError(f"target={str(target)!r}: vmoe has two files, NAME.index and NAME.data-...; expected a NAME")
+    if to_format not in ("hub", "huggingface"):
+        check_output("target", target, sources=sources)
+    else:
+        for path in (target, target / "model.safetensors"):
+            check_sources("target", path, sources)
+    request = Given(
+        given.model, read_json(given.arguments) if given.arguments else None, fields_of(given.settings), given.step
+    )
+    one = partial(read, given=request, name=from_format)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        weights = averaged(sources, one) if given.average else one(sources[0])
+    for note in notes:
+        print(f"note: {note.message}")
+    write(target, weights, to_format)
+    count, config = family(weights.config).parameter_count(weights.config), weights.config
+    read_from = " + ".join(f"{source} ({from_format or format_of(source)})" for source in sources)
+    print(f"{read_from} -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
+
+
+def fields_of(settings: Sequence[str]) -> dict[str, Any]:
+    """`heads=6` as a field and its value, which is JSON or else a string."""
+    fields: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"set={setting!r}: expected FIELD=VALUE")
+        try:
+            fields[name] = json.loads(text)
+        except ValueError:
+            fields[name] = text
+    return fields
+
+
+def _by_name(target: Path) -> str:
+    """The format of a target without --to: moespec's own."""
+    if target.suffix == ".safetensors":
+        return "moespec"
+    writable = ", ".join(name for name, format in FORMATS.items() if format.write)
+    raise ConfigError(f"target={str(target)!r}: give --to, one of {writable}")
+
+
+def _words(config: Any) -> str:
+    routers = " and ".join(
+        dict.fromkeys(layer.router for layer in family(config).moe_layers(config, fewest_images(config)))
+    )
+    routed = f", router {routers} in blocks {config.moe}" if routers else ""
+    return f"{config.image_size} x {config.image_size} pixels, {config.classes} classes{routed}"

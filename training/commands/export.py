@@ -1,0 +1,164 @@
+"""The command `moespec export`, and what a program says of itself."""
+
+import importlib
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from moespec.models.checks import check_installed, check_output
+from moespec.models.families import Config, family, fewest_images
+from moespec.models.files import write_atomically
+from moespec.models.model import Model
+from moespec.models.options import option
+from moespec.spec.errors import ConfigError
+from moespec.training.commandline.parse import parse
+from moespec.training.commands.convert import ConvertArguments, convert_command
+from moespec.training.loop.resolve import load_backend
+from moespec.training.weights.formats import Given, read
+from moespec.training.weights.loading import Loaded
+from moespec.training.weights.own import IMAGES, metadata_of
+from moespec.training.weights.record import Weights
+
+__all__ = ["FORMATS", "export_command", "main"]
+
+DESCRIPTION = ".json"
+"""Added to the name of a program of StableHLO, which has no place for metadata."""
+LARGEST = 2**31 - 2**20
+"""Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Export a model as a program that runs where moespec is not installed.
+
+    moespec export runs/x --format onnx. The input is images of float32 with the axes (images, height, width, channels), for any
+    number of images (a multiple of the group where a router takes several together), normalised as in training; the output
+    is logits. onnx: for onnxruntime and others, opset 18. pt2: for torch.export.load. stablehlo: for jax.export.deserialize,
+    on CPU, CUDA and TPU. safetensors: the parameters alone, as convert writes them.
+    """
+
+    source: Path = option(positional=True)
+    """a run, a file of moespec convert, a folder of the hub, or other weights that describe themselves"""
+    format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
+    """what is written"""
+    out: Path | None = None
+    """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    export_command(**vars(parse("export", ExportArguments, words)))
+
+
+class Format(NamedTuple):
+    """A function that returns the content of files by suffix of the name; its backend and packages."""
+
+    write: Callable[[Weights, dict[str, str]], dict[str, bytes]]
+    backend: str
+    packages: tuple[str, ...] = ()
+
+
+def export_command(source: Path, *, format: str, out: Path | None, step: int | None) -> None:
+    """Writes the model of a run, or of weights in a format that describes itself, as a program.
+
+    Raises ConfigError for an unknown format or a missing package, and RunError for a file that cannot be written, before
+    anything is read.
+    """
+    if format not in FORMATS:
+        raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
+    target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
+    kind = FORMATS[format]
+    check_output("out", target, [f".{format}"], [source])
+    if format == "stablehlo":
+        check_output("out", target.with_name(f"{target.name}{DESCRIPTION}"))
+    if kind is None:
+        convert_command(ConvertArguments((source, target), to_format="moespec", step=step))
+        return
+    for package in kind.packages:
+        check_installed(f"format={format!r}", package, f"export,{kind.backend}")
+    load_backend(kind.backend)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        weights = read(source, Given(step=step))
+    for note in notes:
+        print(f"note: {note.message}")
+    if getattr(weights.config, "whole_batch", False):
+        why = "the model routes all images of a batch together, and a program has groups of one size"
+        raise ConfigError(f"format={format!r}: {why}; train with group_size and group_images, or export safetensors")
+    if format != "pt2" and 4 * (count := family(weights.config).parameter_count(weights.config)) > LARGEST:
+        raise ConfigError(f"format={format!r}: {count:,} parameters are more than its files of 2 GB hold; use pt2")
+    if format == "onnx" and weights.config.dtype != "float32":
+        print("note: the program computes in float32, since runtimes of ONNX lack operators of bfloat16 on a CPU")
+        weights = replace(weights, config=replace(weights.config, dtype="float32"))
+    files = kind.write(weights, metadata(weights))
+    for suffix in sorted(files, key=len, reverse=True):  # the longest name first, which may be too long
+        write_atomically(target.with_name(target.name + suffix), files[suffix])
+    config, multiple = weights.config, fewest_images(weights.config)
+    batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
+    if multiple > 1 and format == "pt2":
+        batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
+    size = " x ".join(str(length) for length in image_shape(config))
+    print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """Height, width and channels of an image."""
+    return config.image_size, config.image_size, config.channels
+
+
+def metadata(weights: Weights) -> dict[str, str]:
+    """The metadata of moespec's own files (`moespec.training.weights.own`) and `moespec.images`, each as JSON.
+
+    `moespec.images` has axes, shape and dtype of the input, of which number the batch is a multiple, and `Weights.images` if
+    known: a value is `(x / white - mean) / std`.
+    """
+    config = weights.config
+    images = {
+        "axes": ["images", "height", "width", "channels"],
+        "shape": ["batch", *image_shape(config)],
+        "dtype": "float32",
+        "batch_multiple_of": fewest_images(config),
+    }
+    return {**metadata_of(weights), IMAGES: json.dumps({**images, **weights.images})}
+
+
+def _loaded(weights: Weights, backend: str) -> Loaded:
+    B = load_backend(backend)
+    return Loaded(Model("exported", weights.config, B), B.from_numpy(weights.params))
+
+
+def _of_torch(name: str, weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
+    B: Any = load_backend("torch")
+    example = B.from_numpy(np.zeros((1, *image_shape(weights.config)), np.float32))
+    more: Any = {"metadata": about, "multiple": fewest_images(weights.config)}
+    return {"": getattr(B, name)(_loaded(weights, "torch").module().eval(), example, **more)}
+
+
+def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
+    model, params = _loaded(weights, "jax")
+
+    def logits(images: Any) -> Any:
+        output = model.forward(params, images)
+        return output.features if output.logits is None else output.logits
+
+    module: Any = importlib.import_module("moespec.backends.jax.export")
+    content = module.stablehlo_bytes(logits, image_shape(weights.config), multiple=fewest_images(weights.config))
+    # The artifact itself has no place for it.
+    return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
+
+
+FORMATS: dict[str, Format | None] = {
+    "onnx": Format(partial(_of_torch, "export_onnx"), "torch", ("onnx", "onnxscript")),
+    "stablehlo": Format(_stablehlo, "jax", ("flatbuffers",)),
+    "pt2": Format(partial(_of_torch, "export_pt2"), "torch"),
+    "safetensors": None,  # that of `moespec convert`
+}
+"""Name, also the ending of the file -> how it is made."""

@@ -1,0 +1,171 @@
+"""Several processes of one command on one machine: they are started together, watched, and end together.
+
+Each has the variables that `torchrun` sets (`moespec.backends.processes`), so that a command does not know who started it. When one
+ends with an error, the others, which may wait for it for ever, are ended too; then all are started again, as often as is asked
+for, to go on from the last checkpoint.
+"""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+
+from moespec.models.checks import Natural, Number
+from moespec.models.errors import Interrupted, RunError
+from moespec.models.options import option
+from moespec.spec.errors import SpecError
+from moespec.training.commandline.parse import parse
+from moespec.training.loop import watchdog
+
+__all__ = ["follow", "launch_command", "main"]
+
+LOOK = 0.1
+"""Seconds between looks at the processes."""
+GRACE = 5.0
+"""Seconds that the others have to end by themselves after one that ended with an error."""
+USAGE, LOST = 2, 75
+"""The exit status of a command that was called wrongly, which another start would not mend; that where another process is lost."""
+PROGRAM = """\
+import sys
+from moespec.cli import main
+from moespec.training.commands.launch import follow
+follow()
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """Run a command in several processes of this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
+
+    With torch each process has one device; JAX's have those that they see. Options of the command come after it. When a process
+    ends with an error the others are ended; with --restarts all start again and go on from the last checkpoint. `torchrun
+    --nproc-per-node 4 --no-python -- moespec train ...` and srun start the processes as well.
+    """
+
+    processes: Number = option(flags=("-n", "--processes"))
+    """processes to start"""
+    restarts: Natural = 0
+    """starts after the first, when a process ended with an error"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command. The options of the command that it launches come after that command's name."""
+    place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
+    parsed = parse("launch", LaunchArguments, words[:place])
+    if place == len(words):
+        raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
+    launch_command(words[place:], processes=parsed.processes, restarts=parsed.restarts)
+
+
+def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> None:
+    """Runs `moespec` with these arguments in several processes.
+
+    Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
+    """
+    arguments = list(command)
+    for attempt in range(restarts + 1):
+        failed = _run(arguments, processes)
+        if failed is None:
+            return
+        index, status = failed
+        told = f"process {index} of {processes} {_described(status)}; the others were ended"
+        if attempt == restarts or status == USAGE:
+            raise RunError(told)
+        print(f"moespec: {told}; start {attempt + 2} of {restarts + 1}", file=sys.stderr, flush=True)
+        if "--resume" not in arguments:
+            arguments.append("--resume")
+
+
+def _run(arguments: list[str], processes: int) -> tuple[int, int] | None:
+    """The first process that ended with an error and its status, None if all ended well."""
+    started: list[subprocess.Popen[bytes]] = []
+    caught: list[signal.Signals] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        caught.append(signal.Signals(number))
+        for process in started:
+            process.send_signal(signal.SIGKILL if len(caught) > 1 else number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        port = _free_port()
+        for index in range(processes):
+            started.append(_started(arguments, index, processes, port))
+        until = math.inf
+        while any(process.poll() is None for process in started) and time.monotonic() < until:
+            if _failed(started) is not None and until == math.inf and not caught:
+                until = time.monotonic() + GRACE
+            time.sleep(LOOK)
+        if caught:
+            raise Interrupted(f"stopped by {caught[0].name}, with all {processes} processes", caught[0])
+        return _failed(started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _started(arguments: list[str], index: int, processes: int, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        **{"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": str(processes)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "MOESPEC_LAUNCHED": str(processes)},
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # What the others print, process 0 prints too; their errors are their own.
+    output = None if index == 0 else subprocess.DEVNULL
+    # A group of its own, so that Ctrl-C comes from here alone, once.
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments], env=environment, stdout=output, process_group=0
+    )
+
+
+def _failed(started: list[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
+    """The first process that ended with an error of its own; if all have lost another, that which still runs, with `LOST`."""
+    ended = {index: status for index, process in enumerate(started) if (status := process.poll())}
+    own = {index: status for index, status in ended.items() if status != LOST}
+    still = [index for index, process in enumerate(started) if process.poll() is None]
+    if ended and not own and still:
+        return still[0], LOST
+    return next(iter((own or ended).items()), None)
+
+
+def follow() -> None:
+    """Ends this process when the one that started it has ended, however that ended. What loses another tells it by its status."""
+    watchdog.LOST = LOST
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _free_port() -> int:
+    """A port that is free, as is the next (`moespec.training.loop.watchdog`)."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+def _described(status: int) -> str:
+    if status == LOST:
+        return "no longer answered"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

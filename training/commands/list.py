@@ -1,0 +1,52 @@
+"""`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moespec.models import families
+from moespec.models.options import option
+from moespec.spec.routers import ROUTERS
+from moespec.spec.routers.record import Router
+from moespec.training.commandline.parse import parse
+from moespec.training.configuration import configfile
+from moespec.training.data.datasets import DATASETS
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class ListArguments:
+    """List what there is to choose from."""
+
+    what: Literal["all", "models", "routers", "datasets", "recipes"] = option("all", positional=True)
+    """what to list"""
+
+
+def main(words: list[str]) -> None:
+    """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    what = parse("list", ListArguments, words).what
+    if what == "routers":
+        print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
+        for router in ROUTERS.values():
+            print(_described(router))
+        return
+    tables = {
+        "models": dict.fromkeys(families.names(), "") | families.patterns(),
+        "routers": {name: router.source for name, router in ROUTERS.items()},
+        "datasets": DATASETS,
+        "recipes": configfile.recipes(),
+    }
+    for title, table in tables.items():
+        if what in ("all", title):
+            if what == "all":
+                print(f"{title}:")
+            indent = "  " if what == "all" else ""
+            for name, text in table.items():
+                print(f"{indent}{name:36} {text}".rstrip())
+
+
+def _described(router: Router[Any]) -> str:
+    """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
+    models = {"models": ", ".join(router.models)} if router.models else {}
+    facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}
+    return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])

@@ -1,0 +1,167 @@
+"""The command `moespec plan`: memory, traffic and time of a step on each mesh, and the best mesh."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moespec.backends.mesh import MeshSizes
+from moespec.models.families import fewest_images
+from moespec.spec.errors import ConfigError
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits
+from moespec.training.configuration.length import images_seen
+from moespec.training.loop.resolve import model_config, without_data
+from moespec.training.objectives.table import shapes_of, training_flops
+from moespec.training.planning.chips import chip_of
+from moespec.training.planning.footprint import rows
+from moespec.training.planning.plan import Plan, best, plans, settled
+from moespec.training.reports.cost import aligned, described, of_run
+
+__all__ = ["main"]
+
+NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
+"""Options of train that a plan does not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments(Configured):
+    """Estimate what a training step takes on other hardware, and which mesh it should have.
+
+    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
+    bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
+    The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
+    """
+
+    devices: int
+    """devices, all along the axes of the mesh"""
+    chip: str
+    """what they are: v5e, v5p, v6e, h100 or h200"""
+    utilisation: float | None = None
+    """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
+    sharding: bool = False
+    """print how each parameter is split, on the mesh of --mesh or the best"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(words: list[str]) -> None:
+    """Prints the plans and the cost of the whole run, or how the parameters are split on the given or best mesh.
+
+    utilisation: assumed fraction of the chip's peak, for the operations of `objectives.table.training_flops`.
+    """
+    given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
+    check_written(words, given.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
+        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
+    devices, chip, utilisation = given.devices, given.chip, given.utilisation
+    config = replace(given.settings, model=without_data(given.settings))
+    seen = images_seen(config.training)
+    if utilisation is not None:
+        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=given.sharding)
+    model, training = model_config(config.model), config.training
+    ranked = plans(config, devices, chip_of(chip))
+    fitting = best(ranked)
+    config = settled(config)
+    if given.sharding:
+        _print_sharding(config, (fitting or ranked[0]).sizes, as_json=given.json)
+        return
+    batch = training.batch // training.accumulate
+    operations = None if seen is None else training_flops(config, model, seen, batch=batch)
+    days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
+    if given.json:
+        run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
+        report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
+        rows = [_json(config, each) for each in ranked]
+        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(fitting)] if fitting else None}, indent=1))
+        return
+    print(f"{config.model.name}: {described(model)}")
+    if seen is not None:
+        at = f"; at {utilisation:.0%} of the peak {days:.4g} device-days" if days else ""
+        print(of_run(config, model, seen, batch=batch) + at)
+    parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
+    again = ", blocks recomputed" if training.recompute else ""
+    print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
+    print(aligned([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])]))
+    if ranked[SHOWN:]:
+        print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
+    if too_large := [str(each.sizes) for each in ranked if not each.fits]:
+        print(f"Do not fit: {'; '.join(too_large)}")
+    has = f"{_gib(chip_of(chip).memory)} GiB"
+    if fitting:
+        print(f"\nThe least bound of those that fit into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
+    else:
+        less = "another mesh" if len(ranked) == 1 else "more devices"
+        print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
+
+
+def _check_utilisation(named: str, value: float, config: Config, *, sharding: bool) -> None:
+    """ConfigError, which begins with `named`, for a value that is no fraction, or has no effect."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
+    if sharding:
+        raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
+    if (epochs := config.training.epochs) is not None:
+        raise ConfigError(f"{named}: training.epochs={epochs!r} is of data that are not read; give --training.examples")
+
+
+def options(config: Config, sizes: MeshSizes) -> str:
+    """The options of `moespec train` for a mesh, and for an evaluation batch that fills groups on each device."""
+    named = zip(("data", "fsdp", "expert"), sizes.shape, strict=True)
+    words = [f"--mesh.{name} {size}" for name, size in named if size > 1 or name == "data"]
+    batch, unit = config.training.evaluation_batch, sizes.devices * fewest_images(model_config(config.model))
+    if batch % unit:
+        words.append(f"--training.evaluation-batch {-(-batch // unit) * unit}")
+    return " ".join(words)
+
+
+def _json(config: Config, each: Plan) -> dict[str, Any]:
+    mesh = dict(zip(("data", "fsdp", "expert"), each.sizes.shape, strict=True))
+    names = ("fits", "bytes", "memory", "links", "traffic", "flops", "seconds", "longest", "sum")
+    return {"mesh": mesh, "options": options(config, each.sizes), **{name: getattr(each, name) for name in names}}
+
+
+SHOWN = 10
+"""Meshes in the table, the best."""
+HEADINGS = (
+    *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
+    *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),
+)
+UNITS = ("", *["GiB"] * 7, *["GB"] * 3, "", *["ms"] * 5, "")
+
+
+def _row(each: Plan) -> tuple[str, ...]:
+    memory = [_gib(value) for value in (*each.memory.values(), each.bytes)]
+    there = [f"{value / 1e9:.2f}" for value in each.links.values()]
+    times = [f"{1e3 * value:.1f}" for value in (*each.seconds.values(), each.longest, each.sum)]
+    fits = "" if each.fits else "does not fit"
+    return str(each.sizes), *memory, *there, f"{each.flops / 1e12:.1f}", *times, fits
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
+
+
+def _print_sharding(config: Config, sizes: MeshSizes, *, as_json: bool) -> None:
+    table = rows(shapes_of(config, model_config(config.model)), sizes)
+    if as_json:
+        print(json.dumps({"mesh": sizes.__dict__, "parameters": [row._asdict() for row in table]}, indent=1))
+        return
+    print(f"{config.model.name} on {sizes}: float32 parameters, bytes of a device\n")
+    lines = [
+        (
+            row.names,
+            " x ".join(map(str, row.shape)) or "1",
+            ", ".join(axis or "-" for axis in row.split) if any(row.split) else "whole",
+            f"{row.bytes:,}",
+            str(row.parameters),
+            f"{row.parameters * row.bytes:,}",
+        )
+        for row in table
+    ]
+    total = f"{sum(row.parameters * row.bytes for row in table):,}"
+    headings = ("parameter", "shape", "split", "bytes of one", "count", "bytes")
+    print(aligned([headings, *lines, ("all", "", "", "", str(sum(row.parameters for row in table)), total)]))

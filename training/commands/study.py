@@ -1,0 +1,154 @@
+"""The command `moespec study`: trains each entry with each seed, as ordinary runs, and writes what they show.
+
+    OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
+    OUT/results.json, results.csv, pareto.png, index.html              made anew after each seed
+
+After any interruption the same command goes on: finished runs stay, an unfinished one goes on from its checkpoint. An entry that
+fails, for example because it diverges, is named and not compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from moespec.models.checks import Number
+from moespec.models.errors import BusyError, Interrupted, RunError
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.commands.train import train_command
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits, dump
+from moespec.training.configuration.effect import check_share
+from moespec.training.data.transforms import try_transform
+from moespec.training.loop.config_compatibility import changes, described
+from moespec.training.loop.evaluations import load_sets
+from moespec.training.loop.resolve import choose_backend, load_data, resolve
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.objectives.table import objective_of
+from moespec.training.reports.cost import aligned
+from moespec.training.runs import load_run
+from moespec.training.study import outcome, results
+from moespec.training.study.entries import entries
+
+__all__ = ["main", "study_command"]
+
+MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
+"""Fields that no result of a study depends on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyArguments(Configured):
+    """Train several routers or models, each with several seeds, and say which of them can be told apart.
+
+    The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
+    index.html, results.json, results.csv, pareto.png, and each run in runs/.
+    """
+
+    routers: tuple[str, ...]
+    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    out: Path
+    """folder of the study"""
+    seeds: Number = 5
+    """seeds of each entry: 0, 1, ..."""
+    measure: str = ""
+    """what is compared in place of the accuracy of the head, of an evaluation by schedule: few_shot/shots_10/accuracy"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    base = chosen(words, digits())
+    parsed = parse("study", StudyArguments, words, settings=base)
+    if (seed := parsed.settings.training.seed) != base.training.seed:
+        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+    configs = entries(parsed.routers, parsed.settings)
+    check_written(words, parsed.settings, *configs.values())
+    study_command(configs, seeds=parsed.seeds, out=parsed.out, measure=parsed.measure)
+
+
+def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
+    """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
+
+    measure: a result of an evaluation by schedule to compare (`outcome.measures`); by default the accuracy of the head.
+
+    Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
+    and at the end if entries failed.
+    """
+    if not entries:
+        raise ConfigError("routers: there is no entry")
+    if any((out / name).exists() for name in ("config.toml", "checkpoints")):
+        raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
+    configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
+    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
+    for (name, seed), run in runs.items():
+        _check_same(run, _kept(run), _seeded(configs[name], seed))
+    (out / "outcomes").mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
+    failed: dict[str, dict[int, str]] = {}
+    for number, ((name, seed), run) in enumerate(runs.items(), start=1):
+        file = _kept(run)
+        try:
+            if not file.is_file():
+                print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
+                config = _seeded(configs[name], seed)
+                train_command(config, run=run, resume=RunDirectory(run).begun(), override=False)
+                outcome.make(load_run(run), run, file)
+            outcomes[name][seed] = outcome.read(file, measure)
+        except Interrupted as stop:
+            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
+            raise Interrupted(told, stop.signal) from stop
+        except BusyError:
+            raise
+        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            failed.setdefault(name, {})[seed] = why
+            print(f"study: {name} with seed {seed} failed: {why}", flush=True)
+        if name == list(configs)[-1]:
+            summary = results.summarised(outcomes, failed, measure)
+            results.write(out, summary, {name: dump(config) for name, config in configs.items()})
+    print(aligned(results.rows(summary)))
+    print("\n".join(summary["sentences"]))
+    print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
+    if failed:
+        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
+
+
+def _resolved(name: str, config: Config, measure: str) -> Config:
+    """The configuration that the runs of an entry will have. Errors name the entry."""
+    backend, _ = choose_backend(config.backend)
+    try:
+        objective, there = objective_of(config), outcome.measures(config)
+        if measure not in (*([""] if objective.head else []), *there):
+            head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
+            have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"
+            raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
+        dataset = load_data(config)
+        resolved = resolve(config, dataset, backend)
+        objective.read(resolved, dataset)
+        load_sets(resolved, dataset)
+        check_share(config, dataset)
+        try_transform(dataset, config.data)
+        return resolved
+    except ConfigError as error:
+        raise ConfigError(f"entry {name}: {error}") from error
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return replace(config, training=replace(config.training, seed=seed))
+
+
+def _kept(run: Path) -> Path:
+    """The file with the outcome of a run."""
+    return run.parents[1] / "outcomes" / f"{run.name}.json"
+
+
+def _check_same(run: Path, kept: Path, config: Config) -> None:
+    """RunError if there is a run in its folder, or an outcome, of another configuration."""
+    directory = RunDirectory(run)
+    saved = [asdict(own)] if directory.begun() and (own := directory.config()) else []
+    saved += [outcome.read(kept)["config"]] if kept.is_file() else []
+    for before in saved:
+        differing = {key: pair for key, pair in changes(before, config).items() if key not in MAY_CHANGE}
+        if differing:
+            raise RunError(f"{run}: of another study: {described(differing)}; choose another --out")

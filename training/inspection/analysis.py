@@ -1,0 +1,121 @@
+"""`moespec inspect --analysis`: the pictures by which the paper of Soft MoE looks at slots, and their numbers as JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from moespec.models.checks import check_output
+from moespec.models.files import write_atomically
+from moespec.training.evaluation.slots import FRACTION, SlotStatistics, numbers, slot_statistics
+from moespec.training.inspection.inspect_run import alone, png
+from moespec.training.loop.resolve import model_config
+from moespec.training.runs import load_run
+from moespec.version import version
+
+__all__ = ["analysis_command", "draw_analysis"]
+
+IMAGES = 64
+"""Validation images that are looked at, from the first to the last."""
+COLUMNS = (
+    "token: dispatch weight in all slots\n(Fig. 24 left; dotted: mean, slots / tokens)",
+    "slot: combine weight in all tokens\n(Fig. 24; in multiples of the least)",
+    "weight of the k largest tokens of a slot\n(Fig. 26; dotted: all weights equal)",
+    "weight of the k largest slots of a token\n(dotted: all weights equal)",
+    f"tokens that make up {FRACTION:.0%} of a slot",
+    "correlation of the slots' parameters\n(Figs. 28 to 30)",
+)
+
+
+def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | None) -> None:
+    """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
+    values = out.with_suffix(".json")
+    check_output("out", out, [".png"])
+    check_output("out", values)
+    loaded = load_run(run, backend, step)
+    B, dataset = loaded.backend, loaded.dataset
+    split = dataset.validation
+    indices = np.unique(np.linspace(0, len(split) - 1, IMAGES).round().astype(int))
+    images = dataset.normalize(split.read(indices))
+    statistics = slot_statistics(B, alone(model_config(loaded.config.model)), B.from_numpy(loaded.params), images)
+    blocks = numbers(statistics)
+    about = {"run": str(run), "step": loaded.step, "router": "soft_moe", "images": len(images), "fraction": FRACTION}
+    title = f"{run.name}, step {loaded.step}: slots of Soft MoE over {len(images)} validation images (figures of arXiv 2308.00951)"
+    write_atomically(out, png(draw_analysis(statistics, title)))
+    about |= {"version": version(), "blocks": blocks}
+    write_atomically(values, (json.dumps(about, indent=1, allow_nan=False) + "\n").encode())
+    for name, each in blocks.items():
+        print(f"block {name}: {_said(each)}")
+    print(f"{out}, {values}: {len(images)} validation images")
+
+
+def _said(block: dict[str, Any]) -> str:
+    tokens, slots = block["tokens"], block["experts"] * block["slots_per_expert"]
+    pairs = [
+        f"{name.replace('_', ' ')} {similarity['mean']:.3f}" for name, similarity in block["slot_similarity"].items()
+    ]
+    return (
+        f"{FRACTION:.0%} of a slot is {block['tokens_needed']['median']:.0f} of {tokens} tokens, "
+        f"of a token {block['slots_needed']['median']:.0f} of {slots} slots (medians)"
+        + (f"; mean correlation of slots: {', '.join(pairs)}" if pairs else "")
+    )
+
+
+def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
+    """A row for each layer, with the panels of `COLUMNS`; a column has the same axes in all rows, to be compared."""
+    rows = len(statistics)
+    figure = Figure(figsize=(3.0 * len(COLUMNS), 2.3 * rows + 1.0), layout="constrained")
+    axes = figure.subplots(rows, len(COLUMNS), squeeze=False)
+    tokens = max(each.dispatch.shape[1] for each in statistics)
+    histograms: dict[
+        int, tuple[list[NDArray[Any]], float, float]
+    ] = {  # column: values, and where the axis begins and ends
+        0: ([each.dispatch for each in statistics], 0, 2 * max(float(each.dispatch.mean()) for each in statistics)),
+        1: ([each.combine for each in statistics], 1, 2),
+        4: ([each.tokens_needed for each in statistics], 0, tokens),
+    }
+    for column, (values, low, high) in histograms.items():
+        edges = _edges(values, low, high, whole=column == 4)
+        for axis, part in zip(axes[:, column], values, strict=True):
+            counts, _ = np.histogram(part[np.isfinite(part)], edges)
+            axis.stairs(counts / part.size, edges, fill=True)
+            axis.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
+    for row, one in zip(axes, statistics, strict=True):
+        row[0].set_ylabel(f"block {one.block}")
+        row[0].axvline(one.dispatch.mean(), ls=":", lw=1, color="0.3")
+        _cumulative(row[2], one.cumulative_dispatch)
+        _cumulative(row[3], one.cumulative_combine)
+        drawing = row[5].imshow(one.similarity, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+        figure.colorbar(drawing, ax=row[5]).ax.tick_params(labelsize=6)
+    for axis, name in zip(axes[0], COLUMNS, strict=True):
+        axis.set_title(name, fontsize=8)
+    for axis in axes.flat:
+        axis.tick_params(labelsize=7)
+    for axis in axes[:, 2:].flat:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure
+
+
+def _edges(values: Sequence[NDArray[Any]], low: float, high: float, *, whole: bool) -> NDArray[np.float64]:
+    """The bins of a column's histograms from `low` to `high`, or to the largest of its values: about 40, or whole numbers."""
+    high = max(high, *(float(each[np.isfinite(each)].max(initial=high)) for each in values))
+    if whole:
+        width = -(-int(high - low) // 40)
+        return np.arange(low + 0.5, high + width + 0.5, width)
+    return np.linspace(low, high, 41)
+
+
+def _cumulative(axis: Axes, sums: NDArray[np.float64]) -> None:
+    """The sums of the k largest weights against k."""
+    number = np.arange(1, len(sums) + 1)
+    axis.plot(number, sums, lw=1.2)
+    axis.plot(number, number / len(sums), ls=":", lw=1, color="0.3")
+    axis.axhline(FRACTION, ls="--", lw=0.6, color="0.6")
+    axis.set(xlim=(0, len(sums)), ylim=(0, 1.02))
