@@ -28,22 +28,6 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params, RouterOutput
 
-__all__ = [
-    "DECIDED",
-    "Norm",
-    "TransformerConfig",
-    "blocks",
-    "blocks_layout",
-    "id_blocks",
-    "moe_blocks",
-    "moe_layers",
-    "of_block",
-    "pool_layout",
-    "pooled",
-    "router_config",
-    "takes_ids",
-]
-
 Array = Any
 Norm = Callable[[Params, Array], Array]
 """A layer normalisation with the parameters of one."""
