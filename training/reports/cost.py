@@ -60,14 +60,6 @@ def of_run(config: Config, model: Model, images: int, *, batch: int | None) -> s
     return f"training on {images:,} images: {scaled(total)} ({', '.join(each)})"
 
 
-def moe_of(model: Model) -> str:
-    """The MoE blocks of a model in words, with their routers and experts."""
-    layers = family(model).moe_layers(model, fewest_images(model))
-    blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
-    routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
-    return f"MoE in blocks {blocks} of 0 to {model.depth - 1}: {routers}" if layers else "no MoE blocks"
-
-
 def scaled(operations: float) -> str:
     """Operations with a unit.
 
@@ -94,7 +86,11 @@ def count_command(config: Config, *, images: int | None, seen: int | None) -> No
     model = model_config(without_data(config))
     parts = counts.flops(model, images)
     total = sum(parts.values())
-    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")
+    layers = family(model).moe_layers(model, fewest_images(model))
+    blocks = ", ".join(dict.fromkeys(layer.name.partition("_")[0] for layer in layers))
+    routers = " and ".join(dict.fromkeys(f"{layer.router} with {layer.settings.experts} experts" for layer in layers))
+    moe = f"MoE in blocks {blocks} of 0 to {model.depth - 1}: {routers}" if layers else "no MoE blocks"
+    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe}")
     for name, value in parts.items():
         print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
     if seen is not None:

@@ -122,7 +122,8 @@ def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
         slices = _packed([_packed((0, size, None)) for size in array.shape])
         flat = array.ravel()
         size = LARGEST_PART // flat.itemsize
-        parts = [_packed_array(flat[start : start + size]) for start in range(0, max(flat.size, 1), size)]
+        split = [flat[start : start + size] for start in range(0, max(flat.size, 1), size)]
+        parts = [msgpack.ExtType(ARRAY, _packed((part.shape, part.dtype.name, part.tobytes()))) for part in split]
         chunks[str(next(numbers))] = [[parts, msgpack.ExtType(SLICES, slices)]]
         return msgpack.ExtType(INDEX, _packed((_packed((array.shape, array.dtype.name, False, {})), [slices], [0])))
 
@@ -157,10 +158,6 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _packed(value: Any) -> bytes:
     content: bytes = msgpack.packb(value)
     return content
-
-
-def _packed_array(array: NDArray[Any]) -> msgpack.ExtType:
-    return msgpack.ExtType(ARRAY, _packed((array.shape, array.dtype.name, array.tobytes())))
 
 
 def _unpacked(path: Path) -> Any:
