@@ -191,8 +191,8 @@ FLOORS = {
             "objectives",
             "loop",
         ),
-        *("interop", "weights", "transfer", "inspection", "reports", "prediction", "commandline", "ledger", "planning"),
-        *("pretrained", "export", "commands", "analysis", "launch", "study", "cli"),
+        *("interop", "weights", "transfer", "inspection", "reports", "commandline", "ledger", "planning"),
+        *("pretrained", "export", "commands", "prediction", "analysis", "launch", "study", "cli"),
     ),
     "moespec.conformance": (
         *("schema", "format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import family
+from moespec.models.files import parsed
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
 from moespec.training.data.options import numbers
@@ -19,7 +20,7 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
-from moespec.training.weights.files import parsed, read_safetensors, write_safetensors
+from moespec.training.weights.files import read_safetensors, write_safetensors
 from moespec.training.weights.record import Weights, described, images_of, named_classes, of_description
 from moespec.version import version
 

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import write_atomically
+from moespec.models.files import content_of, write_atomically
 from moespec.models.pytrees import flatten
 from moespec.training.interop.layouts import unwrapped
-from moespec.training.weights.files import content_of
 
 __all__ = ["is_vmoe_checkpoint", "prefix_of", "read_vmoe_checkpoint", "write_vmoe_checkpoint"]
 
