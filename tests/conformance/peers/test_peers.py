@@ -86,7 +86,7 @@ def test_the_committed_table_is_that_of_the_committed_records():
 @pytest.mark.parametrize("names", [["pot"], pytest.param(list(PEERS), marks=pytest.mark.full)], ids=["one", "all"])
 def test_the_committed_readings_are_those_of_the_committed_records(names):
     """After a change of the ledger, of the vectors or of the variants: `python -m moespec.conformance.peers`."""
-    found = json.loads((ROOT / "models" / "ledger" / "measured.json").read_text())
+    found = json.loads((ROOT / "spec" / "implementations" / "measured.json").read_text())
     assert [found[list(PEERS).index(name)] for name in names] == readings(
         [read_record(RECORDS / f"peer-{name}.json") for name in names], CASES
     )
