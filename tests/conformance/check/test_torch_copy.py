@@ -53,6 +53,6 @@ def test_a_copy_leaves_the_original_whole(changed):
 
     assert chosen() == [[[0], [2]]]
     importlib.import_module(
-        changed("torch_beside", "torch/rows.py", "index.long(), place)", "index.long(), place + 1)")
+        changed("torch_beside", "torch/gathers.py", "index.long(), place)", "index.long(), place + 1)")
     )
     assert chosen() == [[[0], [2]]]
