@@ -23,7 +23,7 @@ class SplitExperts:
     sizes: MeshSizes
     transport: Transport = "model"
     """in what slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
-    ROUTERS: dict[str, Router]
+    ROUTERS: dict[str, Router[Any]]
     """the routers, composed of what this backend has; from `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from moespec.models import families
 from moespec.models.model import Model, chosen_backend
-from moespec.models.vit import OF_EXPERTS, OF_IDS
+from moespec.models.options import MOE, marks
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.names import RouterName
 
@@ -27,7 +27,7 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     """
     overrides |= {} if router is None else {"router": router}
     config = families.of_name(name).named(name, **overrides)
-    field = next((field for field in (*OF_EXPERTS, *OF_IDS) if field in overrides), None)
+    field = next((name for name in overrides if MOE in marks(type(config), name).get("only", ())), None)
     if field and getattr(config, "moe", "none") == "none" and "moe" not in overrides:
         raise ConfigError(f"{field}={overrides[field]!r} concerns MoE blocks, but there are none: give moe='last_half'")
     return Model(name, config, chosen_backend())

@@ -39,11 +39,11 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError naming the first field of a section whose value is not within the `Range` of its type."""
+    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):
-            check_value(f"{section}.{name}", getattr(config, name), hint)
+            check_value(f"{section}.{name}".lstrip("."), getattr(config, name), hint)
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -97,7 +97,7 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
-    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
+    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
     return words.get(hint, none or "")
 
 

@@ -18,6 +18,7 @@ from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value
 from moespec.models.hashing import multi_hash
+from moespec.models.options import option
 from moespec.models.random_keys import draws_of
 from moespec.spec.algorithms.dropout import check_rate
 from moespec.spec.errors import ConfigError, ShapeError
@@ -72,7 +73,7 @@ class BlocksConfig:
     """number of blocks, dense and MoE together"""
     hidden: Count
     """hidden width H of an MLP, or of the MLP over channels"""
-    gelu: Literal["tanh", "erf"] = "tanh"
+    gelu: Literal["tanh", "erf"] = option("tanh", rare=True)
     """form of the activation: an approximation, or exact"""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """float32 computes in the dtype of the parameters (which are initialised in float32); bfloat16 computes the blocks in
@@ -112,7 +113,7 @@ class CommonConfig(BlocksConfig):
     """height and width of the square images, in pixels"""
     patch_size: Count = 16
     """height and width of a patch, in pixels; divides image_size"""
-    channels: Count = 3
+    channels: Count = option(3, rare=True)
     """channels of an image"""
     classes: Size = 1000
     """outputs of the head; 0 for no head"""

@@ -3,17 +3,12 @@
 Each router has the options of its own class `Options` (`moespec.spec.routers`), and no others.
 """
 
-import ast
-import inspect
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, make_dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, NamedTuple
-
-from tyro.conf import FlagConversionOff, arg
+from typing import Any, ClassVar, NamedTuple
 
 from moespec.backends.layer import warn_untrained
 from moespec.models.checks import check_names, check_value
@@ -23,7 +18,7 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["Decided", "RouterSection", "check_options", "help_texts", "named", "options_of", "section", "settings"]
+__all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
 
 PREFIX = "router_options."
 
@@ -94,6 +89,8 @@ class RouterSection:
 
     owner: ClassVar[str] = ""
     decided: ClassVar[tuple[str, ...]] = ()
+    described_in: ClassVar[Any]
+    """The class of the router's options, whose fields have the texts for help."""
 
     def __post_init__(self) -> None:
         if self.owner:
@@ -112,31 +109,13 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
     Raises ConfigError for an unknown router.
     """
     check_router(router)
-    kind, texts, members = ROUTERS[router].Options, help_texts(ROUTERS[router].Options), []
-    for option in fields(kind):
+    members = []
+    for option in fields(ROUTERS[router].Options):
         if option.name not in decided.names:
             default = dict(decided.defaults).get(option.name, option.default)
             if default is MISSING:
                 raise TypeError(f"{router}: the option {option.name} has no default, and no model decides it")
-            marks = (FlagConversionOff, arg(help=texts.get(option.name, "")))
-            members.append((option.name, Annotated[(options_of(router)[option.name], *marks)], default))
-    namespace = {"__doc__": f"Options of the router {router}.", "owner": router, "decided": decided.names}
+            members.append((option.name, options_of(router)[option.name], default))
+    about = {"owner": router, "decided": decided.names, "described_in": ROUTERS[router].Options}
+    namespace = {"__doc__": f"Options of the router {router}.", **about}
     return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)
-
-
-@cache
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name, as they are written. `inspect.getsource` of each would read the module again."""
-    statements = ast.parse(inspect.getsource(sys.modules[module])).body
-    return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
-
-
-def help_texts(kind: type) -> dict[str, str]:
-    """The docstring below each field, by the name of the field, of the class and those it is made of."""
-    texts: dict[str, str] = {}
-    for part in reversed(kind.__mro__[:-1]):
-        body = _classes(part.__module__)[part.__name__]
-        for field, text in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-                texts[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
-    return texts

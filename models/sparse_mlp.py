@@ -17,12 +17,13 @@ taken where the paper is silent. Initial values are those of the MLP-Mixer.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
 from moespec.models.layers import Experts, MoeLayer, Output
+from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, lecun_normal
 from moespec.models.router_options import Decided, options_of, settings
 from moespec.spec.errors import ConfigError
@@ -74,7 +75,7 @@ class SparseMlpConfig(layers.CommonConfig):
     """tokens S' of a sparse block; where that is the number of patches, tokens are not rescaled (Table 6)"""
     sparse_width: Count
     """channels C' of a sparse block; where that is the width, channels are not rescaled"""
-    router: Mode = "importance_score"
+    router: Mode = option("importance_score", only=MOE)
     """of the token-mixing MoE: efficient (importance_score) or vanilla"""
     channel_router: Mode = "softmax_token_choice"
     """of the channel-mixing MoE"""
@@ -84,20 +85,20 @@ class SparseMlpConfig(layers.CommonConfig):
     """experts K_S that a channel chooses"""
     sparse_token_hidden: Count
     """hidden width of an expert that mixes tokens"""
-    experts: layers.Size = 0
+    experts: layers.Size = option(0, only=MOE)
     """experts N_C of the channel-mixing MoE; with 0 experts it is a dense MLP"""
     choices: Count = 2
     """experts K_C that a token chooses"""
     sparse_hidden: Count
     """hidden width of an expert that mixes channels, or of the dense MLP"""
-    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
+    router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """options of the router that differ from its defaults, and those of them that the router of the channel-mixing MoE has too,
     for that one; the capacity factor is 1.05"""
-    expert_init: Literal["independent", "shared"] = "independent"
+    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values for each expert, or the same for all experts of a layer"""
     group_size: layers.Size = 0
     """channels that the token-mixing MoE routes together; 0: all those of the batch"""
-    group_images: layers.Size = 0
+    group_images: layers.Size = option(0, only=MOE)
     """images whose tokens the channel-mixing MoE routes together; 0: all those of the batch"""
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Literal
 from moespec.backends.contract import Backend
 from moespec.models import layers, parameters, transformer
 from moespec.models.layers import MoeLayer, Output
+from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, lecun_normal, normal
 from moespec.models.transformer import DECIDED, moe_blocks, takes_ids
 from moespec.spec.ranges import Count
@@ -69,7 +70,7 @@ class TextConfig(transformer.TransformerConfig):
     attention pooling by a learned probe"""
     projection: layers.Size = 0
     """width of a linear map after the pooling, into the space that images and texts share; 0 for none"""
-    group_texts: Count = 1
+    group_texts: Count = option(1, only=MOE)
     """texts routed together as one group"""
 
     @property

@@ -18,6 +18,7 @@ from moespec.models import layers, parameters
 from moespec.models.checks import check_names
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import Experts, MoeLayer
+from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
 from moespec.models.router_options import Decided, check_options, named, options_of, settings
 from moespec.spec.errors import ConfigError
@@ -64,29 +65,29 @@ class TransformerConfig(layers.BlocksConfig):
 
     heads: Count
     """attention heads"""
-    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = 1e-6
+    norm_epsilon: Annotated[float, Range(SMALLEST, 1, below=False)] = option(1e-6, rare=True)
     """what layer normalisations add to the variance"""
     qk_norm: bool = False
     """layer normalisation (scale only) of queries and keys over each head"""
     moe: str = "none"
     """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
     every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
-    router: RouterName = "soft_moe"
+    router: RouterName = option("soft_moe", only=MOE)
     """router of the MoE blocks (moespec list routers)"""
-    experts: int = 0
+    experts: int = option(0, only=MOE)
     """number of experts"""
-    router_options: Mapping[str, bool | int | float | str | None] = field(default_factory=dict, hash=False)
+    router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)
     """options of the router that differ from its defaults (choices, capacity_factor, ...)"""
-    expert_init: Literal["independent", "shared"] = "independent"
+    expert_init: Literal["independent", "shared"] = option("independent", only=MOE, rare=True)
     """initial values for each expert, or the same for all experts of a block"""
-    expert_hidden: layers.Size = 0
+    expert_hidden: layers.Size = option(0, only=MOE)
     """hidden width of an expert; 0: that of an MLP"""
-    expert_activation: Literal["gelu", "geglu", "swiglu"] = "gelu"
+    expert_activation: Literal["gelu", "geglu", "swiglu"] = option("gelu", only=MOE)
     """what an expert is: a perceptron, gelu(x w1 + b1) w2 + b2, or a gated one, (gelu(x w1 + b1) * (x w3 + b3)) w2 + b2; swiglu has
     silu in the place of gelu"""
-    expert_bias: bool = True
+    expert_bias: bool = option(True, only=MOE, rare=True)
     """experts have biases"""
-    shared_experts: layers.Size = 0
+    shared_experts: layers.Size = option(0, only=MOE)
     """experts of a block that serve every token, besides those that its router chooses among; they are one of their joint width"""
     block: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """router and experts of single MoE blocks, by number: what differs of the fields router, experts, router_options and so on;

@@ -23,10 +23,10 @@ from moespec.models import layers, parameters, transformer
 from moespec.models.hashing import multi_hash, token_ids
 from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
+from moespec.models.options import MOE, Only, option
 from moespec.models.parameters import Parameter, constant, normal
 from moespec.models.transformer import (
     DECIDED,
-    OF_BLOCK,
     Norm,
     id_blocks,
     moe_blocks,
@@ -43,8 +43,6 @@ from moespec.spec.routing import Params
 __all__ = [
     "DECIDED",
     "NAMES",
-    "OF_EXPERTS",
-    "OF_IDS",
     "SIZES",
     "Output",
     "VitConfig",
@@ -64,6 +62,8 @@ __all__ = [
     "takes_ids",
 ]
 
+IDS = Only("takes_ids", why="the model has no router that needs token ids")
+
 ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
@@ -76,40 +76,40 @@ Array = Any
 class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
-    stem: int = 0
+    stem: int = option(0, rare=True)
     """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
     last has as many features as a token, the one before it half as many, and so on; 2^stem divides patch_size"""
-    stem_depth: Annotated[int, Range(1, 1000, below=False)] = 1
+    stem_depth: Annotated[int, Range(1, 1000, below=False)] = option(1, only=Only("stem"))
     """convolutions at each resolution of the stem: one with stride 2, and after it others with stride 1"""
     pool: Literal["gap", "gap_norm", "token", "map"] = "gap"
     """gap: mean over patches, of the normalised tokens; gap_norm: normalisation of the mean; token: a class token; map: attention
     pooling of the patches by a learned probe"""
-    registers: layers.Size = 0
+    registers: layers.Size = option(0, rare=True)
     """learned tokens without a patch, after the class token and before the patches; no pooling sees them"""
     positions: Literal["learned", "learned_patches", "sincos2d", "sincos2d_moco", "none"] = "learned"
     """position embedding; learned_patches: of the patches alone, not of class token and registers; sincos2d: frequencies
     10000^(-i/(P-1)) with P = width/4, sincos2d_moco: 10000^(-i/P)"""
-    pre_norm: bool = False
+    pre_norm: bool = option(False, rare=True)
     """a layer normalisation of the tokens before the first block; the embedding of the patches has no bias then (CLIP)"""
-    layer_scale: Scalar = 0.0
+    layer_scale: Scalar = option(0.0, rare=True)
     """initial value of a learned factor for each entry of what attention and MLP add to a token; 0 for none"""
-    qkv_bias: bool = True
+    qkv_bias: bool = option(True, rare=True)
     """queries, keys and values of the blocks have a bias"""
-    representation: layers.Size = 0
+    representation: layers.Size = option(0, rare=True)
     """width of a linear map with tanh between the pooling and the head; 0 for none"""
-    qk_norm_bias: bool = False
+    qk_norm_bias: bool = option(False, rare=True)
     """the normalisation of queries and keys also has a bias, as in timm; needs qk_norm"""
-    group_images: Count = 1
+    group_images: Count = option(1, only=MOE)
     """images routed together as one group"""
-    group_tokens: layers.Size = 0
+    group_tokens: layers.Size = option(0, only=MOE)
     """tokens routed together as one group, where that is a part of an image or not whole images; 0: see group_images; tokens of
     all images are in one row, which is cut"""
-    round_experts: bool = False
+    round_experts: bool = option(False, only=(MOE, Only("dtype", unless="bfloat16")))
     """round what goes into and comes out of the experts to bfloat16, as vmoe's dispatcher of that name does; for a model in
     float32; all slots are computed then"""
-    token_ids: IdKind = "patch_code"
+    token_ids: IdKind = option("patch_code", only=(MOE, IDS))
     """what the id of a token is, for a router that takes ids: see moespec.models.hashing.token_ids"""
-    codes: Count = 1024
+    codes: Count = option(1024, only=(MOE, IDS))
     """codewords of a codebook of patches, for such ids"""
 
     def __post_init__(self) -> None:
@@ -160,10 +160,6 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
         """Tokens before the patches."""
         return (self.pool == "token") + self.registers
 
-
-OF_EXPERTS = (*OF_BLOCK, "group_images", "group_tokens", "round_experts")
-OF_IDS = ("token_ids", "codes")
-"""The fields that concern a model with MoE blocks, and those that concern one whose router takes token ids."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "vit_tiny": {

@@ -70,7 +70,7 @@ def installed(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command line, which ends with that status: what it printed, or of one that fails what it says."""
-    from moespec.training import cli
+    from moespec import cli
 
     def run(words: Sequence[str], status: int = 0) -> str:
         capsys.readouterr()

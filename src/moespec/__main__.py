@@ -1,4 +1,4 @@
-"""The command `moespec`, also `python -m moespec`: the commands of `moespec.training.cli` and that of the suite."""
+"""The command `moespec`, also `python -m moespec`."""
 
 import sys
 from collections.abc import Sequence
@@ -10,18 +10,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["conformance"]:
         from moespec.conformance.__main__ import keep_apart
 
-        keep_apart(words[1:])
-    from moespec.training import cli
+        keep_apart(words[1:])  # before anything else is imported
+    from moespec import cli
 
-    return cli.main(
-        arguments, more={"conformance": ("check an implementation against the golden vectors", _conformance)}
-    )
-
-
-def _conformance(arguments: list[str]) -> int:
-    from moespec.conformance.__main__ import main
-
-    return main(arguments)
+    return cli.main(arguments)
 
 
 if __name__ == "__main__":

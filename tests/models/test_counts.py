@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import moespec.backends.jax as B
+from moespec import cli
 from moespec.models import counts, families
 from moespec.models.layers import Experts, MoeLayer
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
 
 PAPER = [
     # Puigcerver et al. 2024 (arXiv 2308.00951), Table 1: parameters, GFLOP an image, steps and exaFLOP. ViT B/16 to H/14 and the Soft

@@ -75,7 +75,7 @@ def test_a_causal_tower_does_not_see_what_follows():
 
 
 def test_gradients_of_a_table_on_a_gpu_are_those_of_a_scatter():
-    embedding = pytest.importorskip("moespec.backends.jax.embedding")
+    embedding = pytest.importorskip("moespec.backends.jax.embeddings")
     random = np.random.default_rng(0)
     ids, rows = random.choice([0, 1, 3, 6], 40).astype(np.int32), random.normal(size=(40, 3)).astype(np.float32)
     one, other = (np.asarray(f(8, rows, ids)) for f in (embedding._sums_by_scan, embedding._sums_by_scatter))

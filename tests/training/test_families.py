@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moespec import models
+from moespec import cli, models
 from moespec.models import families, list_models
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.inspection.inspect_run import make_route, squarest
 from moespec.training.loop.resolve import load_backend
 from moespec.training.loop.runlog import read_log

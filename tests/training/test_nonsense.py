@@ -21,17 +21,19 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
+from moespec import cli
 from moespec.conformance import __main__ as conformance
 from moespec.models import memory
 from moespec.models.router_options import options_of
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli, commands
-from moespec.training.commandline.chosen import check_concerns, chosen
-from moespec.training.commandline.parsing import parse
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.commands import train
+from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.option_constraints import check_share
+from moespec.training.configuration.effect import check_share
 from moespec.training.data.datasets import load
 from moespec.training.data.options import DataConfig
 from moespec.training.study.entries import entries
@@ -319,7 +321,7 @@ def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         assert len(text) < 6000, "a message is not longer than a screen"
         assert paths(tmp_path) == before, "something was written"
 
-    monkeypatch.setattr(commands, "train", begun)
+    monkeypatch.setattr(train, "train", begun)
     monkeypatch.setattr(memory, "of_machine", lambda: 8 * 2**30)
     monkeypatch.setenv("MOESPEC_BACKEND", "numpy")
     (folder := tmp_path / "there").mkdir()
@@ -423,8 +425,7 @@ def test_limits_of_the_process(monkeypatch: pytest.MonkeyPatch, said: Any) -> No
 @pytest.mark.parametrize("words", USED)
 def test_options_that_concern_something_in_recipes_and_what_runs_wrote(words: str) -> None:
     given = words.split()
-    default = cli.TrainArguments(settings=chosen(given, Config()))
-    check_concerns(given, parse("train", cli.TrainArguments, given, default=default).settings)
+    check_written(given, parse("train", TrainArguments, given, settings=chosen(given, Config())).settings)
 
 
 def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
@@ -433,9 +434,9 @@ def test_an_option_of_a_file_and_of_a_study(tmp_path: Path) -> None:
     file.write_text("[data]\nhue = 0.3\n[model]\ncodes = 5\n")
     words = ["--config", str(file)]
     base = chosen(words, Config())
-    check_concerns([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
+    check_written([*words, "--data.jitter", "1"], *entries(["a: --router hash --data.jitter 1"], base).values())
     with pytest.raises(ConfigError, match=r"data\.hue=0\.3 has no effect here: data\.jitter is 0"):
-        check_concerns(words, base)
+        check_written(words, base)
 
 
 def test_the_part_that_is_held_out(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec.training import cli
+from moespec import cli
 from moespec.training.configuration import configfile
 from moespec.training.loop import checkpoint, config_compatibility
 from moespec.training.loop.runlog import read_log

@@ -14,9 +14,9 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import families
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
 from moespec.training.commandline.chosen import chosen
-from moespec.training.commandline.parsing import parse
+from moespec.training.commandline.parse import parse
+from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.captions import captions_of
@@ -44,8 +44,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(name: str, *options: str) -> Config:
     """The recipe with options of the command line, resolved for made-up data of the shape that it is for."""
     words = ["--config", name, *options]
-    default = cli.TrainArguments(settings=chosen(words, Config()))
-    config = parse("train", cli.TrainArguments, words, default=default).settings
+    config = parse("train", TrainArguments, words, settings=chosen(words, Config())).settings
     config = replace(config, data=replace(config.data, path="images"))
     labels, shape = np.arange(20_000) % 1000, (config.model.image_size or 224,) * 2 + (3,)
     captions, classes = None, tuple(map(str, range(1000)))

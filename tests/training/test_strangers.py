@@ -16,10 +16,9 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
+from moespec import cli
 from moespec.models import memory
 from moespec.spec.errors import SpecError
-from moespec.training import cli
-from moespec.training.commands import read_data
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import with_model
 from moespec.training.data.datasets import load
@@ -29,6 +28,7 @@ from moespec.training.data.options import DataConfig
 from moespec.training.data.pairs import find_pairs
 from moespec.training.data.pictures import read_image
 from moespec.training.data.shards import find_shards
+from moespec.training.runs import read_data
 from moespec.training.weights.files import read_npz, read_safetensors
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,12 @@ from typing import Any
 
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.spec.errors import ConfigError
-from moespec.training.configuration import configfile, option_constraints
+from moespec.training.configuration import configfile
 from moespec.training.configuration.config import LENGTHS, Config
+from moespec.training.configuration.effect import check_effect
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["check_concerns", "check_functions", "chosen", "early"]
+__all__ = ["check_functions", "check_written", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -44,20 +45,21 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     return base
 
 
-def check_concerns(arguments: Sequence[str], *configs: Config) -> None:
-    """ConfigError for an option of the command line, or of its file, that concerns none of the configurations made of it.
+def check_written(arguments: Sequence[str], *configs: Config) -> None:
+    """ConfigError for an option of the command line, or of its file, that has no effect in any of the configurations made of it.
 
-    One of a file may concern the file's own configuration, and init_skip the weights that it is used with later. A file that a
-    run wrote has every field, and is not looked at.
+    One of a file may have an effect in the file's own configuration, and init_skip in a later use of the file. A file that a
+    run wrote has every field, and is not checked.
     """
     words = (word.partition("=")[0][2:].replace("-", "_") for word in arguments if word.startswith("--"))
-    option_constraints.check([SHORT.get(word, word) for word in words], *configs)
+    check_effect([SHORT.get(word, word) for word in words], *configs)
     known = early(arguments)
-    if known["config"] is not None and "format" not in (
-        written := configfile.written(path := configfile.find_recipe(known["config"]))
-    ):
+    if known["config"] is None:
+        return
+    path = configfile.find_recipe(known["config"])
+    if "format" not in (written := configfile.written(path)):
         own = configfile.read(path, model=known["model"], router=known["router"])
-        option_constraints.check((name for name in written if name != "init_skip"), own, *configs)
+        check_effect((name for name in written if name != "init_skip"), own, *configs)
 
 
 def check_functions(arguments: Sequence[str], config: Config) -> None:

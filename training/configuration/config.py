@@ -1,20 +1,20 @@
 """The configuration of a training run: what model, data, optimiser, schedule and training it takes.
 
-Every field can be set in a TOML file and on the command line (`moespec.training.configuration.configfile`, `moespec.training.cli`). The
+Every field can be set in a TOML file (`moespec.training.configuration.configfile`) and on the command line. The
 defaults belong to no recipe: AdamW's own, no decay, no clip, no augmentation. A field that is None is filled in from the named
 model or the data when the run starts (`moespec.training.loop.resolve`), and the filled-in configuration is saved with the run.
 """
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
-
-from tyro.conf import Fixed, Suppress
 
 from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, Share, check_fields
+from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 from moespec.training.configuration.modelconfig import ModelConfig, TextSection
@@ -41,9 +41,12 @@ TRACKERS = {"tensorboard": "data", "wandb": "wandb", "mlflow": "mlflow", "tracki
 """Packages that `log` may name, and the extra that has each."""
 
 
+RSQRT = Only("name", "rsqrt")
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The learning rate, from step to step (moespec.training.configuration.schedules). None: does not concern this schedule."""
+    """The learning rate, from step to step (moespec.training.configuration.schedules). None: the default of this schedule."""
 
     name: Literal["cosine", "rsqrt", "linear"] = "cosine"
     """how the rate falls after the warm-up"""
@@ -51,11 +54,11 @@ class ScheduleConfig:
     """largest learning rate"""
     warmup: int = 0
     """steps of linear increase from 0; half of the run, if that is not longer"""
-    cooldown: int | None = None
+    cooldown: int | None = option(None, only=RSQRT)
     """rsqrt: steps of linear decrease to 0 at the end"""
-    timescale: float | None = None
+    timescale: float | None = option(None, only=RSQRT)
     """rsqrt: steps after which the rate starts to fall"""
-    end: float | None = None
+    end: float | None = option(None, only=Only("name", unless="rsqrt"))
     """linear, cosine: rate at the end"""
 
 
@@ -73,9 +76,9 @@ class MeshConfig:
     """parts of large parameters and of what the optimiser keeps of them, gathered block by block"""
     expert: int = 1
     """parts of the experts"""
-    transport: Transport = "model"
+    transport: Transport = option("model", only=Only("expert", unless=1))
     """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
-    timeout: float = 40.0
+    timeout: float = option(40.0, only=Only("several_processes", why="there is one process"))
     """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
 
     def __post_init__(self) -> None:
@@ -84,6 +87,11 @@ class MeshConfig:
             raise ConfigError(f"mesh.timeout={self.timeout!r}: expected a number of seconds from 1 to 86400")
         if self.transport != "model" and self.expert == 1:
             raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
+
+    @property
+    def several_processes(self) -> bool:
+        """Whether this process was started as one of several."""
+        return not {"WORLD_SIZE", "SLURM_NTASKS"}.isdisjoint(os.environ)
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -109,19 +117,19 @@ class TrainingConfig:
     """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
-    loss: Literal["softmax", "sigmoid"] = "softmax"
+    loss: Literal["softmax", "sigmoid"] = option("softmax", only=Only("objective", "classification"))
     """cross-entropy of one class of several, or of each class by itself"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
-    cuda_graph: bool = False
+    cuda_graph: bool = option(False, rare=True)
     """torch on one GPU only: record what the loss and its gradients ask of the GPU, and ask it as a whole"""
     evaluate_every: Number = 150
     """steps between evaluations on the validation images"""
-    evaluation_batch: Number = 128
+    evaluation_batch: Number = option(128, rare=True)
     """images of one evaluation batch"""
     checkpoint_every: Number = 150
     """steps between checkpoints"""
-    keep: Number = 2
+    keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
@@ -165,6 +173,9 @@ class MocoConfig:
         check_fields("moco", self)
 
 
+SIGMOID = Only("loss", "sigmoid", why="lit.loss is 'softmax', which has no bias")
+
+
 @dataclass(frozen=True)
 class LitConfig:
     """Images and texts (--objective lit): the image tower is `model`, the text tower `text`. A tower that is locked comes from `init`;
@@ -176,11 +187,11 @@ class LitConfig:
     """each image chooses among all texts, and each text among all images; or each pair is decided by itself (SigLIP)"""
     scale: Annotated[float, Range(SMALLEST, LARGEST, below=False)] = 10.0
     """what cosines are multiplied with at the beginning; it is trained"""
-    bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = -10.0
+    bias: Annotated[float, Range(-LARGEST, LARGEST, below=False)] = option(-10.0, only=SIGMOID)
     """sigmoid: what is added to them at the beginning; it is trained"""
     tokenizer: str = ""
     """a file tokenizer.json of Hugging Face's tokenizers; without one the tokens are bytes"""
-    end: str = ""
+    end: str = option("", only=Only("tokenizer", why="there is no lit.tokenizer"))
     """the token of that file which ends a text; without one it is told by its usual names"""
     long: Literal["error", "cut"] = "error"
     """what is done to captions of more than text.length tokens"""
@@ -204,6 +215,11 @@ class HashConfig:
         check_fields("hash", self)
 
 
+HASHED = Only("model.takes_ids", why="the model has no router that needs token ids")
+MOCO = Only("objective", "moco", why="the objective is not moco")
+LIT = Only("objective", "lit", why="the objective is not lit")
+
+
 @dataclass(frozen=True)
 class Config:
     """The whole configuration of a run."""
@@ -213,24 +229,24 @@ class Config:
     backend: BackendName = "auto"
     """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    hash: HashConfig = field(default_factory=HashConfig)
-    moco: MocoConfig = field(default_factory=MocoConfig)
-    text: ModelConfig = field(default_factory=lambda: ModelConfig("text_tiny"))
-    lit: LitConfig = field(default_factory=LitConfig)
+    model: ModelConfig = option(factory=ModelConfig)
+    data: DataConfig = option(factory=DataConfig)
+    optimizer: OptimizerConfig = option(factory=OptimizerConfig)
+    schedule: ScheduleConfig = option(factory=ScheduleConfig)
+    training: TrainingConfig = option(factory=TrainingConfig)
+    mesh: MeshConfig = option(factory=MeshConfig)
+    hash: HashConfig = option(factory=HashConfig, only=HASHED)
+    moco: MocoConfig = option(factory=MocoConfig, only=MOCO)
+    text: ModelConfig = option(factory=lambda: ModelConfig("text_tiny"), only=LIT)
+    lit: LitConfig = option(factory=LitConfig, only=LIT)
     init: str | None = None
     """weights to start from: a run, a file of moespec convert, or a folder of the hub (moespec.training.transfer)"""
-    init_skip: str | None = None
+    init_skip: str | None = option(None, only=Only("init", why="there is no init"))
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
     log: str = ""
     """where the run is logged, too, with commas between: tensorboard, wandb, mlflow, trackio, or a function of your own,
     package.module:function (docs/training.md)"""
-    evaluation: Suppress[Fixed[Mapping[str, EvaluationConfig]]] = field(default_factory=dict, hash=False)
+    evaluation: Mapping[str, EvaluationConfig] = option(factory=dict, hash=False)
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
 
     def __post_init__(self) -> None:

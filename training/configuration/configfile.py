@@ -20,11 +20,20 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import text
 from moespec.models.checks import check_names, described
 from moespec.models.files import RECORD, read_file
+from moespec.models.options import marks, no_effect
 from moespec.models.pytrees import flatten
 from moespec.models.router_options import RouterSection, named
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near, near_it
-from moespec.training.configuration.config import LENGTHS, Config, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.config import (
+    LENGTHS,
+    LIT,
+    MOCO,
+    Config,
+    ModelConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
 from moespec.training.data.options import DataConfig
 
 __all__ = [
@@ -35,8 +44,6 @@ __all__ = [
 RECIPES = Path(__file__).parents[1] / "recipes"
 NONE = "none"
 FORMAT = 2
-OBJECTIVES = {"moco": "moco", "lit": "lit", "text": "lit"}
-"""Sections that concern one objective."""
 DEPTH = 4
 """Tables in tables that are looked into; a configuration has four."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
@@ -182,15 +189,18 @@ def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, A
 
 def dump(config: Config) -> str:
     """The configuration as TOML. Only fields that are None, and would be without a file, and sections of other objectives are left out."""
-    tables = {n: v for n, v in asdict(config).items() if OBJECTIVES.get(n, config.objective) == config.objective}
+    conditions = {name: marks(Config, name).get("only", ()) for name in vars(config)}
+    others = [name for name, of in conditions.items() if LIT in of or MOCO in of if no_effect(config, name)]
+    tables = {name: value for name, value in asdict(config).items() if name not in others}
     return tomli_w.dumps({"format": FORMAT, **_plain(tables, asdict(Config()))})
 
 
-def update(section: Section, table: dict[str, Any], *, source: str, prefix: str = "") -> Section:
-    """A dataclass with the fields of `table` replaced, recursively; errors name `source` and the dotted key."""
+def update(section: Section, table: Mapping[str, Any], *, source: str = "", prefix: str = "") -> Section:
+    """A dataclass with the fields of `table` replaced, recursively; errors name the file `source`, if any, and the dotted key."""
     hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
+    where = f"{source}: {prefix}" if source else prefix
     if owner := getattr(section, "owner", ""):
-        check_names(f"{source}: {prefix}", table, owner, known)
+        check_names(where, table, owner, known)
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -200,12 +210,12 @@ def update(section: Section, table: dict[str, Any], *, source: str, prefix: str 
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")
         elif not is_dataclass(current):
-            values[key] = _checked(value, hints[key], f"{source}: {prefix}{key}")
+            values[key] = _checked(value, hints[key], f"{where}{key}")
         elif isinstance(value, dict):
             values[key] = update(current, value, source=source, prefix=f"{prefix}{key}.")
         else:
-            raise ConfigError(f"{source}: {prefix}{key}={value!r}: expected a table, [{prefix}{key}]")
-    with named(f"{source}: ", (prefix.partition(".")[0],)), named(prefix, known):
+            raise ConfigError(f"{where}{key}={value!r}: expected a table, [{prefix}{key}]")
+    with named(f"{source}: " if source else "", (prefix.partition(".")[0],)), named(prefix, known):
         return changed(section, values)
 
 

@@ -5,15 +5,15 @@ on. What it says of a model is what differs from the model of its name.
 """
 
 from collections.abc import Mapping
-from dataclasses import field, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from tyro.conf import Fixed, Suppress, arg
+from dataclasses import make_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from moespec.models import families, mixer, sparse_mlp, text, vit
 from moespec.models.checks import check_names
-from moespec.models.router_options import RouterSection, help_texts, named, section
+from moespec.models.options import Only, marks, option
+from moespec.models.router_options import RouterSection, named, section
 from moespec.spec.ranges import option_types
+from moespec.spec.routers import ROUTERS
 
 __all__ = ["SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection"]
 
@@ -36,6 +36,10 @@ class ModelConfig:
     name: str
     kind: ClassVar[Any]
     """The class of the family's configurations."""
+    described_in: ClassVar[Any]
+    """The class whose fields have the texts for help."""
+    helps: ClassVar[Mapping[str, str]]
+    """What the fields do that the family's configuration does not have."""
 
     def __new__(cls, name: str = "vit_tiny", **given: Any) -> "ModelConfig":
         if cls is ModelConfig:
@@ -65,6 +69,17 @@ class ModelConfig:
         """Whose options these are, for messages."""
         return self.name
 
+    def default_of(self, name: str) -> Any:
+        """What a field stands for that is None, where the data do not decide it."""
+        return VIT.get(name) if self.kind is vit.VitConfig and name in VIT else getattr(self.kind, name, None)
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether the model has MoE blocks with a router that needs token ids."""
+        routers = [getattr(self, "router", None) or self.default_of("router")]
+        routers += [own.get("router") for own in getattr(self, "block", {}).values()]
+        return any(router.needs == "ids" and name in routers for name, router in ROUTERS.items())
+
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""
         values = {name: value for name in _fields(type(self)) if (value := getattr(self, name)) is not None}
@@ -84,41 +99,49 @@ def _fields(kind: Any) -> dict[str, Any]:
     return option_types(kind)
 
 
-ABOUT = "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)"
+def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> type[ModelConfig]:
+    """The class of a family's section. name: the default model, and what the help says about names.
 
-
-def _section(kind: Any, text: str, *, about: str = ABOUT, short: bool = True, **more: str) -> type[ModelConfig]:
-    """The class of a family's section. more: fields that its configuration does not have, integers, with their docstrings.
-
-    about: the help of the name. short: whether some options have short names.
+    extra: fields that its configuration does not have, integers, with their docstrings.
     """
-    help_of, hints = help_texts(kind), _fields(kind)
-    chosen = Annotated[str, arg(help=about, aliases=["--model"] if short else None)]
-    members: list[Any] = [("name", chosen, "vit_tiny" if short else "text_tiny")]
-    for name, hint in {**hints, **dict.fromkeys(more, int)}.items():
-        if name == "router_options":
-            members.append((name, RouterSection, field(default_factory=RouterSection)))
-        elif name == "block":  # tables of a TOML file, which have no options on a command line
-            members.append(
-                (name, Suppress[Fixed[Mapping[str, Mapping[str, Any]]]], field(default_factory=dict, hash=False))
-            )
+    hints = _fields(kind)
+    members: list[Any] = [("name", str, name)]
+    for field, hint in {**hints, **dict.fromkeys(extra, int)}.items():
+        about = marks(kind, field)
+        only, rare = about.get("only", ()), about.get("rare", field in extra)
+        if field == "router_options":
+            members.append((field, RouterSection, option(factory=RouterSection, only=only)))
+        elif field == "block":  # tables of a TOML file, which have no options on a command line
+            members.append((field, Mapping[str, Mapping[str, Any]], option(factory=dict, hash=False)))
         else:
-            aliases = [f"--{name}"] if short and name in SHORT else None
-            marks = arg(help=more.get(name) or help_of[name], aliases=aliases)
-            members.append((name, Annotated[hint | None, marks], None))
+            members.append(
+                (field, hint | None, option(None, only=HEAD_BIAS if field == "head_bias" else only, rare=rare))
+            )
     title = kind.__name__.replace("Config", "Section")
     doc = f"The model. None: as the named model has it, or as the data need it{text}."
-    namespace = {"__doc__": doc, "__module__": __name__, "kind": kind}
+    namespace = {
+        "__doc__": doc,
+        "__module__": __name__,
+        "kind": kind,
+        "described_in": kind,
+        "helps": {"name": about, **extra},
+    }
     return make_dataclass(title, members, bases=(ModelConfig,), frozen=True, namespace=namespace)
 
 
+HEAD_BIAS = Only("training.loss", "sigmoid", why="training.loss is 'softmax', the same for any bias of all classes")
+IMAGES = {
+    "name": "vit_tiny",
+    "about": "vit_tiny, mixer_tiny, sparse_mlp_tiny, or a larger one such as vit_s16 (moespec list models)",
+}
 VitSection = _section(
     vit.VitConfig,
     "; the last half of the blocks are MoE, with 8 experts",
+    **IMAGES,
     group_images_sparse="group-images, where it is not given, of every router but soft_moe, which routes each image by itself",
 )
-MixerSection = _section(mixer.MixerConfig, "")
-SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "")
-TextSection = _section(text.TextConfig, "", about=f"text tower: {', '.join(text.NAMES)}", short=False)
+MixerSection = _section(mixer.MixerConfig, "", **IMAGES)
+SparseMlpSection = _section(sparse_mlp.SparseMlpConfig, "", **IMAGES)
+TextSection = _section(text.TextConfig, "", name="text_tiny", about=f"text tower: {', '.join(text.NAMES)}")
 
 _SECTIONS = {vit: VitSection, mixer: MixerSection, sparse_mlp: SparseMlpSection, text: TextSection}

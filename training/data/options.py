@@ -5,35 +5,40 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from PIL import ImageColor
-from tyro.conf import arg
 
 from moespec.models.checks import Natural, Share, check_fields
+from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range, Scalar
 
 __all__ = ["DataConfig", "numbers"]
 
 
+FILES = Only("name", unless="digits")
+DECODED = Only("name", unless="digits", why="the digits have nothing to decode")
+JITTER = Only("jitter")
+TARGETS = Only("objective", "classification", why="the objective has no targets")
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
 
-    name: Annotated[
-        Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"],
-        arg(aliases=["--data"]),
-    ] = "digits"
+    name: Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] = (
+        "digits"
+    )
     """kind of data set (moespec list datasets)"""
-    path: str = ""
+    path: str = option("", only=FILES)
     """file or folder of the data set; the digits need none"""
     validation_share: float = 0.2
     """part of each class that is held out when the data have no validation part"""
     classes: str = ""
     """text file with the names of the classes, one a line in the order of the labels"""
-    resize: Annotated[int, Range(0, 2**16, below=False)] = 0
+    resize: Annotated[int, Range(0, 2**16, below=False)] = option(0, only=FILES)
     """pictures: length of the shorter side, in pixels, before the middle square is cut out; 0 for the size of the images"""
-    background: str = "white"
+    background: str = option("white", only=FILES)
     """pictures: colour behind what is transparent, by name or as #rrggbb"""
-    broken: Literal["error", "skip"] = "error"
+    broken: Literal["error", "skip"] = option("error", only=FILES)
     """pictures that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
     mean: str = "0.5"
     """subtracted from the values of a channel, of which white is 1: one number, or one for each channel, as in 0.485,0.456,0.406"""
@@ -41,7 +46,7 @@ class DataConfig:
     """what they are then divided by"""
     crop: Literal["middle", "inception", "torchvision"] = "middle"
     """part of a training picture: the middle square, or a random one as in big_vision or as torchvision's RandomResizedCrop"""
-    crop_area: Annotated[float, Range(0, 1, above=True, below=False)] = 0.05
+    crop_area: Annotated[float, Range(0, 1, above=True, below=False)] = option(0.05, only=Only("crop", unless="middle"))
     """random crops: smallest share of the picture's area (big_vision 0.05, torchvision 0.08)"""
     crop_padding: Natural = 0
     """random crop: move images by up to this many pixels; 0 for none"""
@@ -49,39 +54,39 @@ class DataConfig:
     """mirror half of the images"""
     jitter: Share = 0.0
     """probability that brightness, contrast, saturation and hue are changed"""
-    brightness: Scalar = 0.4
+    brightness: Scalar = option(0.4, only=JITTER)
     """jitter: largest change of the brightness, as a factor"""
-    contrast: Scalar = 0.4
+    contrast: Scalar = option(0.4, only=JITTER)
     """jitter: largest change of the contrast, as a factor"""
-    saturation: Scalar = 0.2
+    saturation: Scalar = option(0.2, only=JITTER)
     """jitter: largest change of the saturation, as a factor"""
-    hue: Annotated[float, Range(0, 0.5, below=False)] = 0.1
+    hue: Annotated[float, Range(0, 0.5, below=False)] = option(0.1, only=JITTER)
     """jitter: largest change of the hue, in turns of the colour circle, at most 0.5"""
-    grey: Share = 0.0
+    grey: Share = option(0.0, rare=True)
     """probability that an image loses its colours"""
-    blur: Share = 0.0
+    blur: Share = option(0.0, rare=True)
     """probability of a Gaussian blur of 0.1 to 2 pixels"""
-    solarise: Share = 0.0
+    solarise: Share = option(0.0, rare=True)
     """probability that values of 128 and above are inverted"""
     randaugment: Annotated[int, Range(0, 100, below=False)] = 0
     """operations of RandAugment on each image; 0 for none"""
-    magnitude: Annotated[float, Range(0, 100, below=False)] = 10.0
+    magnitude: Annotated[float, Range(0, 100, below=False)] = option(10.0, only=Only("randaugment"))
     """RandAugment: magnitude of the operations; the ViT and V-MoE recipes have 10 to 20"""
     transform: str = ""
     """a function of your own, package.module:function, called with an image (uint8, H x W x channels) and a random generator"""
-    erase: Share = 0.0
+    erase: Share = option(0.0, rare=True)
     """probability that a rectangle of an image is filled with noise (random erasing)"""
-    mixup: Scalar = 0.0
+    mixup: Scalar = option(0.0, only=TARGETS)
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
-    cutmix: Scalar = 0.0
+    cutmix: Scalar = option(0.0, only=TARGETS)
     """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
-    label_smoothing: Annotated[float, Range(0, 1)] = 0.0
+    label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
     """part of a label that is spread evenly over all classes"""
-    cache: str = ""
+    cache: str = option("", only=FILES)
     """folder where decoded images are kept for later epochs and runs; one in /dev/shm keeps them in memory"""
-    workers: Annotated[int, Range(0, 1024, below=False)] = 0
+    workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)
     """processes that prepare batches; 0 for a thread of the training process"""
-    prefetch: Annotated[int, Range(1, 2**20, below=False)] = 2
+    prefetch: Annotated[int, Range(1, 2**20, below=False)] = option(2, rare=True)
     """batches prepared in advance, by each worker"""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 __all__ = ["best_l2", "few_shot", "ridge"]
@@ -66,6 +65,8 @@ def ridge(
 
     One eigendecomposition, of the smaller of X'^T X' and X' X'^T, serves all `l2`, as in the public code.
     """
+    from scipy.linalg import eigh  # here, since its import is slow
+
     x = np.asarray(features, np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0) + 1e-5
 
@@ -76,10 +77,10 @@ def ridge(
     x = standardised(x)
     y = 2.0 * np.eye(classes)[labels] - 1.0
     if x.shape[0] >= x.shape[1]:
-        values, q = scipy.linalg.eigh(x.T @ x)
+        values, q = eigh(x.T @ x)
         left, right = q, q.T @ (x.T @ y)
     else:
-        values, q = scipy.linalg.eigh(x @ x.T)
+        values, q = eigh(x @ x.T)
         left, right = x.T @ q, q.T @ y
     scores = standardised(held) @ left
     return [np.argmax(scores / (values + strength) @ right, axis=1) for strength in l2]

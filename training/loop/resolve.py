@@ -4,7 +4,6 @@
 """
 
 import importlib
-import inspect
 import os
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from moespec.models import families, parameters, vit
 from moespec.models.families import family, of_name
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_limits, check_memory
+from moespec.models.options import no_effect
 from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import SlotOptions
@@ -187,13 +187,12 @@ def model_config(config: ModelConfig) -> families.Config:
 
 
 def schedule(config: Config) -> Schedule:
-    """The learning rate of each step. Raises ConfigError for a field that does not concern the schedule."""
+    """The learning rate of each step. Raises ConfigError for a field that this schedule does not have."""
     section = config.schedule
     options: dict[str, Any] = {key: value for key, value in asdict(section).items() if value is not None}
-    make = SCHEDULES[options.pop("name")]
-    known = inspect.signature(make).parameters
     for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"schedule.{key}={value!r} does not concern the schedule {section.name!r}")
+        if reason := no_effect(config, f"schedule.{key}"):
+            raise ConfigError(f"schedule.{key}={value!r} has no effect here: {reason}")
+    make = SCHEDULES[options.pop("name")]
     with named("schedule.", options):
         return make(**options, total=config.training.total)

@@ -1,4 +1,4 @@
-"""The cost of a model for an image, counted from its configuration or measured; the command `moespec count`."""
+"""What a model costs for an image: counted from its configuration, and measured."""
 
 import statistics
 import time
@@ -14,10 +14,9 @@ from moespec.models.families import family, fewest_images
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.evaluation.metrics import make_forward
-from moespec.training.loop.resolve import model_config, without_data
-from moespec.training.objectives.table import forward_passes, objective_of, training_flops
+from moespec.training.objectives.table import forward_passes, training_flops
 
-__all__ = ["aligned", "count_command", "described", "milliseconds", "of_run", "scaled"]
+__all__ = ["aligned", "described", "milliseconds", "moe_of", "of_run", "scaled"]
 
 REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
@@ -84,19 +83,3 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join([f"{{:{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     return "\n".join(form.format(*row).rstrip() for row in rows)
-
-
-def count_command(config: Config, *, images: int | None, seen: int | None) -> None:
-    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run.
-
-    images: of a batch. seen: images that the run sees, None where that is not known.
-    """
-    model = model_config(without_data(config))
-    parts = counts.flops(model, images)
-    total = sum(parts.values())
-    print(f"{config.model.name}: {described(model, batch=images)}\n  {moe_of(model)}")
-    for name, value in parts.items():
-        print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
-    if seen is not None:
-        config = objective_of(config).settled(config, model, None)
-        print(f"  {of_run(config, model, seen, batch=images)}")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
-from moespec.training.commandline.chosen import check_concerns, chosen
-from moespec.training.commandline.parsing import Settings, parse
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse_settings
 from moespec.training.configuration.config import Config
 
 __all__ = ["DENSE", "entries"]
@@ -38,9 +38,9 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             raise ConfigError(f"routers={text!r}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
-            config = parse("moespec study", Settings, flags, default=Settings(chosen(flags, base))).settings
+            config = parse_settings("study", flags, chosen(flags, base))
             if colon:
-                check_concerns(flags, config)
+                check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
                 if name in ROUTERS and (router := config.model.router) != name:

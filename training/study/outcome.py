@@ -18,7 +18,6 @@ from moespec.models.errors import RunError
 from moespec.models.families import family
 from moespec.models.files import read_record, signed, write_atomically
 from moespec.models.pytrees import flatten
-from moespec.training.commands import LoadedRun
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.evaluation.evaluate import evaluation_size, features
@@ -28,6 +27,7 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of, training_flops
 from moespec.training.reports.cost import milliseconds
+from moespec.training.runs import LoadedRun
 from moespec.version import UNKNOWN, version
 
 __all__ = ["make", "measures", "read", "right_of"]

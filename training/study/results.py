@@ -6,10 +6,9 @@ import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from moespec.models.files import write_atomically
 from moespec.spec.errors import ConfigError
@@ -19,6 +18,9 @@ from moespec.training.reports.templates import render
 from moespec.training.study.outcome import right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["rows", "summarised", "write"]
 
@@ -177,8 +179,10 @@ def _csv(results: dict[str, Any]) -> str:
     return buffer.getvalue()
 
 
-def _picture(results: dict[str, Any]) -> Figure:
+def _picture(results: dict[str, Any]) -> "Figure":
     """Accuracy against each cost; the line joins what no other entry beats in both."""
+    from matplotlib.figure import Figure  # here, since its import is slow
+
     figure = Figure(figsize=(14, 4.5), layout="constrained")
     for axis, (cost, label) in zip(figure.subplots(1, len(COSTS)), COSTS.items(), strict=True):
         for name, entry in results["entries"].items():

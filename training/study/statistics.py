@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 __all__ = ["REPLICATES", "Difference", "differences", "differences_of_seeds", "pareto", "sentences", "spread"]
 
@@ -70,6 +69,8 @@ def differences_of_seeds(values: Mapping[str, list[float]]) -> list[Difference]:
     pairs, seeds = list(combinations(names, 2)), len(values[names[0]]) if names else 0
     if seeds < 2:
         return []
+    from scipy.special import stdtrit  # here, since its import is slow
+
     quantile, found = float(stdtrit(seeds - 1, 1 - (1 - LEVEL) / 2 / max(1, len(pairs)))), []
     for first, second in pairs:
         apart = np.subtract(values[first], values[second])

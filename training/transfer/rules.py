@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import zoom
 
 from moespec.models.families import Config
 from moespec.models.pytrees import flatten, nested
@@ -151,5 +150,7 @@ def resized_positions(positions: Array, tokens: int, *, prefix: int) -> Array:
     if old * old != len(grid) or new * new != patches or not old:
         raise ConfigError(f"init: positions of {len(grid)} patches for {patches}: expected squares")
     square = grid.reshape(old, old, -1)
+    from scipy.ndimage import zoom  # here, since its import is slow
+
     resized = zoom(square, (new / old, new / old, 1), order=1).reshape(1, new * new, -1)
     return np.concatenate([before, resized], axis=1)

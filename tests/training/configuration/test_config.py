@@ -12,18 +12,19 @@ from typing import Any
 
 import pytest
 
+from moespec import cli
 from moespec.models import vit
 from moespec.models.mixer import MixerConfig
+from moespec.models.options import marks, no_effect
 from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
+from moespec.training.commands import train
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.configfile import digits, dump, read
 from moespec.training.configuration.modelconfig import SHORT
-from moespec.training.configuration.option_constraints import unconcerned
 from moespec.training.data.datasets import load
 from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
 
@@ -35,18 +36,14 @@ def names(kind: type) -> set[str]:
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """The configuration that `moespec train` with these arguments would run."""
     seen: list[Config] = []
-    from moespec.training import commands
-
-    monkeypatch.setattr(commands, "train_command", lambda config, **options: seen.append(config))
+    monkeypatch.setattr(train, "train_command", lambda config, **options: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
     return seen[0]
 
 
 def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moespec.training import commands
-
     seen: list[Path] = []
-    monkeypatch.setattr(commands, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
+    monkeypatch.setattr(train, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
     for arguments in ((), ("--router", "switch"), ("--model", "mixer_tiny")):
         assert cli.main(["train", "--backend", "numpy", *arguments]) == 0
     assert list(map(str, seen)) == [
@@ -179,20 +176,29 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     with pytest.raises(SystemExit) as end:
         cli.main([*arguments, "--help"])
     assert end.value.code == 0
-    flags = re.findall(r"^[│ ] (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
+    flags = re.findall(r"^  (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
     words = {word[2:] for flag in flags for word in re.findall(r"--[a-z][\w.-]*", flag)}
     return {word.replace("-", "_") for word in words if ".no-" not in word}
 
 
-def test_help_shows_every_option_but_those_that_concern_nothing(monkeypatch: Any, capsys: Any) -> None:
+def rare(name: str) -> bool:
+    """Whether an option is marked as rarely set."""
+    section, _, field = name.rpartition(".")
+    kind = type(getattr(digits(), section, digits()) if "." not in section else None)
+    return bool(getattr(kind, "__dataclass_fields__", {}).get(field) and marks(kind, field).get("rare"))
+
+
+def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown, every = help_of(capsys, "train"), set(configfile.flat(asdict(Config())))
-    hidden = unconcerned(digits())
-    assert {"moco", "lit", "text"} < hidden
-    assert every - shown == {name for name in every if {name, name.partition(".")[0]} & hidden}
+    hidden = {name for name in every if no_effect(digits(), name)}
+    hidden |= {f"optimizer.{name}" for name in ("momentum", "nesterov", "decay_rate", "decay_cap", "factored_from")}
+    hidden |= {name for name in every if rare(name)}
+    assert {"moco.hidden", "lit.scale", "text.width", "data.hue", "schedule.timescale"} < hidden
+    assert every - shown == hidden
     for flags in ((), ("--model", "mixer_b16", "--router", "switch"), ("--model", "sparse_mlp_b")):
         found = help_of(capsys, "train", *flags)
-        assert len(found - set(SHORT)) <= 99, flags
+        assert len(found - set(SHORT)) <= 95, flags
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
@@ -241,12 +247,12 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
 @pytest.mark.parametrize(
     ("program", "absent"),
     [
-        ("from moespec.training import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
-        ("from moespec.training import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
-        ("from moespec.training import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
+        ("from moespec import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
+        ("from moespec import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
+        ("from moespec import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
-        ("import moespec.training.commands", "jax torch matplotlib"),
+        ("import moespec.training.commands.train", "jax torch matplotlib"),
     ],
     ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
 )  # fmt: skip

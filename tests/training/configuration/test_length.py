@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.configuration import configfile, length, schedules
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.length import before_cooldown, in_steps, settled, shrunk

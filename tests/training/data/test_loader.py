@@ -20,10 +20,11 @@ import pytest
 from PIL import Image
 from worker_functions import broken_at_3, ended_at_3
 
+from moespec import cli
 from moespec.models.errors import DataError, RunError
 from moespec.models.memory import cores
 from moespec.spec.errors import SpecError
-from moespec.training import cli, progress_bar
+from moespec.training import progress_bar
 from moespec.training.configuration.config import TrainingConfig
 from moespec.training.data.augment import crop_and_flip, mixup_weight
 from moespec.training.data.datasets import load, load_configured

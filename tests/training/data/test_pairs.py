@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from of_models import encoded, write_shard
 
+from moespec import cli
 from moespec.models.errors import DataError
-from moespec.training import cli
 from moespec.training.data import captions
 from moespec.training.data.captions import caption, captions_of
 from moespec.training.data.datasets import load

@@ -14,8 +14,8 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
+from moespec import cli
 from moespec.models.errors import DataError
-from moespec.training import cli
 from moespec.training.data import shards
 from moespec.training.data.datasets import load
 from moespec.training.data.folder import find_folder, find_pictures

@@ -12,11 +12,10 @@ import scipy.linalg
 
 import moespec.backends.jax as B
 import moespec.backends.numpy as N
+from moespec import cli
 from moespec.backends.mesh import MeshSizes
 from moespec.models import families, vit
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training import cli
-from moespec.training.commands import load_run
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import load, load_others
 from moespec.training.data.options import DataConfig
@@ -28,6 +27,7 @@ from moespec.training.evaluation.options import EvaluationConfig
 from moespec.training.loop import resolve
 from moespec.training.loop.evaluations import load_sets
 from moespec.training.loop.runlog import read_log
+from moespec.training.runs import load_run
 
 TABLES = """
 [evaluation.plain]

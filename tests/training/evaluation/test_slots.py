@@ -14,9 +14,9 @@ from moespec.models import vit
 from moespec.models.families import family
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
-from moespec.training.analysis import COLUMNS, draw_analysis
 from moespec.training.evaluation.metrics import make_forward
 from moespec.training.evaluation.slots import SlotStatistics, largest_first, needed, numbers, relative, slot_statistics
+from moespec.training.inspection.analysis import COLUMNS, draw_analysis
 from moespec.training.loop import resolve
 from moespec.training.objectives.classification import make_loss
 

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from of_models import drawn
 
-from moespec import training
+from moespec import cli, training
 from moespec.models import sparse_mlp, vit
 from moespec.models.errors import RunError
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli
-from moespec.training.export import command
+from moespec.training.commands import export as command
 from moespec.training.weights.formats import Given, read
 from moespec.training.weights.own import write_file
 from moespec.training.weights.record import Weights

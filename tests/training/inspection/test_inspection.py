@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from moespec import cli
 from moespec.models import vit
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
-from moespec.training.commands import load_run
 from moespec.training.evaluation import mistakes
 from moespec.training.evaluation.mistakes import Predictions, confused, confusion
 from moespec.training.inspection.inspect_run import (
@@ -34,6 +33,7 @@ from moespec.training.loop import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports import report
 from moespec.training.reports.curves import Chart, Line, constant, curves, in_order, loads, plotted
+from moespec.training.runs import load_run
 
 
 @pytest.fixture

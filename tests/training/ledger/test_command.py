@@ -5,14 +5,15 @@ import textwrap
 
 import pytest
 
+from moespec import cli
 from moespec.spec import ALGORITHMS, LEDGER, ROUTERS
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations import places, positions, table
 from moespec.spec.implementations.entries import algorithm_of, entries_of
 from moespec.spec.implementations.positions import Measured, find, measured, seen
 from moespec.spec.ledger import entries
-from moespec.training import cli
-from moespec.training.ledger import command, show
+from moespec.training.commands import ledger as command
+from moespec.training.ledger import show
 
 FEW = """
 XX-1: Is it round?

@@ -21,12 +21,13 @@ import pytest
 from of_models import params_of, saved
 from tqdm import tqdm
 
+from moespec import cli
 from moespec.models import files, vit
 from moespec.models.errors import CheckpointError, DataError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import SpecError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli, interruption
+from moespec.training import interruption
 from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.evaluation import evaluate as evaluation

@@ -11,12 +11,12 @@ import pytest
 import tomli_w
 from of_models import params_of, saved
 
+from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models import parameters, vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump, read
 from moespec.training.loop import checkpoint

@@ -20,19 +20,20 @@ import numpy as np
 import pytest
 from of_models import params_of
 
+from moespec import cli
 from moespec.backends.mesh import Pieces, mesh_sizes
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.parameters import Drawn
 from moespec.models.pytrees import flatten
 from moespec.models.vit import init, parameter_shapes
-from moespec.training import cli, commands
+from moespec.training.commands import train as command
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.loop import checkpoint, checkpoint_writer
 from moespec.training.loop.checkpoint_writer import Saver
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 
-PROGRAM = "import sys; from moespec.training.cli import main; sys.exit(main(sys.argv[1:]))"
+PROGRAM = "import sys; from moespec.cli import main; sys.exit(main(sys.argv[1:]))"
 TRAIN = (
     "train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1",
     "--model.dropout", "0.1", "--training.steps", "12", "--training.checkpoint-every", "4", "--training.log-every", "1",
@@ -179,7 +180,7 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
     def connected(name, mesh):
         yield SimpleNamespace(process=0, processes=processes, sizes=mesh_sizes(processes, **mesh.axes))
 
-    monkeypatch.setattr(commands, "connected", connected)
+    monkeypatch.setattr(command, "connected", connected)
     run = tmp_path / "run"
     assert cli.main(["train", "--backend", "torch", *options, "--run", str(run)]) == 2
     assert message.replace("\\", "") in capsys.readouterr().err

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from moespec import cli
 from moespec.models.files import read_record
-from moespec.training import cli
 
 OWN = """
 calls = []
@@ -98,7 +98,7 @@ def test_what_cannot_log_is_said_before_a_step(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "trackio" else find(name, *more)
     )
-    monkeypatch.setattr("moespec.training.commands.train", lambda *arguments, **options: 1 / 0)
+    monkeypatch.setattr("moespec.training.commands.train.train", lambda *arguments, **options: 1 / 0)
     words = ["train", "--backend", "numpy", "--run", str(tmp_path / "run"), *runs.flags, "--log", log]
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err

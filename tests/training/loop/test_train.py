@@ -17,9 +17,10 @@ import pytest
 from of_models import saved
 
 import moespec.backends.numpy as numpy_backend
+from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError, Interrupted, RunError
-from moespec.training import cli, commands
+from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.data.normalize_batch import prepared
@@ -95,7 +96,7 @@ def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeyp
         started.append(config)
         raise RunError("stopped")
 
-    monkeypatch.setattr(commands, "train", stop)
+    monkeypatch.setattr(train_command, "train", stop)
     command = ["train", "--backend", "jax", *runs.flags, "--model.depth", "3", "--run"]
     assert cli.main([*command, str(begun), *resume]) == 2
     assert started[0].model.depth == 3

@@ -14,8 +14,8 @@ from contextlib import suppress
 import pytest
 
 from moespec.spec.errors import ConfigError
+from moespec.training.commands.launch import _free_port
 from moespec.training.configuration.config import MeshConfig
-from moespec.training.launch import _free_port
 
 PROGRAM = """
 import os, sys, time

@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from moespec import spec
+from moespec import cli, spec
 from moespec.backends import numpy as B
 from moespec.models import text, vit
-from moespec.training import cli
 from moespec.training.configuration.config import Config, LitConfig, ModelConfig
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import extra_params, objective_of

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec import spec
+from moespec import cli, spec
 from moespec.backends import numpy as B
 from moespec.models import vit
-from moespec.training import cli
 from moespec.training.configuration.config import Config, MocoConfig, ModelConfig, TrainingConfig
 from moespec.training.data.datasets import load
 from moespec.training.data.loader import training_batch, views_of_step

@@ -17,6 +17,7 @@ from moespec.backends.pytrees import leaves
 from moespec.models import counts, families
 from moespec.models.parameters import shaped
 from moespec.spec.errors import ConfigError
+from moespec.training.commands.plan import options
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, LitConfig, MeshConfig, TrainingConfig
 from moespec.training.configuration.modelconfig import ModelConfig
@@ -24,7 +25,6 @@ from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.lit import tower_of
 from moespec.training.planning.chips import CHIPS
-from moespec.training.planning.command import options
 from moespec.training.planning.footprint import owned, rows
 from moespec.training.planning.plan import best, plan, plans, settled
 

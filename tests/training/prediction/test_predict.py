@@ -14,14 +14,15 @@ import pytest
 from of_models import drawn, images_for
 from PIL import Image
 
+from moespec import cli
 from moespec.models import sparse_mlp, vit
-from moespec.training import cli, interop
-from moespec.training.commands import load_run
+from moespec.training import interop
+from moespec.training.commands.predict import Prediction, make_shares, table
 from moespec.training.data.pictures import read_image
 from moespec.training.inspection.inspect_run import alone
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.prediction.predict import Prediction, make_shares, table
 from moespec.training.reports.templates import render
+from moespec.training.runs import load_run
 from moespec.training.weights.files import write_safetensors
 from moespec.training.weights.formats import PT
 
@@ -60,7 +61,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     """By the model alone on what training would read; whatever else is in the folder, and however many are broken."""
-    monkeypatch.setattr("moespec.training.prediction.predict.BATCH", 2)  # so that the third batch is filled up
+    monkeypatch.setattr("moespec.training.commands.predict.BATCH", 2)  # so that the third batch is filled up
     out = tmp_path / "new.csv"
     shown = said(["predict", str(run), str(folder / "new"), "--csv", str(out), "--backend", "numpy"])
     assert shown.startswith(
@@ -136,7 +137,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
     text = (run / "config.toml").read_text()
     (bare / "config.toml").write_text(text)
     (tmp_path / "none").mkdir()
-    monkeypatch.setattr("moespec.training.prediction.predict.GALLERY", 4)
+    monkeypatch.setattr("moespec.training.commands.predict.GALLERY", 4)
     for words, message in (
         ([str(tmp_path), new], "there is no run, no config.toml in it"),
         ([str(bare), str(tmp_path / "absent")], "absent': there is no such file or folder"),

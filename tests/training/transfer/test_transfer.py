@@ -11,10 +11,10 @@ from of_models import drawn, images_for
 from PIL import Image
 
 import moespec.backends.numpy as B
+from moespec import cli
 from moespec.models import mixer, vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training import cli
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config

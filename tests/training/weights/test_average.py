@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moespec import cli
 from moespec.models import vit
 from moespec.models.pytrees import flatten, nested
-from moespec.training import cli
 from moespec.training.weights.files import read_safetensors
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights

@@ -24,13 +24,13 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
-from moespec import training
+from moespec import cli, training
 from moespec.models import families, vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
 from moespec.spec.routers import ROUTERS
-from moespec.training import cli, interop
+from moespec.training import interop
 from moespec.training.loop.runlog import read_log
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write

@@ -15,13 +15,17 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 
+from moespec.models.checks import Natural, Number
 from moespec.models.errors import Interrupted, RunError
-from moespec.spec.errors import ConfigError
+from moespec.models.options import option
+from moespec.spec.errors import SpecError
+from moespec.training.commandline.parse import parse
 from moespec.training.loop import watchdog
 
-__all__ = ["follow", "launch_command"]
+__all__ = ["follow", "launch_command", "main"]
 
 LOOK = 0.1
 """Seconds between looks at the processes."""
@@ -31,11 +35,35 @@ USAGE, LOST = 2, 75
 """The exit status of a command that was called wrongly, which another start would not mend; that where another process is lost."""
 PROGRAM = """\
 import sys
-from moespec.training.cli import main
-from moespec.training.launch import follow
+from moespec.cli import main
+from moespec.training.commands.launch import follow
 follow()
 sys.exit(main())
 """
+
+
+@dataclass(frozen=True)
+class LaunchArguments:
+    """Run a command in several processes of this machine: moespec launch -n 4 train --backend torch --mesh.expert 2
+
+    With torch each process has one device; JAX's have those that they see. Options of the command come after it. When a process
+    ends with an error the others are ended; with --restarts all start again and go on from the last checkpoint. `torchrun
+    --nproc-per-node 4 --no-python -- moespec train ...` and srun start the processes as well.
+    """
+
+    processes: Number = option(flags=("-n", "--processes"))
+    """processes to start"""
+    restarts: Natural = 0
+    """starts after the first, when a process ended with an error"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command. The options of the command that it launches come after that command's name."""
+    place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
+    parsed = parse("launch", LaunchArguments, words[:place])
+    if place == len(words):
+        raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
+    launch_command(words[place:], processes=parsed.processes, restarts=parsed.restarts)
 
 
 def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> None:
@@ -43,9 +71,6 @@ def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> 
 
     Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
     """
-    if processes < 1 or restarts < 0:
-        name, value = ("processes", processes) if processes < 1 else ("restarts", restarts)
-        raise ConfigError(f"{name}={value!r}: expected an integer >= {int(processes < 1)}")
     arguments = list(command)
     for attempt in range(restarts + 1):
         failed = _run(arguments, processes)

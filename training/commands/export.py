@@ -1,13 +1,13 @@
-"""The command `moespec export`."""
+"""The command `moespec export`, and what a program says of itself."""
 
 import importlib
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,20 +15,47 @@ from moespec.models.checks import check_installed, check_output
 from moespec.models.families import Config, family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
+from moespec.models.options import option
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.parse import parse
+from moespec.training.commands.convert import ConvertArguments, convert_command
 from moespec.training.loop.resolve import load_backend
-from moespec.training.weights.command import convert_command
 from moespec.training.weights.formats import Given, read
 from moespec.training.weights.loading import Loaded
 from moespec.training.weights.own import IMAGES, metadata_of
 from moespec.training.weights.record import Weights
 
-__all__ = ["FORMATS", "export_command"]
+__all__ = ["FORMATS", "export_command", "main"]
 
 DESCRIPTION = ".json"
 """Added to the name of a program of StableHLO, which has no place for metadata."""
 LARGEST = 2**31 - 2**20
 """Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Export a model as a program that runs where moespec is not installed.
+
+    moespec export runs/x --format onnx. The input is images of float32 with the axes (images, height, width, channels), for any
+    number of images (a multiple of the group where a router takes several together), normalised as in training; the output
+    is logits. onnx: for onnxruntime and others, opset 18. pt2: for torch.export.load. stablehlo: for jax.export.deserialize,
+    on CPU, CUDA and TPU. safetensors: the parameters alone, as convert writes them.
+    """
+
+    source: Path = option(positional=True)
+    """a run, a file of moespec convert, a folder of the hub, or other weights that describe themselves"""
+    format: Literal["onnx", "stablehlo", "pt2", "safetensors"]
+    """what is written"""
+    out: Path | None = None
+    """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    export_command(**vars(parse("export", ExportArguments, words)))
 
 
 class Format(NamedTuple):
@@ -53,7 +80,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     if format == "stablehlo":
         check_output("out", target.with_name(f"{target.name}{DESCRIPTION}"))
     if kind is None:
-        convert_command([source, target], to_format="moespec", step=step)
+        convert_command(ConvertArguments((source, target), to_format="moespec", step=step))
         return
     for package in kind.packages:
         check_installed(f"format={format!r}", package, f"export,{kind.backend}")

@@ -1,16 +1,30 @@
 """`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
 
+from dataclasses import dataclass
+from typing import Any, Literal
+
 from moespec.models import families
+from moespec.models.options import option
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.record import Router
+from moespec.training.commandline.parse import parse
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import DATASETS
 
-__all__ = ["list_command"]
+__all__ = ["main"]
 
 
-def list_command(what: str) -> None:
+@dataclass(frozen=True)
+class ListArguments:
+    """List what there is to choose from."""
+
+    what: Literal["all", "models", "routers", "datasets", "recipes"] = option("all", positional=True)
+    """what to list"""
+
+
+def main(words: list[str]) -> None:
     """Prints the names of models, routers, data sets or recipes, and of routers by themselves what they are like."""
+    what = parse("list", ListArguments, words).what
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
         for router in ROUTERS.values():
@@ -31,7 +45,7 @@ def list_command(what: str) -> None:
                 print(f"{indent}{name:36} {text}".rstrip())
 
 
-def _described(router: Router) -> str:
+def _described(router: Router[Any]) -> str:
     """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
     models = {"models": ", ".join(router.models)} if router.models else {}
     facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}

@@ -1,13 +1,18 @@
 """The command `moespec plan`: memory, traffic and time of a step on each mesh, and the best mesh."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits
 from moespec.training.configuration.length import images_seen
 from moespec.training.loop.resolve import model_config, without_data
 from moespec.training.objectives.table import shapes_of, training_flops
@@ -16,35 +21,62 @@ from moespec.training.planning.footprint import rows
 from moespec.training.planning.plan import Plan, best, plans, settled
 from moespec.training.reports.cost import aligned, described, of_run
 
-__all__ = ["plan_command"]
+__all__ = ["main"]
+
+NOT_PLANNED = r"--(data\.(?!name)|schedule\.|hash\.|init|backend|log\b|training\.(seed|keep|log|checkpoint|evaluate))"
+"""Options of train that a plan does not depend on."""
 
 
-def plan_command(
-    config: Config, *, devices: int, chip: str, utilisation: float | None, sharding: bool, as_json: bool
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PlanArguments(Configured):
+    """Estimate what a training step takes on other hardware, and which mesh it should have.
+
+    moespec plan --model vit_l16 --router soft_moe --experts 128 --devices 256 --chip v5p --training.batch 4096. Memory, operations,
+    bytes on the links and the least time of a step, for each mesh that divides devices, batch and experts, or the one of --mesh.
+    The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
+    """
+
+    devices: int
+    """devices, all along the axes of the mesh"""
+    chip: str
+    """what they are: v5e, v5p, v6e, h100 or h200"""
+    utilisation: float | None = None
+    """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
+    sharding: bool = False
+    """print how each parameter is split, on the mesh of --mesh or the best"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(words: list[str]) -> None:
     """Prints the plans and the cost of the whole run, or how the parameters are split on the given or best mesh.
 
     utilisation: assumed fraction of the chip's peak, for the operations of `objectives.table.training_flops`.
     """
-    config = replace(config, model=without_data(config))
+    given = parse("plan", PlanArguments, words, settings=chosen(words, digits()))
+    check_written(words, given.settings)
+    if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
+        raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
+    devices, chip, utilisation = given.devices, given.chip, given.utilisation
+    config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
     if utilisation is not None:
-        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=sharding)
+        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=given.sharding)
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip_of(chip))
-    chosen = best(ranked)
+    fitting = best(ranked)
     config = settled(config)
-    if sharding:
-        _print_sharding(config, (chosen or ranked[0]).sizes, as_json=as_json)
+    if given.sharding:
+        _print_sharding(config, (fitting or ranked[0]).sizes, as_json=given.json)
         return
     batch = training.batch // training.accumulate
     operations = None if seen is None else training_flops(config, model, seen, batch=batch)
     days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
-    if as_json:
+    if given.json:
         run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
         report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
         rows = [_json(config, each) for each in ranked]
-        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(chosen)] if chosen else None}, indent=1))
+        print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(fitting)] if fitting else None}, indent=1))
         return
     print(f"{config.model.name}: {described(model)}")
     if seen is not None:
@@ -59,8 +91,8 @@ def plan_command(
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip_of(chip).memory)} GiB"
-    if chosen:
-        print(f"\nThe least bound of those that fit into {has}: {chosen.sizes}\n  {options(config, chosen.sizes)}")
+    if fitting:
+        print(f"\nThe least bound of those that fit into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
     else:
         less = "another mesh" if len(ranked) == 1 else "more devices"
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")

@@ -1,39 +1,66 @@
-"""What the command `moespec convert` does. `moespec.training.cli` parses its arguments."""
+"""The command `moespec convert`."""
 
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from moespec.models.checks import check_output, check_sources
 from moespec.models.families import family, fewest_images
+from moespec.models.options import option
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.parse import parse
 from moespec.training.weights.average import average as averaged
 from moespec.training.weights.files import read_json
 from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
 
-__all__ = ["convert_command", "fields_of"]
+__all__ = ["convert_command", "fields_of", "main"]
 
 
-def convert_command(
-    paths: Sequence[Path],
-    *,
-    average: bool = False,
-    from_format: str | None = None,
-    to_format: str | None = None,
-    model: str | None = None,
-    arguments: Path | None = None,
-    settings: Sequence[str] = (),
-    step: int | None = None,
-) -> None:
-    """Converts weights from one format to another. paths: the source, or with `average` several, and the target."""
+@dataclass(frozen=True)
+class ConvertArguments:
+    """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
+
+    moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
+    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
+    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are inferred from the parameters; what cannot be, such as
+    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
+    """
+
+    paths: tuple[Path, ...] = option((), positional=True)
+    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
+    average: bool = False
+    """write the mean of the parameters of several sources, which are of the same model"""
+    from_format: str | None = option(None, flags=("--from",))
+    """format of the source (default: told by what is in it)"""
+    to_format: str | None = option(None, flags=("--to",))
+    """format of the target (default: moespec, for a name that ends in .safetensors)"""
+    model: str | None = None
+    """which model the source is: a name of moespec's (moespec list models) or, of timm's weights, of timm's"""
+    arguments: Path | None = None
+    """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
+    settings: tuple[str, ...] = option((), flags=("--set",), single=True)
+    """a field of the model, as in --set heads=6 --set gelu=tanh"""
+    step: int | None = None
+    """of a run: the checkpoint of this step instead of the newest"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    convert_command(parse("convert", ConvertArguments, words))
+
+
+def convert_command(given: ConvertArguments) -> None:
+    """Reads weights in one format, writes them in another, and says what they are."""
+    paths, from_format, to_format = given.paths, given.from_format, given.to_format
     if len(paths) < 2:
         missing = "target is missing (the file or folder to write, which comes last)"
         raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
     *sources, target = paths
-    if len(sources) > 1 and not average:
+    if len(sources) > 1 and not given.average:
         raise ConfigError(f"convert: {len(sources)} sources, {', '.join(map(str, sources))}; --average averages them")
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
@@ -46,11 +73,13 @@ def convert_command(
     else:
         for path in (target, target / "model.safetensors"):
             check_sources("target", path, sources)
-    request = Given(model, read_json(arguments) if arguments else None, fields_of(settings), step)
+    request = Given(
+        given.model, read_json(given.arguments) if given.arguments else None, fields_of(given.settings), given.step
+    )
     one = partial(read, given=request, name=from_format)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        weights = averaged(sources, one) if average else one(sources[0])
+        weights = averaged(sources, one) if given.average else one(sources[0])
     for note in notes:
         print(f"note: {note.message}")
     write(target, weights, to_format)

@@ -8,15 +8,19 @@ fails, for example because it diverges, is named and not compared.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training.commands import load_run, train_command
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import dump
-from moespec.training.configuration.option_constraints import check_share
+from moespec.training.configuration.configfile import digits, dump
+from moespec.training.configuration.effect import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
 from moespec.training.loop.evaluations import load_sets
@@ -24,12 +28,43 @@ from moespec.training.loop.resolve import choose_backend, load_data, resolve
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import aligned
+from moespec.training.runs import load_run
 from moespec.training.study import outcome, results
+from moespec.training.study.entries import entries
 
-__all__ = ["study_command"]
+__all__ = ["main", "study_command"]
 
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that no result of a study depends on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyArguments(Configured):
+    """Train several routers or models, each with several seeds, and say which of them can be told apart.
+
+    The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
+    index.html, results.json, results.csv, pareto.png, and each run in runs/.
+    """
+
+    routers: tuple[str, ...]
+    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    out: Path
+    """folder of the study"""
+    seeds: Number = 5
+    """seeds of each entry: 0, 1, ..."""
+    measure: str = ""
+    """what is compared in place of the accuracy of the head, of an evaluation by schedule: few_shot/shots_10/accuracy"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    base = chosen(words, digits())
+    parsed = parse("study", StudyArguments, words, settings=base)
+    if (seed := parsed.settings.training.seed) != base.training.seed:
+        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+    configs = entries(parsed.routers, parsed.settings)
+    check_written(words, parsed.settings, *configs.values())
+    study_command(configs, seeds=parsed.seeds, out=parsed.out, measure=parsed.measure)
 
 
 def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
@@ -42,8 +77,6 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
     """
     if not entries:
         raise ConfigError("routers: there is no entry")
-    if seeds < 1:
-        raise ConfigError(f"seeds={seeds!r}: expected an integer >= 1")
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
     configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
@@ -59,7 +92,7 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
             if not file.is_file():
                 print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
                 config = _seeded(configs[name], seed)
-                train_command(config, run=str(run), resume=RunDirectory(run).begun(), override=False)
+                train_command(config, run=run, resume=RunDirectory(run).begun(), override=False)
                 outcome.make(load_run(run), run, file)
             outcomes[name][seed] = outcome.read(file, measure)
         except Interrupted as stop:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from moespec.models.checks import check_output
 from moespec.models.files import write_atomically
-from moespec.training.commands import load_run
 from moespec.training.evaluation.slots import FRACTION, SlotStatistics, numbers, slot_statistics
 from moespec.training.inspection.inspect_run import alone, png
 from moespec.training.loop.resolve import model_config
+from moespec.training.runs import load_run
 from moespec.version import version
 
 __all__ = ["analysis_command", "draw_analysis"]

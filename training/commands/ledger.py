@@ -1,29 +1,49 @@
 """The command `moespec ledger`."""
 
 import re
-from collections.abc import Sequence
+from dataclasses import dataclass
 
+from moespec.models.options import option
 from moespec.spec import LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.entries import algorithm_of, entries_of
 from moespec.spec.implementations.positions import find
 from moespec.spec.ledger import LedgerEntry
+from moespec.training.commandline.parse import parse
 from moespec.training.ledger.show import as_json, comparison, full, positions
 
-__all__ = ["ledger_command"]
+__all__ = ["main"]
 
 _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
 
-def ledger_command(what: Sequence[str], *, by: Sequence[str], json: bool) -> None:
+@dataclass(frozen=True)
+class LedgerArguments:
+    """Ask the ambiguity ledger: the questions that implementations answer differently, and who answers how.
+
+    `moespec ledger expert_choice` has what concerns an algorithm, `moespec ledger GS-3` one entry, `moespec ledger --by
+    vmoe` what a code base does, `moespec ledger --by vmoe --by mesh` where two differ. Reading a is that of this
+    specification. "By" says whose code was read and where; "Measured" says which packages the suite was run on.
+    """
+
+    what: tuple[str, ...] = option((), positional=True)
+    """algorithms (moespec list routers), public functions, entries (GS-3) or readings (GS-3b); without any, everything"""
+    by: tuple[str, ...] = option((), single=True)
+    """what this implementation does: a repository, package or part of its name; twice, where two of them differ"""
+    json: bool = False
+    """print JSON, for programs"""
+
+
+def main(words: list[str]) -> None:
     """Prints entries of the ledger: all, or what the names mean; in full, or what implementations do about them.
 
     Raises ConfigError for a name that means nothing.
     """
-    entries = [entry for name in what for entry in selected(name)] if what else list(LEDGER.values())
+    given = parse("ledger", LedgerArguments, words)
+    entries = [entry for name in given.what for entry in selected(name)] if given.what else list(LEDGER.values())
     entries = list(dict.fromkeys(entries))
-    names = list(dict.fromkeys(map(find, by)))
-    if json:
+    names = list(dict.fromkeys(map(find, given.by)))
+    if given.json:
         print(as_json(entries, names))
     elif not names:
         print(full(entries))

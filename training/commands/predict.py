@@ -21,15 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.contract import Backend
-from moespec.models.checks import check_output
+from moespec.models.checks import Number, check_output
 from moespec.models.errors import DataError
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.files import write_atomically
+from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
-from moespec.training.commands import configuration, left_out, read_data
+from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.parse import parse
 from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.folder import find_pictures
@@ -41,8 +43,9 @@ from moespec.training.interruption import Interruption, check
 from moespec.training.loop.resolve import choose_backend, load_backend, model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.reports.templates import render
+from moespec.training.runs import configuration, left_out, read_data
 
-__all__ = ["Prediction", "make_shares", "predict_command", "table"]
+__all__ = ["Prediction", "main", "make_shares", "table"]
 
 BATCH = 64
 """Most images of a batch: more are no faster on a CPU."""
@@ -54,6 +57,25 @@ BUSIEST = 3
 """Experts of a layer that are named."""
 LEAST = 1e-30
 """Added to a sum of weights, which may be 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictArguments(OfRun):
+    """Say what the pictures of a folder are: the classes with their probabilities, and which experts handle them.
+
+    moespec predict runs/x new --csv new.csv --html new.html. Pictures are read, resized and normalised as in training; those that
+    cannot be read are named and left out. Each is routed alone, so that what is said of it does not depend on the others.
+    The page is one file, a gallery with the least certain first, which are those to look at.
+    """
+
+    folder: Path = option(positional=True)
+    """a folder of pictures, also in folders below it, or one picture"""
+    csv: Path | None = None
+    """the table to write: a row for each picture"""
+    html: Path | None = None
+    """the page to write: a gallery"""
+    top: Number = 3
+    """classes that are named for each picture, the most probable ones"""
 
 
 class Prediction(NamedTuple):
@@ -90,15 +112,13 @@ class Reader:
         return images
 
 
-def predict_command(
-    run: Path, folder: Path, *, csv: Path | None, html: Path | None, top: int, backend: str | None, step: int | None
-) -> None:
+def main(words: list[str]) -> None:
     """Prints the classes of the images of a folder, or of one image, and writes a table and a page.
 
     Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
     """
-    if top < 1:
-        raise ConfigError(f"top={top!r}: expected an integer >= 1")
+    given = parse("predict", PredictArguments, words)
+    run, folder, csv, html = given.run, given.folder, given.csv, given.html
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
             check_output(name, path, [f".{name}"], [folder] * folder.is_file())
@@ -111,8 +131,8 @@ def predict_command(
     if not model.classes or model.channels not in (1, 3):
         why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={config.objective!r})")
-    B = load_backend(choose_backend(backend or config.backend)[0])
-    params, found = trained_params(directory, config, step=step)
+    B = load_backend(choose_backend(given.backend or config.backend)[0])
+    params, found = trained_params(directory, config, step=given.step)
     names = [on_one_line(name) for name in directory.classes() or read_data(config).classes]
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
@@ -135,7 +155,7 @@ def predict_command(
             ):
                 if index in read.wrong:
                     continue
-                best = np.argsort(-probabilities, kind="stable")[:top]
+                best = np.argsort(-probabilities, kind="stable")[: given.top]
                 classes = [(names[label], float(probabilities[label])) for label in best]
                 picture = (read.small or {}).get(index, b"")
                 routed = dict(zip(layers, experts, strict=True))

@@ -1,0 +1,115 @@
+"""An option is a field of a dataclass: its type says what it may be, the text below it what it does, and `option` when it applies.
+
+Configuration, command line, help and errors read options here; nothing about one is written anywhere else.
+"""
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any
+
+__all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
+
+
+@dataclass(frozen=True)
+class Only:
+    """The condition under which an option has an effect: another option has `value`, or is not `unless`, or, without both, is set."""
+
+    name: str
+    """an option of the same section, or of another by its full name, such as training.loss"""
+    value: object = None
+    unless: object = None
+    why: str = ""
+    """why there is no effect otherwise (default: what the other option is)"""
+
+    def reason(self, section: Any, config: Any, prefix: str) -> str:
+        """Why the condition is not met by the option's section, called by its prefix, or its whole configuration; "" if it is."""
+        local = hasattr(section, self.name)
+        found: Any = section if local else config
+        for part in self.name.split("."):
+            found = _value(found, part)
+        met = (
+            found == self.value
+            if self.value is not None
+            else bool(found)
+            if self.unless is None
+            else found != self.unless
+        )
+        return "" if met else self.why or f"{prefix * local}{self.name} is {found!r}"
+
+
+MOE = Only("moe", unless="none")
+"""Of options of MoE blocks, in the configuration of a model."""
+
+
+def _value(section: Any, name: str) -> Any:
+    """A field of a section; one that is None and stands for a default has that default."""
+    value = getattr(section, name)
+    return section.default_of(name) if value is None and hasattr(section, "default_of") else value
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    factory: Callable[[], Any] | None = None,
+    hash: bool | None = None,
+    only: Only | Sequence[Only] = (),
+    flags: Sequence[str] = (),
+    positional: bool = False,
+    single: bool = False,
+    rare: bool = False,
+) -> Any:
+    """A field of a dataclass: its default, or a function that makes it, and the conditions under which it applies.
+
+    On a command line it has `flags` in place of its name, or is `positional`; with `single` each use of the flag adds one value. Help
+    does not list an option that is `rare`.
+    """
+    about = {
+        "only": (only,) if isinstance(only, Only) else tuple(only),
+        "flags": tuple(flags),
+        "positional": positional,
+        "single": single,
+        "rare": rare,
+    }
+    made = {"default": default} if factory is None else {"default_factory": factory}
+    return field(metadata=about, hash=hash, **made)
+
+
+def marks(kind: Any, name: str) -> Any:
+    """The arguments of `option` by name, of a field that has them; nothing of another."""
+    return next((each.metadata for each in fields(kind) if each.name == name), {})
+
+
+def no_effect(config: Any, name: str) -> str:
+    """Why an option (dotted name), or the section that has it, has no effect in a configuration; "" if it has one."""
+    section, prefix = config, ""
+    for part in name.split("."):
+        for only in marks(type(section), part).get("only", ()):
+            if reason := only.reason(section, config, prefix):
+                return reason
+        section, prefix = getattr(section, part, None), f"{prefix}{part}."
+        if section is None:
+            break
+    return ""
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module by name, as they are written. `inspect.getsource` of each would read the module again."""
+    statements = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
+
+
+@cache
+def help_texts(kind: type) -> dict[str, str]:
+    """The docstring below each field, by the name of the field, of the class and those it is made of."""
+    texts: dict[str, str] = {}
+    for part in reversed(kind.__mro__[:-1]):
+        body = _classes(part.__module__).get(part.__name__)
+        for field_, text in zip(body.body, body.body[1:], strict=False) if body else ():
+            if isinstance(field_, ast.AnnAssign) and isinstance(field_.target, ast.Name) and isinstance(text, ast.Expr):
+                texts[field_.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return texts

@@ -1,0 +1,128 @@
+"""The command `moespec`: its commands, and how they end.
+
+A command imports its module when it runs. An error of the user's (`SpecError`, a file that cannot be read, too little memory) is one
+line on standard error and exit status 2. What a signal stops ends with 128 and the number of the signal, 130 for Ctrl-C, and
+so does output that nobody reads to its end (`moespec ledger | head`), with 141.
+"""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from moespec.models.errors import Interrupted
+from moespec.models.shown import printable
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.names import near_it
+from moespec.streams import open_streams
+from moespec.version import version
+
+__all__ = ["COMMANDS", "main"]
+
+
+class Command(NamedTuple):
+    """A command: the module whose `main` runs it, what it does, and the extra of the distribution that it needs."""
+
+    module: str
+    text: str
+    extra: str = "train"
+
+
+COMMANDS = {
+    "train": Command("moespec.training.commands.train", "train a model and write a report"),
+    "launch": Command("moespec.training.commands.launch", "train in several processes of this machine"),
+    "finetune": Command("moespec.training.commands.finetune", "fine-tune from a run or a weight file"),
+    "hash-table": Command("moespec.training.commands.hash_table", "build the codebook and tables of the router hash"),
+    "evaluate": Command("moespec.training.commands.evaluate", "evaluate a run's checkpoint on the validation images"),
+    "study": Command("moespec.training.commands.study", "compare routers or models with several seeds each"),
+    "count": Command("moespec.training.commands.count", "count the parameters and operations of a model"),
+    "plan": Command("moespec.training.commands.plan", "estimate memory and time of a training run on other hardware"),
+    "inspect": Command("moespec.training.commands.inspect", "draw which experts handle which patch of an image"),
+    "predict": Command("moespec.training.commands.predict", "classify the images in a folder"),
+    "convert": Command("moespec.training.commands.convert", "convert weights from and to other projects' files"),
+    "export": Command("moespec.training.commands.export", "write a model as a program: ONNX, StableHLO or torch's"),
+    "scan": Command("moespec.training.commands.scan", "list unreadable images of a data set"),
+    "list": Command("moespec.training.commands.list", "list models, routers, data sets and recipes"),
+    "ledger": Command(
+        "moespec.training.commands.ledger", "show how implementations resolve ambiguities in the papers", ""
+    ),
+    "conformance": Command(
+        "moespec.conformance.__main__", "check an implementation against the golden vectors", "conformance"
+    ),
+}
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "": (),
+    "train": ("filelock", "grain", "jinja2", "matplotlib", "msgpack", "PIL", "tomli_w", "tqdm"),
+    "conformance": ("jsonschema", "pytest", "tqdm", "xdist"),
+}
+"""The packages of each extra, by the names under which they are imported."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    output = open_streams() if arguments is None else None
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    status: int | None = 0
+    try:
+        status = _run(name, rest)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
+        status = 128 + signal.SIGPIPE
+    except (SpecError, OSError) as error:
+        status = _failed(printable(str(error)))
+    except UnicodeEncodeError as error:
+        near = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        status = _failed(f"{near}: not UTF-8, which files of text need")
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
+        if isinstance(error, RuntimeError) and not re.search("allocate|out of memory|RESOURCE_EXHAUSTED", text):
+            raise
+        status = _failed(f"not enough memory ({text})")
+    except Interrupted as stop:
+        _failed(str(stop))
+        status = 128 + stop.signal
+    except KeyboardInterrupt:
+        way_on = "; `moespec train --run DIR --resume` goes on from the last checkpoint"
+        print(f"moespec: interrupted{way_on * (name != 'conformance')}", file=sys.stderr)
+        status = 130
+    if output is not None and output.failed is not None:
+        print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
+    if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
+        return int(watchdog.ended(status or 0))
+    return status or 0
+
+
+def _run(name: str, arguments: list[str]) -> int | None:
+    """Runs a command. Raises SpecError for one that there is not, or whose packages are not installed."""
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name == "--version":
+        print(f"moespec {version()}")
+        return 0
+    if name not in COMMANDS:
+        raise SpecError(f"{name!r} is not a command{near_it(name, COMMANDS) or '; moespec --help lists them'}")
+    module, _, extra = COMMANDS[name]
+    if missing := [package for package in EXTRAS[extra] if find_spec(package) is None]:
+        raise ConfigError(f"moespec {name} needs {', '.join(missing)}: pip install 'moespec[{extra}]'")
+    status: int | None = import_module(module).main(arguments)
+    return status
+
+
+def _failed(message: str) -> int:
+    """Prints the line of an error, of several processes with the number of this one, and returns the exit status."""
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
+    print(f"moespec{f' (process {rank})' if rank else ''}: {message}", file=sys.stderr)
+    return 2
+
+
+def _usage() -> str:
+    lines = [f"  {name:{max(map(len, COMMANDS))}}  {command.text}" for name, command in COMMANDS.items()]
+    usage = ["usage: moespec COMMAND [options]", "       moespec --version"]
+    return "\n".join([*usage, "", *lines, "", "moespec COMMAND --help shows the options."])

@@ -1,0 +1,52 @@
+"""The command `moespec count`."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from moespec.models import counts
+from moespec.models.checks import Number
+from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.configuration.config import Config, ModelConfig, TrainingConfig
+from moespec.training.configuration.configfile import digits
+from moespec.training.configuration.length import images_seen
+from moespec.training.loop.resolve import model_config, without_data
+from moespec.training.objectives.table import objective_of
+from moespec.training.reports.cost import described, moe_of, of_run, scaled
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class CountArguments:
+    """Count the parameters of a model, and the floating-point operations of one image and of a run, without making the model.
+
+    A multiply-add is two operations. The options are those of train, and so are the MoE blocks, of a ViT by default its last
+    half; --model.moe none for a dense model.
+    """
+
+    config: Path | None = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    images: Number | None = None
+    """images of a batch, where a model routes a whole batch (default: as few as fill a group)"""
+    examples: Number | None = None
+    """images that a training run sees, with repetitions, for its operations (default: as the configuration says)"""
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+def main(words: list[str]) -> None:
+    """Prints the parameters of the model of a configuration, its MoE blocks, its operations by part, and those of a run."""
+    base = chosen(words, digits())
+    given = parse("count", CountArguments, words, model=base.model)
+    check_written(words, Config(model=given.model, training=TrainingConfig(loss="sigmoid")))
+    seen = images_seen(base.training) if given.config and given.examples is None else given.examples
+    config = replace(base, model=given.model)
+    model = model_config(without_data(config))
+    parts = counts.flops(model, given.images)
+    total = sum(parts.values())
+    print(f"{config.model.name}: {described(model, batch=given.images)}\n  {moe_of(model)}")
+    for name, value in parts.items():
+        print(f"  {name:24} {scaled(value):>12} {value / total:7.1%}")
+    if seen is not None:
+        config = objective_of(config).settled(config, model, None)
+        print(f"  {of_run(config, model, seen, batch=given.images)}")

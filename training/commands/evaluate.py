@@ -1,0 +1,106 @@
+"""The command `moespec evaluate`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moespec.models.options import option
+from moespec.models.shown import on_one_line
+from moespec.spec.errors import ConfigError
+from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.parse import parse
+from moespec.training.compilation import pays
+from moespec.training.data.datasets import load_others
+from moespec.training.evaluation.evaluate import evaluation_size
+from moespec.training.evaluation.metrics import line
+from moespec.training.evaluation.options import EvaluationConfig
+from moespec.training.interruption import Interruption, check
+from moespec.training.loop.evaluations import Evaluations, load_sets
+from moespec.training.loop.progress import called, told
+from moespec.training.loop.resolve import model_config
+from moespec.training.loop.resume import trained_params
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.objectives.table import objective_of
+from moespec.training.reports.cost import described, milliseconds
+from moespec.training.reports.curves import in_order
+from moespec.training.runs import load_run
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArguments(OfRun):
+    """Evaluate the newest checkpoint of a run on its validation images, and as the tables [evaluation.NAME] of its
+    config.toml say. Features, for --fewshot and --knn, are what the head sees; training images are those of the run.
+
+    moespec evaluate runs/x --data folder --data.path new evaluates on other images in place of its validation images, and leaves
+    those tables out: on the validation part of the new data, or on all if they have none. Their classes are those of the run,
+    which are told by name and may be fewer.
+    """
+
+    fewshot: tuple[int, ...] = ()
+    """linear classifiers of the features of so many training images a class (10: 10-shot)"""
+    l2: tuple[float, ...] = (1024.0,)
+    """L2 regularisation of these; of several, that with the best mean rank over the seeds"""
+    seeds: int = 3
+    """draws of the images of these"""
+    knn: tuple[int, ...] = ()
+    """the nearest so many training images vote"""
+    data: str | None = option(None, flags=("--data", "--data.name"))
+    """kind of the other images (moespec list datasets; default: that of the run)"""
+    path: str = option("", flags=("--data.path",))
+    """file or folder of the other images"""
+    broken: Literal["error", "skip"] = option("error", flags=("--data.broken",))
+    """pictures of these that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
+
+
+def main(words: list[str]) -> None:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
+
+    Raises Interrupted when a signal stops it.
+    """
+    given = parse("evaluate", EvaluateArguments, words)
+    for name in ("l2", "seeds"):
+        if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
+            raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
+    sets: dict[str, EvaluationConfig] = {}
+    if given.fewshot:
+        sets["few-shot"] = EvaluationConfig("few_shot", shots=given.fewshot, l2=given.l2, seeds=given.seeds)
+    if given.knn:
+        sets["nearest neighbours"] = EvaluationConfig("neighbours", neighbours=given.knn)
+    run, others = given.run, (given.data, given.path, given.broken) != (None, "", "error")
+    loaded = load_run(run, given.backend, given.step)
+    config, dataset, most = loaded.config, loaded.dataset, loaded.config.training.evaluation_batch
+    if others:
+        dataset = load_others(config.data, dataset, name=given.data, path=given.path, broken=given.broken)
+        for note in dataset.notes:
+            print(f"data: {on_one_line(note)}")
+    evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
+    B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
+    params = B.from_numpy(loaded.params)
+    objective = objective_of(config)
+    with Interruption():
+        dataset = objective.prepared(B, config, model, dataset, run, params)
+        evaluate = objective.evaluation(B, config, model, dataset, pays(B, images // most))
+        result = evaluate(params)
+        right, total = round(result["accuracy"] * result["images"]), result["images"]
+        print(f"{run}: step {loaded.step} of {config.training.steps}, backend {B.name}, data {dataset.name}")
+        five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
+        which = "accuracy" if others else f"validation {called(result)}"
+        if "loss" in result:
+            print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
+        else:
+            rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
+            print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
+        if config.optimizer.ema is not None and "loss" in result:
+            averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
+            average = evaluate(B.from_numpy(averaged))
+            print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
+        for block in sorted(result.get("moe", {}), key=in_order):
+            print(f"block {block}: {line(result['moe'][block])}")
+        measure = Evaluations(B, config, evaluations).measure
+        for name in evaluations:
+            print(f"{name}: {told(measure(name, params))}")
+        check(B)
+    batch = evaluation_size(B.sizes, model, most, min(most, images))
+    took = milliseconds(B, model, params, batch=batch)
+    print(f"cost: {described(model, batch=batch)}, {took:.3f} ms in batches of {batch}")

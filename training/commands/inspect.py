@@ -1,0 +1,97 @@
+"""The command `moespec inspect`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moespec.models.checks import check_output
+from moespec.models.errors import DataError
+from moespec.models.files import write_atomically
+from moespec.models.shown import on_one_line
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.parse import parse
+from moespec.training.data.folder import find_pictures
+from moespec.training.data.pictures import read_image
+from moespec.training.inspection.inspect_run import draw, make_route, png, prediction
+from moespec.training.loop.resolve import model_config
+from moespec.training.runs import label, left_out, load_run
+
+__all__ = ["inspect_command", "main"]
+
+INSPECTED = 16
+"""Pictures of a folder that are drawn, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectArguments(OfRun):
+    """Draw which experts handle which patch of an image, or with what weight each slot takes it in.
+
+    moespec inspect runs/x --image photo.png. moespec inspect runs/x --analysis looks at validation images instead: what the
+    slots of Soft MoE take in, give back and have in common, as a picture and as numbers.
+    The image is routed alone, as a group of one image, also by a model trained with several images to a group. Sparse-MLP
+    routes channels and mixed tokens, which have no place in the image: they are drawn in the order of their numbers.
+    """
+
+    image: Path | None = None
+    """an image file, or a folder of a few, with a picture for each; it is cropped to a square and resized to the model's image size"""
+    analysis: bool = False
+    """draw the paper's figures of Soft MoE over validation images, and write their numbers to a file of that name with the ending .json"""
+    out: Path | None = None
+    """the picture to write (default: routing.png, with --analysis analysis.png); of a folder routing-1.png and so on"""
+    panels: tuple[str, ...] = ()
+    """experts that get a panel, 0 5; of Soft MoE slots, 0.0 5.1, or all slots of an expert, 5 (default: eight)"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    parsed = parse("inspect", InspectArguments, words)
+    if parsed.analysis == (parsed.image is not None):
+        raise SpecError("inspect: expected either --image FILE or --analysis")
+    if parsed.analysis and parsed.panels:
+        raise SpecError(f"panels={' '.join(parsed.panels)!r}: --analysis looks at all slots")
+    how: Any = {"backend": parsed.backend, "step": parsed.step}
+    if parsed.image is None:
+        from moespec.training.inspection.analysis import analysis_command  # here, as matplotlib's import is slow
+
+        analysis_command(parsed.run, parsed.out or Path("analysis.png"), **how)
+    else:
+        inspect_command(parsed.run, parsed.image, parsed.out or Path("routing.png"), panels=parsed.panels, **how)
+
+
+def inspect_command(
+    run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | None
+) -> None:
+    """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers.
+
+    Images of a folder that cannot be read are left out, and named at the end.
+    """
+    targets = {image: out}
+    if image.is_dir():
+        files, notes = find_pictures(image)
+        print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
+        if len(files) > INSPECTED:
+            raise ConfigError(f"image={str(image)!r}: {len(files)} pictures, expected at most {INSPECTED}")
+        targets = {files.open(n): out.with_stem(f"{out.stem}-{n + 1}") for n in range(len(files))}
+    for target in targets.values():
+        check_output("out", target, [".png"], targets)
+    loaded = load_run(run, backend, step)
+    model, dataset = model_config(loaded.config.model), loaded.dataset
+    data, B = loaded.config.data, loaded.backend
+    look: Any = {"channels": model.channels, "resize": data.resize, "background": data.background}
+    route, params = make_route(B, model), B.from_numpy(loaded.params)
+    wrong: list[str] = []
+    for source, target in targets.items():
+        try:
+            pixels = read_image(source, model.image_size, **look)
+        except DataError as error:
+            wrong.append(on_one_line(str(error)))
+            continue
+        logits, routings = route(params, replace(dataset, maximum=255).normalize(pixels))
+        guess = prediction(logits, dataset.classes, loaded.config.training.loss)
+        title = f"{source.name}{guess}; {label(loaded.config)}, step {loaded.step}"
+        write_atomically(target, png(draw(pixels, 255, title, routings, panels)))
+        of = f" of {on_one_line(source.name)}" if len(targets) > 1 else ""
+        print(f"{target}: {len(routings)} MoE layers{of}{guess}")
+    print(*left_out(image, wrong, len(targets)), sep="\n  ", end="\n" * bool(wrong))

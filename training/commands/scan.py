@@ -1,0 +1,49 @@
+"""The command `moespec scan`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+
+from moespec.models.errors import DataError
+from moespec.models.memory import check_limits
+from moespec.models.options import option
+from moespec.models.shown import on_one_line
+from moespec.spec.ranges import Range
+from moespec.training.commandline.parse import parse
+from moespec.training.data.datasets import PICTURES
+from moespec.training.data.pictures import Pictures
+from moespec.training.data.picturesets import SKIP, broken
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class ScanArguments:
+    """Decode every picture of a data set and name those that cannot be read; the exit status is then 2."""
+
+    path: Path = option(positional=True)
+    """folder of the data set"""
+    data: Literal["folder", "webdataset", "huggingface", "pairs"] = "folder"
+    """kind of data set"""
+    workers: Annotated[int, Range(0, 1024, below=False)] = 0
+    """processes that decode; 0 for a thread of this one"""
+
+
+def main(words: list[str]) -> None:
+    """Prints what is wrong with each picture of the data set, in order. Raises DataError if any cannot be decoded."""
+    given = parse("scan", ScanArguments, words)
+    check_limits(workers=given.workers)
+    classes, *parts = PICTURES[given.data](given.path)
+    total, wrong = 0, 0
+    for part in parts:
+        if part is not None:
+            pictures = Pictures(part.files, np.arange(len(part.labels)), size=1)
+            print(*map(on_one_line, part.notes), sep="\n", end="\n" * bool(part.notes))
+            texts = [on_one_line(text) for _, text in broken(pictures, workers=given.workers)]
+            print(*texts, sep="\n", end="\n" if texts else "")
+            total, wrong = total + len(pictures), wrong + len(texts)
+    if wrong:
+        raise DataError(f"{given.path}: {wrong} of {total} pictures cannot be read; {SKIP}")
+    print(f"{given.path}: all {total} pictures {f'of {len(classes)} classes ' if classes else ''}can be read")

@@ -1,0 +1,174 @@
+"""The command `moespec train`."""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moespec.backends.contract import Backend
+from moespec.models.errors import RunError
+from moespec.models.shown import on_one_line
+from moespec.spec.errors import ConfigError
+from moespec.training.commandline.arguments import Configured
+from moespec.training.commandline.chosen import check_functions, check_written, chosen
+from moespec.training.commandline.parse import parse
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits, flat
+from moespec.training.configuration.effect import check_share
+from moespec.training.configuration.length import notes
+from moespec.training.data.dataset import Dataset
+from moespec.training.data.transforms import try_transform
+from moespec.training.loop.devices import check_layout, check_same, connected, led
+from moespec.training.loop.evaluations import EvaluationSet, load_sets
+from moespec.training.loop.progress import called
+from moespec.training.loop.resolve import choose_backend, load_backend, load_data, resolve
+from moespec.training.loop.resume import trained_params
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import read_log
+from moespec.training.loop.trackers import check_log, loggers
+from moespec.training.loop.train import train
+from moespec.training.objectives.table import objective_of
+from moespec.training.reports.report import write_report
+from moespec.training.runs import label
+from moespec.training.transfer.start import starting_params
+from moespec.version import version
+
+__all__ = ["main", "train_command"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments(Configured):
+    """Train a vision model with mixture-of-experts layers, and write a report.
+
+    Without options: a Soft MoE ViT on 1 797 images of digits; --model mixer_tiny or sparse_mlp_tiny for another. All options
+    can be set in a TOML file (--config); the command line wins. Only options that apply to the selected model, router and data
+    are listed: --help with another --model, --router, --data, --optimizer.name or --schedule.name lists those of that one, and
+    with --data.jitter 1 or --data.randaugment 2 what these can have. The run's folder holds config.toml, metrics.jsonl,
+    checkpoints/ and report.html.
+    """
+
+    run: Path | None = None
+    """folder of the run (default: runs/DATA-ROUTER-BACKEND, or with the name of a model that is not a ViT)"""
+    resume: bool = False
+    """go on from the run's last checkpoint, with the run's own configuration"""
+    override: bool = False
+    """with --resume: go on with another configuration than the run's own, and record the change in its checkpoints"""
+
+
+def main(words: list[str]) -> None:
+    """Runs the command."""
+    parsed = parse("train", TrainArguments, words, settings=chosen(words, digits()))
+    check_written(words, parsed.settings)
+    check_functions(words, parsed.settings)
+    train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
+
+
+def train_command(config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "") -> None:
+    """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
+    if override and not resume:
+        raise RunError("--override changes a run that goes on; it needs --resume")
+    check_log(config)
+    for name, text in {"run": run and str(run), **flat(asdict(config))}.items():
+        if isinstance(text, str) and text != text.encode(errors="ignore").decode():
+            raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
+    backend, reason = choose_backend(config.backend)
+    with connected(backend, config.mesh) as B:
+        say = _say if B.process == 0 else _silent
+        if note:
+            say(note)
+        if reason:
+            say(f"backend: {backend} ({reason})")
+
+        def first(dataset: Dataset) -> None:
+            """What the configuration decides is rejected before a picture is decoded."""
+            settled = resolve(config, dataset, backend)
+            directory = RunDirectory(_folder(run, settled, backend))
+            check_layout(B, settled)
+            # How long epochs are is known when it is known which pictures are broken.
+            if resume and config.training.epochs is None and B.process == 0 and directory.begun():
+                directory.compared(settled, (), resume=True, override=override)
+
+        dataset = load_data(config, first)
+        given, config = config, resolve(config, dataset, backend)
+        dataset = objective_of(config).read(config, dataset)
+        if not resume:
+            check_share(config, dataset)
+        try_transform(dataset, config.data)
+        check_layout(B, config)
+        check_same(B, config, dataset, version())
+        sets = load_sets(config, dataset)
+        for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
+            say(note)
+        if B.sizes.devices > 1:
+            say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
+        path = _folder(run, config, backend)
+        _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
+
+
+def _say(text: str) -> None:
+    print(on_one_line(text))  # names of folders and files
+
+
+def _folder(run: Path | None, config: Config, backend: str) -> Path:
+    """The folder of a run. By default it has the names of the data, the router and the backend."""
+    return Path(run or f"runs/{config.data.name}-{label(config)}-{backend}")
+
+
+def _silent(text: str) -> None: ...
+
+
+def _train(
+    B: Backend,
+    config: Config,
+    dataset: Dataset,
+    path: Path,
+    sets: Mapping[str, EvaluationSet],
+    *,
+    resume: bool,
+    override: bool,
+    say: Callable[[str], None],
+) -> None:
+    directory, there = RunDirectory(path), os.path.exists(path)
+    # All that can fail before the first step fails before there is a folder.
+    begun = led(B, lambda: {"begun": directory.begun()})["begun"]
+    initial = None if begun else starting_params(config, dataset, lazily=B.sizes.devices > 1)
+
+    def claim() -> dict[str, bool]:
+        stack.enter_context(directory.locked())
+        if resume and not begun:
+            say(f"{path}: nothing to resume, starting at step 0")
+        finished = directory.finished(config)
+        how: Any = {"resume": resume or finished, "override": override, "dataset": dataset}
+        for aside in directory.claim(config, **how):
+            say(f"{aside}: cooldown checkpoint moved aside; resuming from the previous one")
+        if not finished:
+            say(f"run: {path}")
+        return {"finished": finished}
+
+    def report() -> dict[str, bool]:
+        params, _ = trained_params(directory, config)
+        if not finished or not (path / "report.html").is_file():
+            write_report(load_backend(B.name), config, dataset, path, params, devices=B.sizes.devices)
+        last = read_log(path, "evaluation", some=True)[-1]
+        say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
+        count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
+        say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
+        if "average" in last:
+            say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
+        say(f"report: {path / 'report.html'}")
+        return {}
+
+    with ExitStack() as stack:
+        finished = led(B, claim)["finished"]
+        if not finished:
+            try:
+                hooks = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
+            except ConfigError:
+                if B.process == 0 and not there:
+                    shutil.rmtree(path, ignore_errors=True)  # no step was made
+                raise
+            train(B, config, dataset, path, initial=initial, sets=sets, hooks=hooks)
+        led(B, report)

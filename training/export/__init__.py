@@ -1,1 +1,0 @@
-"""Models as programs that run without this package: `moespec export`."""

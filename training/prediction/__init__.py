@@ -1,1 +1,0 @@
-"""`moespec predict`: classify images with a trained model."""

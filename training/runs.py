@@ -1,0 +1,64 @@
+"""Runs that are read: their configuration, their data, and the parameters of a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.errors import DataError, RunError
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.modelconfig import VitSection
+from moespec.training.data.dataset import Dataset
+from moespec.training.loop.resolve import choose_backend, load_backend, load_data
+from moespec.training.loop.resume import trained_params
+from moespec.training.loop.rundirectory import RunDirectory
+
+__all__ = ["LoadedRun", "configuration", "label", "left_out", "load_run", "read_data"]
+
+
+class LoadedRun(NamedTuple):
+    """A run: its backend, its configuration and data, the parameters (NumPy) of a checkpoint, and its step."""
+
+    backend: Backend
+    config: Config
+    dataset: Dataset
+    params: dict[str, Any]
+    step: int
+
+
+def configuration(run: Path) -> tuple[RunDirectory, Config]:
+    """The run in a folder and its configuration. Raises RunError where there is none."""
+    directory = RunDirectory(run)
+    config = directory.config()
+    if config is None:
+        raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
+    return directory, config
+
+
+def read_data(config: Config) -> Dataset:
+    """The data of a run that is read: its configuration, which may be third-party, names no folder that is written to."""
+    return load_data(replace(config, data=replace(config.data, cache="")))
+
+
+def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+    """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
+    directory, config = configuration(run)
+    name, _ = choose_backend(backend or config.backend)
+    params, found = trained_params(directory, config, step=step)
+    dataset = read_data(config)
+    directory.check_classes(dataset.classes)
+    return LoadedRun(load_backend(name), config, dataset, params, found)
+
+
+def label(config: Config) -> str:
+    """What a run is called by: the router of a ViT, the name of any other model."""
+    return str(config.model.router) if isinstance(config.model, VitSection) else config.model.name
+
+
+def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:
+    """Lines on the pictures, of so many of a folder, that cannot be read, if any. Raises DataError if it is all of them."""
+    if len(wrong) == count:
+        raise DataError(f"{path}: none of {count} pictures can be read: {wrong[0]}" if path.is_dir() else wrong[0])
+    are = "is" if len(wrong) == 1 else "are"
+    return [f"{len(wrong)} of {count} pictures cannot be read and {are} left out:", *wrong] if wrong else []
