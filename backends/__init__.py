@@ -10,14 +10,16 @@ only one installed, else jax (`moespec.backends.choice`, as on the command line)
 
 import importlib
 import os
-import pkgutil
 from types import ModuleType
 from typing import Any
 
 from moespec.backends.choice import VARIABLE, choose
 from moespec.spec.errors import ConfigError
 
-_MODULES = {module.name for module in pkgutil.iter_modules(__path__)}
+_MODULES = {
+    *("jax", "numpy", "torch", "common", "binding", "choice", "contract", "directions", "expert_parallel", "layer"),
+    *("mesh", "optimizer", "optimizer_options", "patterns", "processes", "pytrees", "single_device"),
+}
 _chosen: ModuleType | None = None
 
 

@@ -54,7 +54,7 @@ class Backend(Blocks, Protocol):
     """A backend. Arrays have a leading groups (or images) axis, except parameters and what is said to be shared."""
 
     name: str
-    ROUTERS: Mapping[str, Router]
+    ROUTERS: Mapping[str, Router[Any]]
     SlotRouting: Callable[..., BatchedRouting]
     SoftRouting: Callable[..., BatchedRouting]
 

@@ -14,282 +14,182 @@ Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, 
 `import moespec.spec.algorithms.token_choice as module` is the module of one algorithm, with its table of symbols and its ledger.
 """
 
-import sys
+# ruff: noqa: I001 (the sections are a table of contents)
 
-from moespec.spec.algorithm import Algorithm as Algorithm
-from moespec.spec.algorithms.attention import attention as attention
-from moespec.spec.algorithms.balance_loss import balance_loss as balance_loss
-from moespec.spec.algorithms.balanced_assignment import Assignment as Assignment
-from moespec.spec.algorithms.balanced_assignment import base_assignment as base_assignment
-from moespec.spec.algorithms.base_layers import base_greedy as base_greedy
-from moespec.spec.algorithms.base_layers import base_routing as base_routing
-from moespec.spec.algorithms.batch_priority import batch_priority as batch_priority
-from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
-from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
-from moespec.spec.algorithms.capacity_predictor import capacity_logits as capacity_logits
-from moespec.spec.algorithms.capacity_predictor import capacity_loss as capacity_loss
-from moespec.spec.algorithms.capacity_predictor import capacity_thresholds as capacity_thresholds
-from moespec.spec.algorithms.capacity_predictor import moved_thresholds as moved_thresholds
-from moespec.spec.algorithms.capacity_predictor import scores_above as scores_above
-from moespec.spec.algorithms.capped_affinity import capped_affinity as capped_affinity
-from moespec.spec.algorithms.clustering import Clustering as Clustering
-from moespec.spec.algorithms.clustering import k_means as k_means
-from moespec.spec.algorithms.contrastive import contrastive_loss as contrastive_loss
-from moespec.spec.algorithms.contrastive import sigmoid_loss as sigmoid_loss
-from moespec.spec.algorithms.convolution import convolution as convolution
-from moespec.spec.algorithms.cosine_logits import cosine_logits as cosine_logits
-from moespec.spec.algorithms.dropout import branch_rate as branch_rate
-from moespec.spec.algorithms.dropout import dropout as dropout
-from moespec.spec.algorithms.dselect_k import dselect_k_gate as dselect_k_gate
-from moespec.spec.algorithms.dselect_k import dselect_k_routing as dselect_k_routing
-from moespec.spec.algorithms.dselect_k import dselect_k_selectors as dselect_k_selectors
-from moespec.spec.algorithms.dselect_k_codes import Codes as Codes
-from moespec.spec.algorithms.dselect_k_codes import dselect_k_codes as dselect_k_codes
-from moespec.spec.algorithms.dselect_k_losses import dselect_k_entropy as dselect_k_entropy
-from moespec.spec.algorithms.dselect_k_losses import dselect_k_reachability as dselect_k_reachability
-from moespec.spec.algorithms.embedding import embedding as embedding
-from moespec.spec.algorithms.expert_choice import expert_choice as expert_choice
-from moespec.spec.algorithms.gelu import gelu as gelu
-from moespec.spec.algorithms.group_limited import group_limited_scores as group_limited_scores
-from moespec.spec.algorithms.gshard import gshard_keep as gshard_keep
-from moespec.spec.algorithms.gshard import gshard_sample as gshard_sample
-from moespec.spec.algorithms.hash_layers import hash_routing as hash_routing
-from moespec.spec.algorithms.hash_layers import hash_table_of as hash_table_of
-from moespec.spec.algorithms.hash_layers import multi_hash_mlp as multi_hash_mlp
-from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
-from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
-from moespec.spec.algorithms.hash_tables import hash_table_dispersed as hash_table_dispersed
-from moespec.spec.algorithms.hash_tables import hash_table_random as hash_table_random
-from moespec.spec.algorithms.hierarchical_gating import hierarchical_affinity as hierarchical_affinity
-from moespec.spec.algorithms.hierarchical_gating import hierarchical_load_loss as hierarchical_load_loss
-from moespec.spec.algorithms.image_pooling import pool_images as pool_images
-from moespec.spec.algorithms.image_pooling import spread_images as spread_images
-from moespec.spec.algorithms.importance_score import importance_score_choice as importance_score_choice
-from moespec.spec.algorithms.importance_score import importance_score_order as importance_score_order
-from moespec.spec.algorithms.layer import expert_mlp as expert_mlp
-from moespec.spec.algorithms.layer import moe_layer as moe_layer
-from moespec.spec.algorithms.layer import moe_mlp as moe_mlp
-from moespec.spec.algorithms.limoe import global_entropy_loss as global_entropy_loss
-from moespec.spec.algorithms.limoe import local_entropy_loss as local_entropy_loss
-from moespec.spec.algorithms.logit_cap import cap_logits as cap_logits
-from moespec.spec.algorithms.loss_free import balance_bias as balance_bias
-from moespec.spec.algorithms.loss_free import biased_scores as biased_scores
-from moespec.spec.algorithms.loss_free import expert_load as expert_load
-from moespec.spec.algorithms.losses import importance_loss as importance_loss
-from moespec.spec.algorithms.losses import load_loss as load_loss
-from moespec.spec.algorithms.metrics import routing_metrics as routing_metrics
-from moespec.spec.algorithms.moco import batch_norm as batch_norm
-from moespec.spec.algorithms.moco import moco_loss as moco_loss
-from moespec.spec.algorithms.moco import momentum_update as momentum_update
-from moespec.spec.algorithms.network import layer_norm as layer_norm
-from moespec.spec.algorithms.network import patch_embed as patch_embed
-from moespec.spec.algorithms.network import sigmoid_cross_entropy as sigmoid_cross_entropy
-from moespec.spec.algorithms.network import softmax_cross_entropy as softmax_cross_entropy
-from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity as noisy_top_k_affinity
-from moespec.spec.algorithms.noisy_top_k import noisy_top_k_load_loss as noisy_top_k_load_loss
-from moespec.spec.algorithms.noisy_top_k import noisy_top_k_logits as noisy_top_k_logits
-from moespec.spec.algorithms.quantile_balancing import quantile_bias as quantile_bias
-from moespec.spec.algorithms.quantile_balancing import required_biases as required_biases
-from moespec.spec.algorithms.relu_routing import excess_gates as excess_gates
-from moespec.spec.algorithms.relu_routing import relu_affinity as relu_affinity
-from moespec.spec.algorithms.relu_routing import relu_loss as relu_loss
-from moespec.spec.algorithms.relu_routing import renewed_penalty as renewed_penalty
-from moespec.spec.algorithms.router_jitter import router_jitter as router_jitter
-from moespec.spec.algorithms.routing_statistics import collapse_metrics as collapse_metrics
-from moespec.spec.algorithms.routing_statistics import cumulative_dispatch as cumulative_dispatch
-from moespec.spec.algorithms.routing_statistics import experts_per_token as experts_per_token
-from moespec.spec.algorithms.routing_statistics import slot_similarity as slot_similarity
-from moespec.spec.algorithms.routing_statistics import summed_dispatch as summed_dispatch
-from moespec.spec.algorithms.selected_weights import normalize_selected as normalize_selected
-from moespec.spec.algorithms.selected_weights import scaled_gates as scaled_gates
-from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity as sigmoid_affinity
-from moespec.spec.algorithms.sigmoid_affinity import sqrt_softplus_affinity as sqrt_softplus_affinity
-from moespec.spec.algorithms.simplex import project_simplex as project_simplex
-from moespec.spec.algorithms.simplex import project_sparse_simplex as project_sparse_simplex
-from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity as sinkhorn_affinity
-from moespec.spec.algorithms.smooth_step import smooth_step as smooth_step
-from moespec.spec.algorithms.soft_moe import soft_routing as soft_routing
-from moespec.spec.algorithms.softmax import add_gating_noise as add_gating_noise
-from moespec.spec.algorithms.softmax import router_logits as router_logits
-from moespec.spec.algorithms.softmax import softmax_affinity as softmax_affinity
-from moespec.spec.algorithms.sparse_mlp import rescale as rescale
-from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity as sparse_transport_affinity
-from moespec.spec.algorithms.strictly_balanced import batchwise_mask as batchwise_mask
-from moespec.spec.algorithms.strictly_balanced import masked_gates as masked_gates
-from moespec.spec.algorithms.strictly_balanced import threshold_loss as threshold_loss
-from moespec.spec.algorithms.strictly_balanced import threshold_mask as threshold_mask
-from moespec.spec.algorithms.threefry import box_muller as box_muller
-from moespec.spec.algorithms.threefry import random_words as random_words
-from moespec.spec.algorithms.threefry import threefry as threefry
-from moespec.spec.algorithms.threefry import unit_interval as unit_interval
-from moespec.spec.algorithms.token_choice import token_choice as token_choice
-from moespec.spec.algorithms.token_ids import pair_ids as pair_ids
-from moespec.spec.algorithms.token_ids import patch_codes as patch_codes
-from moespec.spec.algorithms.token_ids import position_ids as position_ids
-from moespec.spec.algorithms.token_ids import previous_ids as previous_ids
-from moespec.spec.algorithms.transport_duals import Dual as Dual
-from moespec.spec.algorithms.transport_duals import SemiDual as SemiDual
-from moespec.spec.algorithms.transport_duals import transport_dual as transport_dual
-from moespec.spec.algorithms.transport_duals import transport_semi_dual as transport_semi_dual
-from moespec.spec.algorithms.z_loss import z_loss as z_loss
+import sys as _sys
+
+from moespec.spec.names import public_names as _public_names
+
+# Errors.
+from moespec.spec.errors import SpecError as SpecError
 from moespec.spec.errors import ConfigError as ConfigError
 from moespec.spec.errors import ContractError as ContractError
 from moespec.spec.errors import DtypeError as DtypeError
 from moespec.spec.errors import ShapeError as ShapeError
-from moespec.spec.errors import SpecError as SpecError
+
+# Algorithms and the ambiguity ledger.
+from moespec.spec.registry import ALGORITHMS as ALGORITHMS
+from moespec.spec.registry import LEDGER as LEDGER
+from moespec.spec.algorithm import Algorithm as Algorithm
 from moespec.spec.ledger import LedgerEntry as LedgerEntry
 from moespec.spec.ledger import Reading as Reading
 from moespec.spec.ledger import Taker as Taker
-from moespec.spec.names import Names
-from moespec.spec.numerics import mean as mean
-from moespec.spec.numerics import stop_gradient as stop_gradient
-from moespec.spec.options import RouterOptions as RouterOptions
-from moespec.spec.registry import ALGORITHMS as ALGORITHMS
-from moespec.spec.registry import LEDGER as LEDGER
+
+# Routers and routings.
 from moespec.spec.routers import ROUTERS as _ROUTERS
+from moespec.spec.options import RouterOptions as RouterOptions
+from moespec.spec.routing import RouterOutput as RouterOutput
 from moespec.spec.routing import Kept as Kept
 from moespec.spec.routing import Noise as Noise
-from moespec.spec.routing import RouterOutput as RouterOutput
 from moespec.spec.routing import Routing as Routing
 from moespec.spec.routing import slot_tokens as slot_tokens
 
-ROUTERS = Names({name: router.bind(sys.modules[__name__]) for name, router in _ROUTERS.items()})
+# Logits and noise.
+from moespec.spec.algorithms.softmax import router_logits as router_logits
+from moespec.spec.algorithms.cosine_logits import cosine_logits as cosine_logits
+from moespec.spec.algorithms.logit_cap import cap_logits as cap_logits
+from moespec.spec.algorithms.capacity_predictor import capacity_logits as capacity_logits
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_logits as noisy_top_k_logits
+from moespec.spec.algorithms.softmax import add_gating_noise as add_gating_noise
+from moespec.spec.algorithms.router_jitter import router_jitter as router_jitter
+from moespec.spec.algorithms.image_pooling import pool_images as pool_images
+from moespec.spec.algorithms.image_pooling import spread_images as spread_images
+
+# Affinities: logits to scores.
+from moespec.spec.algorithms.softmax import softmax_affinity as softmax_affinity
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity as sigmoid_affinity
+from moespec.spec.algorithms.sigmoid_affinity import sqrt_softplus_affinity as sqrt_softplus_affinity
+from moespec.spec.algorithms.relu_routing import relu_affinity as relu_affinity
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity as noisy_top_k_affinity
+from moespec.spec.algorithms.hierarchical_gating import hierarchical_affinity as hierarchical_affinity
+from moespec.spec.algorithms.capped_affinity import capped_affinity as capped_affinity
+from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity as sinkhorn_affinity
+from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity as sparse_transport_affinity
+from moespec.spec.algorithms.transport_duals import Dual as Dual
+from moespec.spec.algorithms.transport_duals import SemiDual as SemiDual
+from moespec.spec.algorithms.transport_duals import transport_dual as transport_dual
+from moespec.spec.algorithms.transport_duals import transport_semi_dual as transport_semi_dual
+from moespec.spec.algorithms.simplex import project_simplex as project_simplex
+from moespec.spec.algorithms.simplex import project_sparse_simplex as project_sparse_simplex
+
+# Scores and gates before selection.
+from moespec.spec.algorithms.loss_free import biased_scores as biased_scores
+from moespec.spec.algorithms.group_limited import group_limited_scores as group_limited_scores
+from moespec.spec.algorithms.strictly_balanced import batchwise_mask as batchwise_mask
+from moespec.spec.algorithms.strictly_balanced import threshold_mask as threshold_mask
+from moespec.spec.algorithms.strictly_balanced import masked_gates as masked_gates
+from moespec.spec.algorithms.capacity_predictor import scores_above as scores_above
+from moespec.spec.algorithms.gshard import gshard_keep as gshard_keep
+from moespec.spec.algorithms.gshard import gshard_sample as gshard_sample
+from moespec.spec.algorithms.selected_weights import normalize_selected as normalize_selected
+from moespec.spec.algorithms.selected_weights import scaled_gates as scaled_gates
+
+# Capacity and order.
+from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
+from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
+from moespec.spec.algorithms.batch_priority import batch_priority as batch_priority
+from moespec.spec.algorithms.importance_score import importance_score_order as importance_score_order
+
+# Allocations: scores to routings.
+from moespec.spec.algorithms.token_choice import token_choice as token_choice
+from moespec.spec.algorithms.expert_choice import expert_choice as expert_choice
+from moespec.spec.algorithms.importance_score import importance_score_choice as importance_score_choice
+from moespec.spec.algorithms.balanced_assignment import Assignment as Assignment
+from moespec.spec.algorithms.balanced_assignment import base_assignment as base_assignment
+from moespec.spec.algorithms.base_layers import base_greedy as base_greedy
+from moespec.spec.algorithms.base_layers import base_routing as base_routing
+from moespec.spec.algorithms.soft_moe import soft_routing as soft_routing
+from moespec.spec.algorithms.hash_layers import hash_routing as hash_routing
+
+# DSelect-k.
+from moespec.spec.algorithms.dselect_k_codes import Codes as Codes
+from moespec.spec.algorithms.dselect_k_codes import dselect_k_codes as dselect_k_codes
+from moespec.spec.algorithms.dselect_k import dselect_k_selectors as dselect_k_selectors
+from moespec.spec.algorithms.dselect_k import dselect_k_gate as dselect_k_gate
+from moespec.spec.algorithms.dselect_k import dselect_k_routing as dselect_k_routing
+from moespec.spec.algorithms.dselect_k_losses import dselect_k_entropy as dselect_k_entropy
+from moespec.spec.algorithms.dselect_k_losses import dselect_k_reachability as dselect_k_reachability
+from moespec.spec.algorithms.smooth_step import smooth_step as smooth_step
+
+# Losses of routers.
+from moespec.spec.algorithms.balance_loss import balance_loss as balance_loss
+from moespec.spec.algorithms.losses import importance_loss as importance_loss
+from moespec.spec.algorithms.losses import load_loss as load_loss
+from moespec.spec.algorithms.z_loss import z_loss as z_loss
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_load_loss as noisy_top_k_load_loss
+from moespec.spec.algorithms.hierarchical_gating import hierarchical_load_loss as hierarchical_load_loss
+from moespec.spec.algorithms.strictly_balanced import threshold_loss as threshold_loss
+from moespec.spec.algorithms.capacity_predictor import capacity_loss as capacity_loss
+from moespec.spec.algorithms.relu_routing import relu_loss as relu_loss
+from moespec.spec.algorithms.limoe import local_entropy_loss as local_entropy_loss
+from moespec.spec.algorithms.limoe import global_entropy_loss as global_entropy_loss
+
+# State of routers.
+from moespec.spec.algorithms.loss_free import expert_load as expert_load
+from moespec.spec.algorithms.loss_free import balance_bias as balance_bias
+from moespec.spec.algorithms.quantile_balancing import required_biases as required_biases
+from moespec.spec.algorithms.quantile_balancing import quantile_bias as quantile_bias
+from moespec.spec.algorithms.capacity_predictor import capacity_thresholds as capacity_thresholds
+from moespec.spec.algorithms.capacity_predictor import moved_thresholds as moved_thresholds
+from moespec.spec.algorithms.relu_routing import excess_gates as excess_gates
+from moespec.spec.algorithms.relu_routing import renewed_penalty as renewed_penalty
+
+# Statistics.
+from moespec.spec.algorithms.metrics import routing_metrics as routing_metrics
+from moespec.spec.algorithms.routing_statistics import collapse_metrics as collapse_metrics
+from moespec.spec.algorithms.routing_statistics import summed_dispatch as summed_dispatch
+from moespec.spec.algorithms.routing_statistics import cumulative_dispatch as cumulative_dispatch
+from moespec.spec.algorithms.routing_statistics import experts_per_token as experts_per_token
+from moespec.spec.algorithms.routing_statistics import slot_similarity as slot_similarity
+
+# Layers.
+from moespec.spec.algorithms.layer import moe_layer as moe_layer
+from moespec.spec.algorithms.layer import moe_mlp as moe_mlp
+from moespec.spec.algorithms.layer import expert_mlp as expert_mlp
+from moespec.spec.algorithms.hash_layers import multi_hash_mlp as multi_hash_mlp
+from moespec.spec.algorithms.attention import attention as attention
+from moespec.spec.algorithms.convolution import convolution as convolution
+from moespec.spec.algorithms.embedding import embedding as embedding
+from moespec.spec.algorithms.network import patch_embed as patch_embed
+from moespec.spec.algorithms.network import layer_norm as layer_norm
+from moespec.spec.algorithms.sparse_mlp import rescale as rescale
+from moespec.spec.algorithms.gelu import gelu as gelu
+from moespec.spec.algorithms.dropout import dropout as dropout
+from moespec.spec.algorithms.dropout import branch_rate as branch_rate
+
+# Losses of models.
+from moespec.spec.algorithms.network import softmax_cross_entropy as softmax_cross_entropy
+from moespec.spec.algorithms.network import sigmoid_cross_entropy as sigmoid_cross_entropy
+from moespec.spec.algorithms.contrastive import contrastive_loss as contrastive_loss
+from moespec.spec.algorithms.contrastive import sigmoid_loss as sigmoid_loss
+from moespec.spec.algorithms.moco import moco_loss as moco_loss
+from moespec.spec.algorithms.moco import momentum_update as momentum_update
+from moespec.spec.algorithms.moco import batch_norm as batch_norm
+
+# Token ids and hash tables.
+from moespec.spec.algorithms.token_ids import patch_codes as patch_codes
+from moespec.spec.algorithms.token_ids import previous_ids as previous_ids
+from moespec.spec.algorithms.token_ids import pair_ids as pair_ids
+from moespec.spec.algorithms.token_ids import position_ids as position_ids
+from moespec.spec.algorithms.hash_layers import hash_table_of as hash_table_of
+from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
+from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
+from moespec.spec.algorithms.hash_tables import hash_table_dispersed as hash_table_dispersed
+from moespec.spec.algorithms.hash_tables import hash_table_random as hash_table_random
+from moespec.spec.algorithms.clustering import Clustering as Clustering
+from moespec.spec.algorithms.clustering import k_means as k_means
+
+# Random numbers.
+from moespec.spec.algorithms.threefry import threefry as threefry
+from moespec.spec.algorithms.threefry import random_words as random_words
+from moespec.spec.algorithms.threefry import unit_interval as unit_interval
+from moespec.spec.algorithms.threefry import box_muller as box_muller
+
+# Numerics.
+from moespec.spec.numerics import mean as mean
+from moespec.spec.numerics import stop_gradient as stop_gradient
+
+ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
 """The routers by name, computed by the specification."""
 
-__all__ = [
-    "ALGORITHMS",
-    "CAPACITY_RULES",
-    "LEDGER",
-    "ROUTERS",
-    "Algorithm",
-    "Assignment",
-    "Clustering",
-    "Codes",
-    "ConfigError",
-    "ContractError",
-    "DtypeError",
-    "Dual",
-    "Kept",
-    "LedgerEntry",
-    "Noise",
-    "Reading",
-    "RouterOptions",
-    "RouterOutput",
-    "Routing",
-    "SemiDual",
-    "ShapeError",
-    "SpecError",
-    "Taker",
-    "add_gating_noise",
-    "attention",
-    "balance_bias",
-    "balance_loss",
-    "base_assignment",
-    "base_greedy",
-    "base_routing",
-    "batch_norm",
-    "batch_priority",
-    "batchwise_mask",
-    "biased_scores",
-    "box_muller",
-    "branch_rate",
-    "cap_logits",
-    "capacity_logits",
-    "capacity_loss",
-    "capacity_thresholds",
-    "capped_affinity",
-    "collapse_metrics",
-    "contrastive_loss",
-    "convolution",
-    "cosine_logits",
-    "cumulative_dispatch",
-    "dropout",
-    "dselect_k_codes",
-    "dselect_k_entropy",
-    "dselect_k_gate",
-    "dselect_k_reachability",
-    "dselect_k_routing",
-    "dselect_k_selectors",
-    "embedding",
-    "excess_gates",
-    "expert_capacity",
-    "expert_choice",
-    "expert_load",
-    "expert_mlp",
-    "experts_per_token",
-    "gelu",
-    "global_entropy_loss",
-    "group_limited_scores",
-    "gshard_keep",
-    "gshard_sample",
-    "hash_routing",
-    "hash_table_balanced",
-    "hash_table_clustered",
-    "hash_table_dispersed",
-    "hash_table_of",
-    "hash_table_random",
-    "hierarchical_affinity",
-    "hierarchical_load_loss",
-    "importance_loss",
-    "importance_score_choice",
-    "importance_score_order",
-    "k_means",
-    "layer_norm",
-    "load_loss",
-    "local_entropy_loss",
-    "masked_gates",
-    "mean",
-    "moco_loss",
-    "moe_layer",
-    "moe_mlp",
-    "momentum_update",
-    "moved_thresholds",
-    "multi_hash_mlp",
-    "noisy_top_k_affinity",
-    "noisy_top_k_load_loss",
-    "noisy_top_k_logits",
-    "normalize_selected",
-    "pair_ids",
-    "patch_codes",
-    "patch_embed",
-    "pool_images",
-    "position_ids",
-    "previous_ids",
-    "project_simplex",
-    "project_sparse_simplex",
-    "quantile_bias",
-    "random_words",
-    "relu_affinity",
-    "relu_loss",
-    "renewed_penalty",
-    "required_biases",
-    "rescale",
-    "router_jitter",
-    "router_logits",
-    "routing_metrics",
-    "scaled_gates",
-    "scores_above",
-    "sigmoid_affinity",
-    "sigmoid_cross_entropy",
-    "sigmoid_loss",
-    "sinkhorn_affinity",
-    "slot_similarity",
-    "slot_tokens",
-    "smooth_step",
-    "soft_routing",
-    "softmax_affinity",
-    "softmax_cross_entropy",
-    "sparse_transport_affinity",
-    "spread_images",
-    "sqrt_softplus_affinity",
-    "stop_gradient",
-    "summed_dispatch",
-    "threefry",
-    "threshold_loss",
-    "threshold_mask",
-    "token_choice",
-    "transport_dual",
-    "transport_semi_dual",
-    "unit_interval",
-    "z_loss",
-]
+__all__ = _public_names(globals())  # all of the above, which test_names compares with the `__all__` of modules

@@ -1,7 +1,8 @@
-"""Which known names are near one that is unknown, for errors; and tables whose `KeyError` says so."""
+"""Which known names are near one that is unknown, for errors; tables whose `KeyError` says so; and what a module makes public."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from types import ModuleType
 from typing import NoReturn, TypeVar
 
 Value = TypeVar("Value")
@@ -25,3 +26,8 @@ class Names(dict[str, Value]):
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not here{near_it(name, self)}")
+
+
+def public_names(module: Mapping[str, object]) -> list[str]:
+    """The public names of a module, given by its `globals()`: those without an underscore that are no modules, sorted."""
+    return sorted(name for name, value in module.items() if name[0] != "_" and not isinstance(value, ModuleType))

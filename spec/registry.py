@@ -1,40 +1,90 @@
 """What is specified: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger.
 
-Both are read off the modules: a module says in `ALGORITHMS` which rows it has, a router in its record, and the entries
-of the ledger stand in the docstrings.
+A module of an algorithm says in `ALGORITHMS` which rows it has, a router in its record; the entries of the ledger stand in the
+docstrings of both.
 """
 
-from collections.abc import Iterator
-from importlib import import_module
-from pkgutil import iter_modules
+import sys
 from types import ModuleType
 
 from moespec.spec.algorithm import Algorithm
+from moespec.spec.algorithms import (
+    attention,
+    balance_loss,
+    balanced_assignment,
+    base_layers,
+    batch_priority,
+    capacity,
+    capacity_predictor,
+    capped_affinity,
+    choice_probability,
+    clustering,
+    contrastive,
+    convolution,
+    cosine_logits,
+    dropout,
+    dselect_k,
+    dselect_k_codes,
+    dselect_k_losses,
+    embedding,
+    expert_choice,
+    gated_experts,
+    gelu,
+    group_limited,
+    gshard,
+    hash_layers,
+    hash_tables,
+    hierarchical_gating,
+    image_pooling,
+    importance_score,
+    layer,
+    limoe,
+    logit_cap,
+    loss_free,
+    losses,
+    metrics,
+    moco,
+    network,
+    noisy_top_k,
+    quantile_balancing,
+    relu_routing,
+    router_jitter,
+    routing_statistics,
+    selected_weights,
+    sigmoid_affinity,
+    simplex,
+    sinkhorn,
+    smooth_step,
+    soft_moe,
+    softmax,
+    sparse_mlp,
+    sparse_transport,
+    strictly_balanced,
+    threefry,
+    token_choice,
+    token_ids,
+    transport_duals,
+    transport_solvers,
+    z_loss,
+)
 from moespec.spec.ledger import LedgerEntry, entries
 from moespec.spec.names import Names
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, plan
 
 __all__ = ["ALGORITHMS", "LEDGER"]
 
-
-def _modules(package: str) -> Iterator[ModuleType]:
-    """The modules of a package, in the order of their names."""
-    for module in iter_modules(import_module(package).__path__, f"{package}."):
-        if module.name != __name__:
-            yield import_module(module.name)
-
-
-def _algorithms() -> Iterator[Algorithm]:
-    for module in _modules("moespec.spec.algorithms"):
-        yield from getattr(module, "ALGORITHMS", ())
-    for router in ROUTERS.values():
-        yield router.algorithm
-
-
-def _ledger() -> Iterator[LedgerEntry]:
-    for package in ("moespec.spec.algorithms", "moespec.spec.routers"):
-        for module in _modules(package):
-            yield from entries(module.__doc__ or "", module.__name__)
+MODULES: tuple[ModuleType, ...] = (
+    *(attention, balance_loss, balanced_assignment, base_layers, batch_priority, capacity, capacity_predictor),
+    *(capped_affinity, choice_probability, clustering, contrastive, convolution, cosine_logits, dropout),
+    *(dselect_k, dselect_k_codes, dselect_k_losses, embedding, expert_choice, gated_experts, gelu),
+    *(group_limited, gshard, hash_layers, hash_tables, hierarchical_gating, image_pooling, importance_score),
+    *(layer, limoe, logit_cap, loss_free, losses, metrics, moco, network, noisy_top_k, quantile_balancing),
+    *(relu_routing, router_jitter, routing_statistics, selected_weights, sigmoid_affinity, simplex, sinkhorn),
+    *(smooth_step, soft_moe, softmax, sparse_mlp, sparse_transport, strictly_balanced, threefry, token_choice),
+    *(token_ids, transport_duals, transport_solvers, z_loss),
+    *(plan, *(sys.modules[router.Options.__module__] for router in ROUTERS.values())),
+)
+"""The modules of the algorithms and of the routers."""
 
 
 def _number(entry: LedgerEntry) -> tuple[str, int]:
@@ -42,8 +92,13 @@ def _number(entry: LedgerEntry) -> tuple[str, int]:
     return prefix, int(number)
 
 
-ALGORITHMS: dict[str, Algorithm] = Names({each.name: each for each in _algorithms()})
+_ROWS = [row for module in MODULES for row in getattr(module, "ALGORITHMS", ())]
+_ENTRIES = [entry for module in MODULES for entry in entries(module.__doc__ or "", module.__name__)]
+
+ALGORITHMS: dict[str, Algorithm] = Names(
+    {row.name: row for row in (*_ROWS, *(router.algorithm for router in ROUTERS.values()))}
+)
 """The algorithms by name: the functions, then the routers."""
 
-LEDGER: dict[str, LedgerEntry] = Names({e.id: e for e in sorted(_ledger(), key=_number)})
+LEDGER: dict[str, LedgerEntry] = Names({entry.id: entry for entry in sorted(_ENTRIES, key=_number)})
 """The ambiguity ledger by id."""

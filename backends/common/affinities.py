@@ -28,7 +28,7 @@ __all__ = [
 AXES = "groups tokens experts"
 
 
-def router_logits(xp: Namespace, tokens: Array, kernel: Array, bias: Array | None = None) -> Array:
+def router_logits(xp: Namespace[Array], tokens: Array, kernel: Array, bias: Array | None = None) -> Array:
     """tokens (G, T, D), kernel (D, E), bias (E,) -> (G, T, E), at the highest precision of the device, also under autocast."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("kernel", kernel, "width experts")
@@ -41,14 +41,14 @@ def router_logits(xp: Namespace, tokens: Array, kernel: Array, bias: Array | Non
     return logits + bias
 
 
-def cap_logits(xp: Namespace, logits: Array, *, cap: float) -> Array:
+def cap_logits(xp: Namespace[Array], logits: Array, *, cap: float) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     cap = check_positive("cap", cap)
     return cap * xp.tanh(xp.wide(logits) / cap)
 
 
-def add_gating_noise(xp: Namespace, logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
+def add_gating_noise(xp: Namespace[Array], logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
     """logits and noise (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     check_non_negative("multiplier", multiplier)
@@ -60,7 +60,7 @@ def add_gating_noise(xp: Namespace, logits: Array, noise: Array | None, *, multi
     return logits + (multiplier / logits.shape[2]) * noise
 
 
-def router_jitter(xp: Namespace, tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
+def router_jitter(xp: Namespace[Array], tokens: Array, noise: Array | None, *, epsilon: float = 0.01) -> Array:
     """tokens and noise (G, T, D) -> (G, T, D)."""
     check_scores("tokens", tokens, "groups tokens width")
     check_non_negative("epsilon", epsilon)
@@ -72,7 +72,7 @@ def router_jitter(xp: Namespace, tokens: Array, noise: Array | None, *, epsilon:
     return tokens * (1 + epsilon * noise)
 
 
-def gshard_sample(xp: Namespace, logits: Array, noise: Array) -> Array:
+def gshard_sample(xp: Namespace[Array], logits: Array, noise: Array) -> Array:
     """logits and noise (G, T, E) -> (G, T, E). That the noise is between 0 and 1 is not checked."""
     check_scores("logits", logits, AXES)
     check_scores("noise", noise, AXES)
@@ -83,32 +83,34 @@ def gshard_sample(xp: Namespace, logits: Array, noise: Array) -> Array:
     return xp.where(first, xp.max(sampled, 2, keepdims=True) + 1, sampled)
 
 
-def softmax_affinity(xp: Namespace, logits: Array) -> Array:
+def softmax_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return xp.softmax(xp.wide(logits), 2)
 
 
-def sigmoid_affinity(xp: Namespace, logits: Array) -> Array:
+def sigmoid_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     return xp.sigmoid(xp.wide(logits))
 
 
-def sqrt_softplus_affinity(xp: Namespace, logits: Array) -> Array:
+def sqrt_softplus_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
     check_scores("logits", logits, AXES)
     softplus = xp.softplus(xp.wide(logits))
     return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
 
 
-def scaled_gates(xp: Namespace, gates: Array, *, scale: float) -> Array:
+def scaled_gates(xp: Namespace[Array], gates: Array, *, scale: float) -> Array:
     """gates (G, T, E) -> (G, T, E)."""
     check_scores("gates", gates, AXES)
     return xp.wide(gates) * check_positive("scale", scale)
 
 
-def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
+def sinkhorn_affinity(
+    xp: Namespace[Array], logits: Array, *, iterations: int = 20, tolerance: float | None = None
+) -> Array:
     """logits (G, T, E) -> (G, T, E).
 
     The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
@@ -126,7 +128,7 @@ def sinkhorn_affinity(xp: Namespace, logits: Array, *, iterations: int = 20, tol
     )
 
 
-def sinkhorn_plan(xp: Namespace, logits: Array, iterations: int, tolerance: float | None = None) -> Array:
+def sinkhorn_plan(xp: Namespace[Array], logits: Array, iterations: int, tolerance: float | None = None) -> Array:
     """The plan (G, T, E) of logits in float32 or better."""
     groups, tokens, experts = logits.shape
     column_mass = tokens / experts

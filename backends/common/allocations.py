@@ -4,7 +4,7 @@ Choice (2).
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
 """
 
-from moespec.backends.common.namespace import Array, Namespace, SlotRouting
+from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.contract import filled_alone
 from moespec.spec.algorithms.importance_score import surviving_tokens
 from moespec.spec.algorithms.selected_weights import NORMS
@@ -35,7 +35,7 @@ __all__ = [
 AXES = "groups tokens experts"
 
 
-def batch_priority(xp: Namespace, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
+def batch_priority(xp: Namespace[Array], scores: Array, *, by: str = "max", choices: int = 1) -> Array:
     """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, AXES)
     check_option("by", by, ("max", "sum"))
@@ -44,7 +44,7 @@ def batch_priority(xp: Namespace, scores: Array, *, by: str = "max", choices: in
 
 
 def normalize_selected(
-    xp: Namespace,
+    xp: Namespace[Array],
     scores: Array,
     combine_scores: Array | None = None,
     *,
@@ -60,7 +60,7 @@ def normalize_selected(
     return _divided(xp, weights, xp.top_indices(xp.wide(scores), choices), norm, epsilon)
 
 
-def _divided(xp: Namespace, weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
+def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
     """Weights (G, T, E) by the sum or norm, and epsilon, of those that are chosen (G, T, K), where a token has any; E is none."""
     is_chosen = xp.is_chosen(chosen, weights)
     of_them = xp.where(is_chosen, weights, 0.0)
@@ -69,7 +69,7 @@ def _divided(xp: Namespace, weights: Array, chosen: Array, norm: str, epsilon: f
     return weights / ((total if norm == "sum" else xp.sqrt(total)) + epsilon)
 
 
-def gshard_keep(xp: Namespace, gates: Array, noise: Array) -> Array:
+def gshard_keep(xp: Namespace[Array], gates: Array, noise: Array) -> Array:
     """gates (G, T, E), noise (G, T) -> (G, T, 2) booleans."""
     check_scores("gates", gates, AXES)
     check_scores("noise", noise, "groups tokens")
@@ -81,7 +81,7 @@ def gshard_keep(xp: Namespace, gates: Array, noise: Array) -> Array:
 
 
 def token_choice(
-    xp: Namespace,
+    xp: RoutingNamespace[Array, BySlot, Dense],
     scores: Array,
     *,
     choices: int,
@@ -93,7 +93,7 @@ def token_choice(
     tries: int | None = None,
     slot_order: str = "choice",
     normalize: str | None = None,
-) -> SlotRouting:
+) -> BySlot:
     """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, tries) booleans -> SlotRouting.
 
     That `order` is a permutation is not checked.
@@ -108,21 +108,21 @@ def token_choice(
     )
 
 
-def importance_score_order(xp: Namespace, scores: Array, *, drop: float = 0.1) -> Array:
+def importance_score_order(xp: Namespace[Array], scores: Array, *, drop: float = 0.1) -> Array:
     """scores (G, T, E) -> (G, survivors) int32."""
     order = batch_priority(xp, scores)
     return order[:, : surviving_tokens(order.shape[1], drop)]
 
 
 def importance_score_choice(
-    xp: Namespace,
+    xp: RoutingNamespace[Array, BySlot, Dense],
     scores: Array,
     *,
     choices: int,
     capacity: int,
     drop: float = 0.1,
     combine_scores: Array | None = None,
-) -> SlotRouting:
+) -> BySlot:
     """scores and combine_scores (G, T, E) -> SlotRouting."""
     combine_scores = _checked(xp, scores, combine_scores)
     left = surviving_tokens(scores.shape[1], drop)
@@ -130,7 +130,7 @@ def importance_score_choice(
 
 
 def _serve(
-    xp: Namespace,
+    xp: RoutingNamespace[Array, BySlot, Dense],
     scores: Array,
     combine_scores: Array,
     choices: int,
@@ -142,7 +142,7 @@ def _serve(
     tries: int | None = None,
     slot_order: str = "choice",
     normalize: str | None = None,
-) -> SlotRouting:
+) -> BySlot:
     """Token Choice of the first `served` tokens in `order` (G, T), which all the others come after."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
@@ -178,7 +178,7 @@ def _serve(
 
 
 def _slots_in_stages(
-    xp: Namespace,
+    xp: Namespace[Array],
     best: Array,
     keep: Array | None,
     hold: bool,
@@ -224,8 +224,13 @@ def _slots_in_stages(
 
 
 def expert_choice(
-    xp: Namespace, scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
-) -> SlotRouting:
+    xp: RoutingNamespace[Array, BySlot, Dense],
+    scores: Array,
+    *,
+    capacity: int,
+    combine_scores: Array | None = None,
+    drop_zero: bool = False,
+) -> BySlot:
     """scores and combine_scores (G, T, E) -> SlotRouting with `slot` None."""
     combine_scores = _checked(xp, scores, combine_scores)
     tokens = scores.shape[1]
@@ -236,7 +241,7 @@ def expert_choice(
     return xp.SlotRouting(token, xp.slot_weights(combine_scores, token, None), None, tokens)
 
 
-def slots_of_requests(xp: Namespace, requests: Array, experts: int, capacity: int) -> Array:
+def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capacity: int) -> Array:
     """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or requests no expert (E).
 
     requests: (G, N) int32; returns the same.
@@ -244,13 +249,13 @@ def slots_of_requests(xp: Namespace, requests: Array, experts: int, capacity: in
     return _slots_of_places(xp, requests, xp.positions(requests, experts), experts, capacity)
 
 
-def _slots_of_places(xp: Namespace, requests: Array, place: Array, experts: int, capacity: int) -> Array:
+def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
     """The slot `e * C + c` of each request for an expert that has place `c` in line; E * C where there is none."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 
 
-def _checked(xp: Namespace, scores: Array, combine_scores: Array | None) -> Array:
+def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) -> Array:
     """The combine scores (default: `scores`) in float32 or better, after the checks of both."""
     check_scores("scores", scores, AXES)
     if combine_scores is None:
@@ -260,7 +265,7 @@ def _checked(xp: Namespace, scores: Array, combine_scores: Array | None) -> Arra
     return xp.wide(combine_scores)
 
 
-def mostly_empty(routing: SlotRouting) -> bool:
+def mostly_empty(routing: BySlot) -> bool:
     """Whether the filled slots are computed alone."""
     if routing.slot is None:
         return False

@@ -1,19 +1,19 @@
 """BASE layers: the best expert of each token, and the routing of an assignment, which `balanced_assignment` of a backend makes."""
 
 from moespec.backends.common.allocations import token_choice
-from moespec.backends.common.namespace import Array, Namespace, SlotRouting
+from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.spec.checks import check_one_per_token, check_scores
 
 __all__ = ["base_greedy", "base_routing"]
 
 
-def base_greedy(xp: Namespace, scores: Array) -> Array:
+def base_greedy(xp: Namespace[Array], scores: Array) -> Array:
     """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
     return xp.top_indices(xp.wide(scores), 1)[..., 0]
 
 
-def base_routing(xp: Namespace, scores: Array, expert: Array, *, capacity: int) -> SlotRouting:
+def base_routing(xp: RoutingNamespace[Array, BySlot, Dense], scores: Array, expert: Array, *, capacity: int) -> BySlot:
     """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
     check_scores("scores", scores, "groups tokens experts")
     check_one_per_token("expert", expert, scores.shape[:2])

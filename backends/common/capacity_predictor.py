@@ -16,19 +16,19 @@ __all__ = ["capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thr
 AXES = "groups tokens experts"
 
 
-def capacity_logits(xp: Namespace, tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
+def capacity_logits(xp: Namespace[Array], tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
     """tokens (G, T, D), w1 (D, H), b1 (H,), w2 (H, E), b2 (E,) -> (G, T, E)."""
     arrays = {"tokens": tokens, "w1": w1, "b1": b1, "w2": w2, "b2": b2}
     axes = ("groups tokens width", "width hidden", "hidden", "hidden experts", "experts")
     for (name, array), names in zip(arrays.items(), axes, strict=True):
         check_scores(name, array, names)
-    check_predictor(*arrays.values())
+    check_predictor(*arrays.values())  # type: ignore[arg-type]
     tokens, w1, b1, w2, b2 = xp.widest(xp.stop_gradient(tokens), w1, b1, w2, b2)
     hidden = xp.product(tokens, w1) + b1
     return xp.product(hidden * xp.sigmoid(hidden), w2) + b2
 
 
-def capacity_loss(xp: Namespace, logits: Array, mask: Array) -> Array:
+def capacity_loss(xp: Namespace[Array], logits: Array, mask: Array) -> Array:
     """The mean over the groups: logits (G, T, E), mask (G, T, E) booleans -> a scalar."""
     check_scores("logits", logits, AXES)
     check_mask("mask", mask, tuple(logits.shape), "logit")
@@ -36,7 +36,7 @@ def capacity_loss(xp: Namespace, logits: Array, mask: Array) -> Array:
     return xp.mean(xp.softplus(xp.where(mask, -logits, logits)))
 
 
-def capacity_thresholds(xp: Namespace, scores: Array, *, capacity: int) -> Array:
+def capacity_thresholds(xp: Namespace[Array], scores: Array, *, capacity: int) -> Array:
     """The sum over the groups: scores (G, T, E) -> (2, E)."""
     check_scores("scores", scores, AXES)
     columns = xp.swapaxes(xp.wide(xp.stop_gradient(scores)), 1, 2)
@@ -44,7 +44,7 @@ def capacity_thresholds(xp: Namespace, scores: Array, *, capacity: int) -> Array
     return xp.sum(xp.stack([reached, xp.zeros_like(reached) + 1], 1), 0)
 
 
-def moved_thresholds(xp: Namespace, thresholds: Array, reached: Array, *, decay: float) -> Array:
+def moved_thresholds(xp: Namespace[Array], thresholds: Array, reached: Array, *, decay: float) -> Array:
     """thresholds (E,), reached (2, E) -> (E,)."""
     check_scores("thresholds", thresholds, "experts")
     check_scores("reached", reached, "pair experts")
@@ -55,7 +55,9 @@ def moved_thresholds(xp: Namespace, thresholds: Array, reached: Array, *, decay:
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
-def scores_above(xp: Namespace, scores: Array, predicted: Array, thresholds: Array, *, largest: bool = False) -> Array:
+def scores_above(
+    xp: Namespace[Array], scores: Array, predicted: Array, thresholds: Array, *, largest: bool = False
+) -> Array:
     """scores (G, T, E), predicted (G, T, E), thresholds (E,) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     check_scores("predicted", predicted, AXES)

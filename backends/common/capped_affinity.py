@@ -10,7 +10,7 @@ __all__ = ["capped_affinity"]
 
 
 def capped_affinity(
-    xp: Namespace, scores: Array, *, capacity: int, cap: int, regularization: float = 1e-3, iterations: int = 100
+    xp: Namespace[Array], scores: Array, *, capacity: int, cap: int, regularization: float = 1e-3, iterations: int = 100
 ) -> Array:
     """scores (G, T, E) -> (G, T, E)."""
     check_scores("scores", scores, "groups tokens experts")
@@ -20,7 +20,7 @@ def capped_affinity(
     return xp.whole(dykstra)(xp, start, capacity, cap, iterations)
 
 
-def dykstra(xp: Namespace, start: Array, capacity: int, cap: int, iterations: int) -> Array:
+def dykstra(xp: Namespace[Array], start: Array, capacity: int, cap: int, iterations: int) -> Array:
     """The affinity (G, T, E) from the start in logarithms."""
 
     def project(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:

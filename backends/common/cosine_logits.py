@@ -9,7 +9,7 @@ __all__ = ["cosine_logits"]
 
 
 def cosine_logits(
-    xp: Namespace,
+    xp: Namespace[Array],
     tokens: Array,
     projection: Array,
     embeddings: Array,

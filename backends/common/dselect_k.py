@@ -4,7 +4,7 @@ Shape comments: M bits.
 """
 
 from moespec.backends.common.affinities import router_logits
-from moespec.backends.common.namespace import Array, Namespace, SlotRouting
+from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.spec.algorithms.dselect_k import check_mixture, check_selectors
 from moespec.spec.algorithms.dselect_k_codes import Codes, check_codes, code_bits
 from moespec.spec.algorithms.dselect_k_losses import EPSILON
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def dselect_k_codes(
-    xp: Namespace, tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
+    xp: Namespace[Array], tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
 ) -> Codes:
     """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
@@ -36,18 +36,18 @@ def dselect_k_codes(
     return Codes(codes, scores[..., choices * bits :])
 
 
-def smooth_step(xp: Namespace, z: Array, *, gamma: float = 1.0) -> Array:
+def smooth_step(xp: Namespace[Array], z: Array, *, gamma: float = 1.0) -> Array:
     """Of any shape."""
     check_scores("z", z, "...")
     return _step(xp, xp.wide(z), check_positive("gamma", gamma))
 
 
-def _step(xp: Namespace, z: Array, gamma: float) -> Array:
+def _step(xp: Namespace[Array], z: Array, gamma: float) -> Array:
     t = xp.clip(z / gamma + 0.5, 0.0, 1.0)
     return t * t * (3 - 2 * t)
 
 
-def dselect_k_selectors(xp: Namespace, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
+def dselect_k_selectors(xp: Namespace[Array], codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
     """codes (..., K, M) -> (..., K, E)."""
     check_scores("codes", codes, "... choices bits*")
     bits = code_bits(experts)
@@ -61,7 +61,7 @@ def dselect_k_selectors(xp: Namespace, codes: Array, *, experts: int, gamma: flo
     return selectors[..., :experts]
 
 
-def dselect_k_gate(xp: Namespace, selectors: Array, logits: Array) -> Array:
+def dselect_k_gate(xp: Namespace[Array], selectors: Array, logits: Array) -> Array:
     """selectors (..., K, E), logits (..., K) -> (..., E)."""
     check_scores("selectors", selectors, "... choices experts")
     check_scores("logits", logits, "... choices")
@@ -69,7 +69,7 @@ def dselect_k_gate(xp: Namespace, selectors: Array, logits: Array) -> Array:
     return xp.sum(xp.softmax(xp.wide(logits), -1)[..., None] * xp.wide(selectors), -2)
 
 
-def dselect_k_routing(xp: Namespace, gate: Array, *, like: Array | None = None) -> SlotRouting:
+def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *, like: Array | None = None) -> BySlot:
     """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
     if gate.ndim == 1 and like is not None:
         check_scores("like", like, "groups tokens width")
@@ -83,14 +83,14 @@ def dselect_k_routing(xp: Namespace, gate: Array, *, like: Array | None = None) 
     return xp.SlotRouting(token, xp.swapaxes(xp.wide(gate), 1, 2), slot, tokens)
 
 
-def dselect_k_entropy(xp: Namespace, selectors: Array) -> Array:
+def dselect_k_entropy(xp: Namespace[Array], selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = xp.wide(selectors)
     return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
-def dselect_k_reachability(xp: Namespace, selectors: Array) -> Array:
+def dselect_k_reachability(xp: Namespace[Array], selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
     mass = xp.sum(xp.wide(selectors), -1)

@@ -10,7 +10,7 @@ AXES = "groups tokens experts"
 
 
 def group_limited_scores(
-    xp: Namespace,
+    xp: Namespace[Array],
     scores: Array,
     group_by: Array | None = None,
     *,

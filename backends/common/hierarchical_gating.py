@@ -15,7 +15,7 @@ __all__ = ["hierarchical_affinity", "hierarchical_load_loss"]
 AXES = "groups tokens columns"
 
 
-def hierarchical_affinity(xp: Namespace, noisy_logits: Array, *, branches: int, choices: int) -> Array:
+def hierarchical_affinity(xp: Namespace[Array], noisy_logits: Array, *, branches: int, choices: int) -> Array:
     """noisy_logits (G, T, a + E) -> (G, T, E)."""
     check_scores("noisy_logits", noisy_logits, AXES)
     primary, secondary = _levels(xp.wide(noisy_logits), branches)
@@ -27,7 +27,7 @@ def hierarchical_affinity(xp: Namespace, noisy_logits: Array, *, branches: int, 
 
 
 def hierarchical_load_loss(
-    xp: Namespace, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
+    xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
 ) -> Array:
     """The mean over the groups: logits, noise_logits and noisy_logits (G, T, a + E) -> a scalar."""
     arrays = {"logits": logits, "noise_logits": noise_logits, "noisy_logits": noisy_logits}

@@ -7,7 +7,7 @@ from moespec.spec.checks import check_option, check_scores
 __all__ = ["pool_images", "spread_images"]
 
 
-def pool_images(xp: Namespace, tokens: Array, *, images: int, pool: str = "mean") -> Array:
+def pool_images(xp: Namespace[Array], tokens: Array, *, images: int, pool: str = "mean") -> Array:
     """tokens (G, T, D) -> (G, images, D)."""
     check_scores("tokens", tokens, "groups tokens width")
     groups, count, width = tokens.shape
@@ -16,7 +16,7 @@ def pool_images(xp: Namespace, tokens: Array, *, images: int, pool: str = "mean"
     return xp.mean(of_image, 2) if pool == "mean" else of_image[:, :, 0]
 
 
-def spread_images(xp: Namespace, scores: Array, *, tokens: int) -> Array:
+def spread_images(xp: Namespace[Array], scores: Array, *, tokens: int) -> Array:
     """scores (G, images, E) -> (G, T, E)."""
     check_scores("scores", scores, "groups images experts")
     groups, images, experts = scores.shape

@@ -15,7 +15,7 @@ __all__ = ["balance_bias", "biased_scores", "expert_load"]
 AXES = "groups tokens experts"
 
 
-def biased_scores(xp: Namespace, scores: Array, bias: Array) -> Array:
+def biased_scores(xp: Namespace[Array], scores: Array, bias: Array) -> Array:
     """scores (G, T, E), bias (E,) -> (G, T, E)."""
     check_scores("scores", scores, AXES)
     check_scores("bias", bias, "experts")
@@ -24,7 +24,7 @@ def biased_scores(xp: Namespace, scores: Array, bias: Array) -> Array:
     return xp.stop_gradient(scores + bias)
 
 
-def expert_load(xp: Namespace, scores: Array, *, choices: int, scope: str = "batch") -> Array:
+def expert_load(xp: Namespace[Array], scores: Array, *, choices: int, scope: str = "batch") -> Array:
     """The sum over the groups: scores (G, T, E) -> (E,)."""
     check_scores("scores", scores, AXES)
     check_option("scope", scope, ("batch", "global"))
@@ -33,7 +33,7 @@ def expert_load(xp: Namespace, scores: Array, *, choices: int, scope: str = "bat
     return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))
 
 
-def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
+def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float, recentre: bool = False) -> Array:
     """bias (E,), load (E,) -> (E,)."""
     check_scores("bias", bias, "experts")
     check_scores("load", load, "experts")
@@ -43,7 +43,7 @@ def balance_bias(xp: Namespace, bias: Array, load: Array, *, rate: float, recent
     return bias + (change - xp.mean(change) if recentre else change)
 
 
-def _excess_sign(xp: Namespace, load: Array) -> Array:
+def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
     """The sign of `load` less its mean, exact to 2^36 choices: float32 lacks whole numbers from 2^24 on, so that halves are compared."""
     upper = _whole(xp, load / 4096)
     high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
@@ -51,6 +51,6 @@ def _excess_sign(xp: Namespace, load: Array) -> Array:
     return xp.sign(2 * xp.sign(high + carry) + xp.sign(low - 4096 * carry))
 
 
-def _whole(xp: Namespace, x: Array) -> Array:
+def _whole(xp: Namespace[Array], x: Array) -> Array:
     """`x` without its fraction."""
     return xp.where(xp.abs(x) < 2**24, xp.cast(xp.cast(x, "int32"), x.dtype), x)

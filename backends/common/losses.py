@@ -10,13 +10,13 @@ __all__ = ["balance_loss", "global_entropy_loss", "importance_loss", "load_loss"
 AXES = "groups tokens experts"
 
 
-def importance_loss(xp: Namespace, scores: Array) -> Array:
+def importance_loss(xp: Namespace[Array], scores: Array) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     return squared_variation(xp, xp.sum(xp.wide(scores), 1))
 
 
-def load_loss(xp: Namespace, logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
+def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
     """The mean over the groups: logits and noisy_logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     check_scores("noisy_logits", noisy_logits, AXES)
@@ -28,7 +28,7 @@ def load_loss(xp: Namespace, logits: Array, noisy_logits: Array, *, choices: int
     return squared_variation(xp, xp.sum(upper_tail(xp, threshold - logits, noise_std), 1))
 
 
-def balance_loss(xp: Namespace, scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
+def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
     """The mean over the groups: scores (G, T, E), load (E,) -> a scalar."""
     check_scores("scores", scores, AXES)
     scores = xp.wide(scores)
@@ -46,19 +46,19 @@ def balance_loss(xp: Namespace, scores: Array, load: Array | None = None, *, cho
     return experts * xp.mean(xp.sum(xp.stop_gradient(fraction) * xp.mean(scores, 1), 1))
 
 
-def z_loss(xp: Namespace, logits: Array) -> Array:
+def z_loss(xp: Namespace[Array], logits: Array) -> Array:
     """The mean over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
     return xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))
 
 
-def local_entropy_loss(xp: Namespace, scores: Array) -> Array:
+def local_entropy_loss(xp: Namespace[Array], scores: Array) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     return xp.mean(_entropy(xp, xp.wide(scores)))
 
 
-def global_entropy_loss(xp: Namespace, scores: Array, *, threshold: float | None = None) -> Array:
+def global_entropy_loss(xp: Namespace[Array], scores: Array, *, threshold: float | None = None) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
     entropy = _entropy(xp, xp.mean(xp.wide(scores), 1))
@@ -68,17 +68,17 @@ def global_entropy_loss(xp: Namespace, scores: Array, *, threshold: float | None
     return xp.mean(xp.where(lacking > 0, lacking, 0.0))
 
 
-def _entropy(xp: Namespace, p: Array) -> Array:
+def _entropy(xp: Namespace[Array], p: Array) -> Array:
     """`-sum p log p` along the last axis; a term with p = 0 is 0, and has no gradient."""
     return -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), -1)
 
 
-def squared_variation(xp: Namespace, values: Array) -> Array:
+def squared_variation(xp: Namespace[Array], values: Array) -> Array:
     """Variance over squared mean (no root, so the gradient at equal values is 0), of (groups, experts)."""
     mean = xp.mean(values, 1, keepdims=True)
     return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
 
 
-def upper_tail(xp: Namespace, x: Array, std: float = 1.0) -> Array:
+def upper_tail(xp: Namespace[Array], x: Array, std: float = 1.0) -> Array:
     """The probability that a draw of the normal distribution with this standard deviation is above `x`."""
     return 0.5 * xp.erfc(x / (std * math.sqrt(2)))

@@ -7,14 +7,51 @@ A name that NumPy has means what it means there, with `axis` one axis or several
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-Array = Any
-SlotRouting = Any
-SoftRouting = Any
+
+class Arithmetic(Protocol):
+    """What the arrays of every framework have in common."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+    def reshape(self, *shape: Any) -> Any: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def __neg__(self) -> Any: ...
+    def __invert__(self) -> Any: ...
+    def __add__(self, other: Any, /) -> Any: ...
+    def __radd__(self, other: Any, /) -> Any: ...
+    def __sub__(self, other: Any, /) -> Any: ...
+    def __rsub__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+    def __rmul__(self, other: Any, /) -> Any: ...
+    def __truediv__(self, other: Any, /) -> Any: ...
+    def __rtruediv__(self, other: Any, /) -> Any: ...
+    def __floordiv__(self, other: Any, /) -> Any: ...
+    def __mod__(self, other: Any, /) -> Any: ...
+    def __and__(self, other: Any, /) -> Any: ...
+    def __or__(self, other: Any, /) -> Any: ...
+    def __lt__(self, other: Any, /) -> Any: ...
+    def __le__(self, other: Any, /) -> Any: ...
+    def __gt__(self, other: Any, /) -> Any: ...
+    def __ge__(self, other: Any, /) -> Any: ...
+    def __eq__(self, other: Any, /) -> Any: ...
+
+
+Array = TypeVar("Array", bound=Arithmetic)
+"""The arrays of the framework."""
+BySlot = TypeVar("BySlot", bound=Any)
+"""Its record of a sparse routing, by slot."""
+Dense = TypeVar("Dense", bound=Any)
+"""Its record of a routing that is dense by nature."""
 Axis = int | tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Namespace(Protocol):
+class Namespace(Protocol[Array]):
     """The array namespace of a framework: a module with these functions."""
 
     # Precision.
@@ -139,15 +176,7 @@ class Namespace(Protocol):
         tokens: `x` before it was widened. A factor of None is 1.
         """
 
-    # Records of a routing, loops and random numbers.
-
-    SlotRouting: type[Any]
-    """The record by slot, made of `token`, `weight`, `slot` and `tokens`."""
-    SoftRouting: type[Any]
-    """The dense record, made of `dispatch` and `combine`."""
-
-    def by_expert(self, routing: Any, values: Array, /) -> Array:
-        """Values of the slots of a record by slot, where their tokens are at their experts, and 0 elsewhere: (G, E, C) -> (G, T, E)."""
+    # Loops and random numbers.
 
     def loop(self, count: int, body: Callable[[Any, Any], Any], state: Any, /) -> Any:
         """`state = body(step, state)` for the steps 0, ..., count - 1."""
@@ -158,3 +187,15 @@ class Namespace(Protocol):
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""
+
+
+class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
+    """The array namespace of a framework, with its records of a routing."""
+
+    SlotRouting: type[BySlot]
+    """The record by slot, made of `token`, `weight`, `slot` and `tokens`."""
+    SoftRouting: type[Dense]
+    """The dense record, made of `dispatch` and `combine`."""
+
+    def by_expert(self, routing: BySlot, values: Array, /) -> Array:
+        """Values of the slots of a record by slot, where their tokens are at their experts, and 0 elsewhere: (G, E, C) -> (G, T, E)."""

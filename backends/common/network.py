@@ -22,7 +22,7 @@ Linear = Callable[[Array, Array, Array | None], Array]
 
 
 def expert_weights(
-    xp: Namespace,
+    xp: Namespace[Array],
     params: Mapping[str, Array],
     dtype: Any,
     *,
@@ -41,7 +41,9 @@ def expert_weights(
     return weights
 
 
-def perceptron(x: Array, weights: Mapping[str, Array], linear: Linear, active: Callable[[Array], Array]) -> Array:
+def perceptron(
+    x: Array, weights: Mapping[str, Array], linear: Linear[Array], active: Callable[[Array], Array]
+) -> Array:
     """The perceptrons of `expert_mlp`, plain or gated, on rows that `linear` knows the experts of."""
     hidden = active(linear(x, weights["w1"], weights.get("b1")))
     if "w3" in weights:
@@ -87,19 +89,19 @@ def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, i
     return height // patch, width // patch
 
 
-def softmax_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+def softmax_cross_entropy(xp: Namespace[Array], logits: Array, targets: Array) -> Array:
     """logits and targets (..., classes) -> (...,), in float32 or better."""
     logits, targets = _checked(xp, logits, targets)
     return -xp.sum(targets * xp.log_softmax(logits, -1), -1)
 
 
-def sigmoid_cross_entropy(xp: Namespace, logits: Array, targets: Array) -> Array:
+def sigmoid_cross_entropy(xp: Namespace[Array], logits: Array, targets: Array) -> Array:
     """logits and targets (..., classes) -> (...,), in float32 or better."""
     logits, targets = _checked(xp, logits, targets)
     return xp.sum(xp.softplus(logits) - targets * logits, -1)
 
 
-def _checked(xp: Namespace, logits: Array, targets: Array) -> Any:
+def _checked(xp: Namespace[Array], logits: Array, targets: Array) -> Any:
     """Logits and targets of classes, in one dtype."""
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")

@@ -12,7 +12,7 @@ __all__ = ["noisy_top_k_affinity", "noisy_top_k_load_loss", "noisy_top_k_logits"
 AXES = "groups tokens experts"
 
 
-def noisy_top_k_logits(xp: Namespace, logits: Array, noise_logits: Array, noise: Array | None) -> Array:
+def noisy_top_k_logits(xp: Namespace[Array], logits: Array, noise_logits: Array, noise: Array | None) -> Array:
     """logits, noise_logits and noise (G, T, E) -> (G, T, E)."""
     _check(logits, noise_logits=noise_logits)
     if noise is None:
@@ -22,7 +22,7 @@ def noisy_top_k_logits(xp: Namespace, logits: Array, noise_logits: Array, noise:
     return logits + noise * xp.softplus(noise_logits)
 
 
-def noisy_top_k_affinity(xp: Namespace, noisy_logits: Array, *, choices: int) -> Array:
+def noisy_top_k_affinity(xp: Namespace[Array], noisy_logits: Array, *, choices: int) -> Array:
     """noisy_logits (G, T, E) -> (G, T, E)."""
     check_scores("noisy_logits", noisy_logits, AXES)
     choices = check_choices(choices, noisy_logits.shape[2])
@@ -32,7 +32,7 @@ def noisy_top_k_affinity(xp: Namespace, noisy_logits: Array, *, choices: int) ->
 
 
 def noisy_top_k_load_loss(
-    xp: Namespace, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
+    xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
     """The mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     _check(logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
@@ -44,7 +44,7 @@ def noisy_top_k_load_loss(
 
 
 def choice_probability(
-    xp: Namespace, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
+    xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
     """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
     if choices == logits.shape[2]:
@@ -55,7 +55,7 @@ def choice_probability(
     return upper_tail(xp, _z_score(xp, threshold - logits, xp.softplus(noise_logits)))
 
 
-def _z_score(xp: Namespace, deviation: Array, scale: Array) -> Array:
+def _z_score(xp: Namespace[Array], deviation: Array, scale: Array) -> Array:
     """`z_score` of the specification."""
     value, fixed = xp.stop_gradient(deviation), xp.stop_gradient(scale)
     is_far = xp.abs(value) >= FAR * fixed

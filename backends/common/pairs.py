@@ -10,14 +10,16 @@ from moespec.spec.checks import check_positive, check_same_shape, check_scores
 __all__ = ["batch_norm", "contrastive_loss", "moco_loss", "momentum_update", "sigmoid_loss"]
 
 
-def contrastive_loss(xp: Namespace, first: Array, second: Array, log_scale: Array | float) -> Array:
+def contrastive_loss(xp: Namespace[Array], first: Array, second: Array, log_scale: Array | float) -> Array:
     """first and second (pairs, width), log_scale a scalar -> a scalar, in float32 or better."""
     logits = _logits(xp, first, second, log_scale)
     both = xp.log_softmax(logits, 0) + xp.log_softmax(logits, 1)
     return -xp.sum(both * xp.eye(logits.shape[0], logits)) / (2 * logits.shape[0])
 
 
-def sigmoid_loss(xp: Namespace, first: Array, second: Array, log_scale: Array | float, bias: Array | float) -> Array:
+def sigmoid_loss(
+    xp: Namespace[Array], first: Array, second: Array, log_scale: Array | float, bias: Array | float
+) -> Array:
     """first and second (pairs, width), log_scale and bias scalars -> a scalar, in float32 or better."""
     logits = _logits(xp, first, second, log_scale)
     logits = logits + _scalar(xp, "bias", bias, logits)
@@ -26,7 +28,7 @@ def sigmoid_loss(xp: Namespace, first: Array, second: Array, log_scale: Array | 
 
 
 def moco_loss(
-    xp: Namespace,
+    xp: Namespace[Array],
     first_query: Array,
     second_query: Array,
     first_key: Array,
@@ -50,7 +52,7 @@ def moco_loss(
     return 2 * temperature / first_query.shape[0] * total
 
 
-def momentum_update(xp: Namespace, average: Array, current: Array, decay: Array | float) -> Array:
+def momentum_update(xp: Namespace[Array], average: Array, current: Array, decay: Array | float) -> Array:
     """average and current of any shape, decay a scalar -> the shape of `average`, in float32 or better."""
     check_scores("average", average, "...")
     check_scores("current", current, "...")
@@ -60,7 +62,7 @@ def momentum_update(xp: Namespace, average: Array, current: Array, decay: Array 
     return decay * average + (1 - decay) * current
 
 
-def batch_norm(xp: Namespace, x: Array, *, epsilon: float = 1e-5) -> Array:
+def batch_norm(xp: Namespace[Array], x: Array, *, epsilon: float = 1e-5) -> Array:
     """x (batch, width) -> (batch, width), in float32 or better, returned in the dtype of `x`."""
     check_scores("x", x, "batch width")
     moco.check_batch(x)
@@ -70,7 +72,7 @@ def batch_norm(xp: Namespace, x: Array, *, epsilon: float = 1e-5) -> Array:
     return xp.cast(centred * xp.rsqrt(xp.mean(xp.square(centred), 0, keepdims=True) + epsilon), x.dtype)
 
 
-def _logits(xp: Namespace, first: Array, second: Array, log_scale: Array | float) -> Array:
+def _logits(xp: Namespace[Array], first: Array, second: Array, log_scale: Array | float) -> Array:
     """The scaled cosines of the rows: (pairs, pairs)."""
     check_scores("first", first, "pairs width")
     check_scores("second", second, "pairs width")
@@ -79,16 +81,16 @@ def _logits(xp: Namespace, first: Array, second: Array, log_scale: Array | float
     return xp.exp(_scalar(xp, "log_scale", log_scale, units[0])) * _product(xp, *units)
 
 
-def _units(xp: Namespace, rows: Sequence[Array], form: str, epsilon: float) -> list[Array]:
+def _units(xp: Namespace[Array], rows: Sequence[Array], form: str, epsilon: float) -> list[Array]:
     return [x * inverse_norm(xp, x, 1, form, epsilon) for x in rows]
 
 
-def _product(xp: Namespace, first: Array, second: Array) -> Array:
+def _product(xp: Namespace[Array], first: Array, second: Array) -> Array:
     """(n, D) and (m, D) -> (n, m), at the highest precision."""
     return xp.product(first[None], xp.swapaxes(second, 0, 1))[0]
 
 
-def _scalar(xp: Namespace, name: str, value: Array | float, like: Array) -> Array:
+def _scalar(xp: Namespace[Array], name: str, value: Array | float, like: Array) -> Array:
     """A number that may be traced or trained, in float32 or better."""
     if isinstance(value, int | float):
         return xp.full((), value, like)

@@ -6,7 +6,7 @@ from moespec.spec.checks import check_at_least, check_rivals, check_scores, chec
 __all__ = ["quantile_bias", "required_biases"]
 
 
-def required_biases(xp: Namespace, scores: Array, bias: Array, *, choices: int, bins: int) -> Array:
+def required_biases(xp: Namespace[Array], scores: Array, bias: Array, *, choices: int, bins: int) -> Array:
     """The sum over the groups: scores (G, T, E), bias (E,) -> (E, bins)."""
     check_scores("scores", scores, "groups tokens experts")
     check_scores("bias", bias, "experts")
@@ -20,7 +20,7 @@ def required_biases(xp: Namespace, scores: Array, bias: Array, *, choices: int, 
     return xp.count(position + bins * xp.indices(experts, scores), experts * bins, scores).reshape(experts, bins)
 
 
-def quantile_bias(xp: Namespace, bias: Array, counts: Array, *, choices: int) -> Array:
+def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: int) -> Array:
     """bias (E,), counts (E, bins) -> (E,)."""
     check_scores("bias", bias, "experts")
     check_scores("counts", counts, "experts bins")
@@ -38,7 +38,7 @@ def quantile_bias(xp: Namespace, bias: Array, counts: Array, *, choices: int) ->
     return (position * (_bounds(xp, bias)[1] / bins))[:, 0]
 
 
-def _bounds(xp: Namespace, bias: Array) -> tuple[Array, Array]:
+def _bounds(xp: Namespace[Array], bias: Array) -> tuple[Array, Array]:
     """The lower end of the bins, and the width of all together."""
     low, high = -xp.max(-bias, 0), xp.max(bias, 0)
     return low - 1, high - low + 2

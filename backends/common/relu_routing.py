@@ -8,14 +8,14 @@ __all__ = ["excess_gates", "relu_affinity", "relu_loss", "renewed_penalty"]
 AXES = "groups tokens experts"
 
 
-def relu_affinity(xp: Namespace, logits: Array) -> Array:
+def relu_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     logits = xp.wide(logits)
     return xp.where(logits > 0, logits, 0.0)
 
 
-def relu_loss(xp: Namespace, gates: Array, penalty: Array, *, choices: int) -> Array:
+def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: int) -> Array:
     """The mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
     check_scores("gates", gates, AXES)
     check_scores("penalty", penalty, "")
@@ -26,7 +26,7 @@ def relu_loss(xp: Namespace, gates: Array, penalty: Array, *, choices: int) -> A
     return penalty * (experts / choices) * xp.mean(xp.sum(active * xp.mean(gates, 1), 1))
 
 
-def excess_gates(xp: Namespace, gates: Array, *, choices: int) -> Array:
+def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
     """The sum over the groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
@@ -34,7 +34,7 @@ def excess_gates(xp: Namespace, gates: Array, *, choices: int) -> Array:
     return xp.sum(xp.sum(xp.cast(gates > 0, xp.wide(gates).dtype), 2) - choices)
 
 
-def renewed_penalty(xp: Namespace, penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
+def renewed_penalty(xp: Namespace[Array], penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
     """penalty and excess, scalars -> a scalar."""
     check_scores("penalty", penalty, "")
     check_scores("excess", excess, "")

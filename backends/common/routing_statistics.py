@@ -1,13 +1,13 @@
 """Statistics of routings and slots, without gradient; a step of training has only those of `routing_metrics`."""
 
-from moespec.backends.common.namespace import Array, Namespace, SlotRouting, SoftRouting
+from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.common.soft_moe import inverse_norm
 from moespec.spec.checks import check_scores
 
 __all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"]
 
 
-def collapse_metrics(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict[str, Array]:
+def collapse_metrics(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
     """Each the mean over the groups: the scalars dispatch_max and combine_max."""
     if isinstance(routing, xp.SlotRouting):
         weight = xp.by_expert(routing, xp.stop_gradient(routing.weight))
@@ -19,14 +19,14 @@ def collapse_metrics(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict[
     }
 
 
-def summed_dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+def summed_dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
     """(G, T)."""
     if isinstance(routing, xp.SlotRouting):
         return xp.sum(xp.by_expert(routing, _filled(xp, routing)), 2)
     return xp.sum(_dispatch(xp, routing), (2, 3))
 
 
-def cumulative_dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+def cumulative_dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
     """(G, T)."""
     if isinstance(routing, xp.SlotRouting):
         mean = xp.mean(_filled(xp, routing), (1, 2))
@@ -36,7 +36,7 @@ def cumulative_dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Ar
     return xp.mean(xp.cumsum(descending, -1), (1, 2))
 
 
-def experts_per_token(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict[str, Array]:
+def experts_per_token(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
     """Each the mean over the groups, scalars."""
     if isinstance(routing, xp.SlotRouting):
         count = summed_dispatch(xp, routing)
@@ -47,7 +47,7 @@ def experts_per_token(xp: Namespace, routing: SlotRouting | SoftRouting) -> dict
     return {"experts_min": xp.mean(-xp.max(-count, 1)), "experts_max": xp.mean(xp.max(count, 1)), **shares}
 
 
-def slot_similarity(xp: Namespace, slots: Array) -> Array:
+def slot_similarity(xp: Namespace[Array], slots: Array) -> Array:
     """slots (D, E, C) -> (E * C, E * C)."""
     check_scores("slots", slots, "width experts capacity")
     phi = xp.stop_gradient(xp.wide(slots)).reshape(slots.shape[0], -1)
@@ -55,11 +55,11 @@ def slot_similarity(xp: Namespace, slots: Array) -> Array:
     return xp.product(xp.swapaxes(unit, 0, 1)[None], unit)[0]
 
 
-def _dispatch(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+def _dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
     """The dispatch of a dense routing: (G, T, E, C)."""
     return xp.stop_gradient(xp.wide(routing.dispatch))
 
 
-def _filled(xp: Namespace, routing: SlotRouting | SoftRouting) -> Array:
+def _filled(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
     """1 for a slot that holds a token, else 0: (G, E, C)."""
     return xp.cast(routing.token < routing.tokens, routing.weight.dtype)

@@ -1,6 +1,6 @@
 """Soft MoE: every slot is a mean of all tokens, every token a mean of all slot outputs."""
 
-from moespec.backends.common.namespace import Array, Namespace, SoftRouting
+from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.spec.algorithms.soft_moe import check_forms, check_one_slot_each
 from moespec.spec.checks import check_scores, check_size
 
@@ -10,7 +10,7 @@ EPSILON = 1e-6
 
 
 def soft_routing(
-    xp: Namespace,
+    xp: RoutingNamespace[Array, BySlot, Dense],
     tokens: Array,
     slots: Array,
     *,
@@ -19,7 +19,7 @@ def soft_routing(
     norm_form: str = "paper",
     dispatch: str = "soft",
     combine: str = "soft",
-) -> SoftRouting:
+) -> Dense:
     """tokens (G, T, D), slots (D, E, C) -> SoftRouting, in float32 or better, also under autocast."""
     check_scores("tokens", tokens, "groups tokens width")
     check_scores("slots", slots, "width experts capacity")
@@ -45,11 +45,11 @@ def soft_routing(
     )
 
 
-def inverse_norm(xp: Namespace, x: Array, axis: int, form: str, epsilon: float = EPSILON) -> Array:
+def inverse_norm(xp: Namespace[Array], x: Array, axis: int, form: str, epsilon: float = EPSILON) -> Array:
     """What `x` is multiplied by along `axis` to be normalised, in a form of `normalize_l2` of the specification."""
     squares = xp.sum(x * x, axis, keepdims=True)
     if form == "rsqrt":
         return xp.rsqrt(squares + epsilon)
-    is_zero = squares == 0
+    is_zero = squares == 0  # type: ignore[comparison-overlap]
     norm = xp.where(is_zero, 0.0, xp.sqrt(xp.where(is_zero, 1.0, squares)))
     return 1 / (xp.maximum(norm, epsilon) if form == "clamped" else norm + epsilon)

@@ -13,7 +13,7 @@ __all__ = ["batchwise_mask", "masked_gates", "threshold_loss", "threshold_mask"]
 AXES = "groups tokens experts"
 
 
-def batchwise_mask(xp: Namespace, gates: Array, *, capacity: int) -> Array:
+def batchwise_mask(xp: Namespace[Array], gates: Array, *, capacity: int) -> Array:
     """gates (G, T, E) -> (G, T, E) booleans."""
     check_scores("gates", gates, AXES)
     capacity = check_capacity(capacity, gates.shape[1])
@@ -21,13 +21,13 @@ def batchwise_mask(xp: Namespace, gates: Array, *, capacity: int) -> Array:
     return xp.put_true(xp.swapaxes(xp.top_indices(columns, capacity), 1, 2), gates, 1)
 
 
-def threshold_mask(xp: Namespace, gates: Array, thresholds: Array) -> Array:
+def threshold_mask(xp: Namespace[Array], gates: Array, thresholds: Array) -> Array:
     """gates (G, T, E), thresholds (E,) -> (G, T, E) booleans."""
     gates, thresholds = _pair(xp, gates, thresholds)
     return gates > thresholds
 
 
-def masked_gates(xp: Namespace, gates: Array, mask: Array) -> Array:
+def masked_gates(xp: Namespace[Array], gates: Array, mask: Array) -> Array:
     """gates (G, T, E), mask (G, T, E) booleans -> (G, T, E)."""
     check_scores("gates", gates, AXES)
     check_mask("mask", mask, tuple(gates.shape), "gate")
@@ -36,7 +36,7 @@ def masked_gates(xp: Namespace, gates: Array, mask: Array) -> Array:
     return masked / xp.where(total > 0, total, 1.0)
 
 
-def threshold_loss(xp: Namespace, gates: Array, thresholds: Array, *, capacity: int) -> Array:
+def threshold_loss(xp: Namespace[Array], gates: Array, thresholds: Array, *, capacity: int) -> Array:
     """The mean over the groups: gates (G, T, E), thresholds (E,) -> a scalar."""
     target = batchwise_mask(xp, gates, capacity=capacity)
     gates, thresholds = _pair(xp, gates, thresholds)
@@ -44,7 +44,7 @@ def threshold_loss(xp: Namespace, gates: Array, thresholds: Array, *, capacity: 
     return xp.mean(xp.sum(side * (gates - thresholds), (1, 2)))
 
 
-def _pair(xp: Namespace, gates: Array, thresholds: Array) -> Sequence[Array]:
+def _pair(xp: Namespace[Array], gates: Array, thresholds: Array) -> Sequence[Array]:
     check_scores("gates", gates, AXES)
     check_scores("thresholds", thresholds, "experts")
     check_size("thresholds", thresholds, 0, gates.shape[2], "the experts of gates")

@@ -9,7 +9,7 @@ from moespec.spec.checks import check_at_least, check_floating, check_integers, 
 __all__ = ["box_muller", "random_words", "threefry", "unit_interval"]
 
 
-def threefry(xp: Namespace, key: Array, counter: Array) -> Array:
+def threefry(xp: Namespace[Array], key: Array, counter: Array) -> Array:
     """key (2,), counter (..., 2) -> (..., 2) int32."""
     key, counter = _words(xp, "key", key, "words"), _words(xp, "counter", counter, "... words")
     check_size("key", key, 0, 2, "the words of a key")
@@ -17,7 +17,7 @@ def threefry(xp: Namespace, key: Array, counter: Array) -> Array:
     return xp.threefry(key, counter[..., 0], counter[..., 1])
 
 
-def random_words(xp: Namespace, origin: Array, *, stream: int, rows: int, columns: int) -> Array:
+def random_words(xp: Namespace[Array], origin: Array, *, stream: int, rows: int, columns: int) -> Array:
     """origin (4,) -> (rows, columns) int32."""
     origin = _words(xp, "origin", origin, "words")
     check_size("origin", origin, 0, 4, "two words of a seed, a step and a row")
@@ -28,12 +28,12 @@ def random_words(xp: Namespace, origin: Array, *, stream: int, rows: int, column
     return xp.threefry(key, row[:, None], pair).reshape(rows, -1)[:, :columns]
 
 
-def unit_interval(xp: Namespace, words: Array) -> Array:
+def unit_interval(xp: Namespace[Array], words: Array) -> Array:
     """words (...) -> (...) float32."""
     return xp.cast(xp.shift_right_logical(_words(xp, "words", words, "..."), 32 - BITS), "float32") * 2.0**-BITS
 
 
-def box_muller(xp: Namespace, uniform: Array) -> Array:
+def box_muller(xp: Namespace[Array], uniform: Array) -> Array:
     """uniform (..., 2) -> (..., 2)."""
     check_floating("uniform", uniform)
     check_rank("uniform", uniform, "... pair")
@@ -43,6 +43,6 @@ def box_muller(xp: Namespace, uniform: Array) -> Array:
     return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], -1)
 
 
-def _words(xp: Namespace, name: str, value: Array, axes: str) -> Array:
+def _words(xp: Namespace[Array], name: str, value: Array, axes: str) -> Array:
     check_integers(name, value, axes)
     return xp.cast(value, "int32")

@@ -11,7 +11,7 @@ from moespec.spec.checks import check_at_least, check_integers, check_same_shape
 __all__ = ["hash_table_of", "pair_ids", "patch_codes", "position_ids", "previous_ids"]
 
 
-def patch_codes(xp: Namespace, patches: Array, codebook: Array) -> Array:
+def patch_codes(xp: Namespace[Array], patches: Array, codebook: Array) -> Array:
     """patches (G, T, P), codebook (V, P) -> (G, T) int32."""
     check_scores("patches", patches, "groups tokens pixels")
     check_scores("codebook", codebook, "codes pixels")
@@ -24,20 +24,20 @@ def patch_codes(xp: Namespace, patches: Array, codebook: Array) -> Array:
     return xp.argmax(nearness)[..., 0]
 
 
-def position_ids(xp: Namespace, tokens: Array) -> Array:
+def position_ids(xp: Namespace[Array], tokens: Array) -> Array:
     """tokens (G, T, D) -> (G, T) int32."""
     check_scores("tokens", tokens, "groups tokens width")
     return xp.broadcast_to(xp.indices(tokens.shape[1], tokens), tokens.shape[:2])
 
 
-def previous_ids(xp: Namespace, ids: Array) -> Array:
+def previous_ids(xp: Namespace[Array], ids: Array) -> Array:
     """ids (G, T) -> (G, T) int32."""
     check_integers("ids", ids, "groups tokens")
     ids = xp.cast(ids, "int32")
     return xp.concatenate([xp.zeros_like(ids[:, :1]), ids[:, :-1]], 1)
 
 
-def pair_ids(xp: Namespace, first: Array, second: Array, *, vocabulary: int) -> Array:
+def pair_ids(xp: Namespace[Array], first: Array, second: Array, *, vocabulary: int) -> Array:
     """ids (G, T) twice -> (G, T) int32."""
     vocabulary = check_at_least("vocabulary", vocabulary, 1)
     check_integers("first", first, "groups tokens")
@@ -46,7 +46,7 @@ def pair_ids(xp: Namespace, first: Array, second: Array, *, vocabulary: int) -> 
     return xp.cast(first, "int32") * vocabulary + xp.cast(second, "int32")
 
 
-def hash_table_of(xp: Namespace, tables: Array, *, hash: int = 0) -> Array:
+def hash_table_of(xp: Namespace[Array], tables: Array, *, hash: int = 0) -> Array:
     """tables (hashes, ids) -> (ids,) int32, without gradient."""
     check_tables(tables, hash)
     return xp.cast(tables, "int32")[hash]

@@ -3,7 +3,7 @@
 Columns are the last axis of a plan here, so that the largest entries of every column of every group are found in one call.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.algorithms.transport_duals import Dual, SemiDual
@@ -21,13 +21,13 @@ __all__ = [
 AXES = "groups tokens experts"
 
 
-def project_simplex(xp: Namespace, values: Array, *, mass: float = 1.0) -> Array:
+def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -> Array:
     """Along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     return _project(xp, xp.wide(values), values.shape[-1], check_positive("mass", mass))
 
 
-def project_sparse_simplex(xp: Namespace, values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
+def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
     """Along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
@@ -35,7 +35,7 @@ def project_sparse_simplex(xp: Namespace, values: Array, *, nonzeros: int, mass:
 
 
 def transport_semi_dual(
-    xp: Namespace, potential: Array, utility: Array, *, capacity: int, regularization: float = 1.0
+    xp: Namespace[Array], potential: Array, utility: Array, *, capacity: int, regularization: float = 1.0
 ) -> SemiDual:
     """potential (G, T), utility (G, T, E) -> value (G,), gradient (G, T), plan (G, T, E)."""
     check_scores("potential", potential, "groups tokens")
@@ -47,11 +47,11 @@ def transport_semi_dual(
     alpha, columns = xp.widest(potential, xp.swapaxes(utility, 1, 2))
     plan = _Problem(columns, 1.0, tokens / experts, capacity, gamma).plan(xp, alpha)
     conjugate = xp.sum(plan * (alpha[:, None] + columns - 0.5 * gamma * plan), (1, 2))
-    return SemiDual(xp.sum(alpha, 1) - conjugate, 1 - xp.sum(plan, 1), xp.swapaxes(plan, 1, 2))
+    return SemiDual(xp.sum(alpha, 1) - conjugate, 1 - xp.sum(plan, 1), xp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
 
 
 def transport_dual(
-    xp: Namespace,
+    xp: Namespace[Array],
     token_potential: Array,
     expert_potential: Array,
     utility: Array,
@@ -71,7 +71,7 @@ def transport_dual(
     alpha, beta, columns = xp.widest(token_potential, expert_potential, xp.swapaxes(utility, 1, 2))
     plan = _thresholded(xp, alpha[:, None] + beta[:, :, None] + columns, capacity, gamma)
     value = xp.sum(alpha, 1) + mass * xp.sum(beta, 1) - 0.5 * gamma * xp.sum(plan * plan, (1, 2))
-    return Dual(value, 1 - xp.sum(plan, 1), mass - xp.sum(plan, 2), xp.swapaxes(plan, 1, 2))
+    return Dual(value, 1 - xp.sum(plan, 1), mass - xp.sum(plan, 2), xp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
 
 
 def _check_potential(name: str, potential: Array, utility: Array, axis: int, reason: str) -> None:
@@ -80,7 +80,7 @@ def _check_potential(name: str, potential: Array, utility: Array, axis: int, rea
 
 
 def sparse_transport_affinity(
-    xp: Namespace,
+    xp: Namespace[Array],
     utility: Array,
     *,
     capacity: int,
@@ -119,7 +119,7 @@ def sparse_transport_affinity(
 
 
 def adam_plan(
-    xp: Namespace,
+    xp: Namespace[Array],
     columns: Array,
     row_mass: float,
     column_mass: float,
@@ -148,7 +148,7 @@ def adam_plan(
     return problem.plan(xp, xp.loop(steps, update, (zeros, zeros, zeros, zeros[:, :1] > 0))[0])
 
 
-class _Problem(NamedTuple):
+class _Problem(NamedTuple, Generic[Array]):
     """Utility by columns (G, N, M), the masses of rows and columns, the non-zeros of a column, and gamma."""
 
     columns: Array
@@ -157,7 +157,7 @@ class _Problem(NamedTuple):
     nonzeros: int
     gamma: float
 
-    def plan(self, xp: Namespace, potential: Array) -> Array:
+    def plan(self, xp: Namespace[Array], potential: Array) -> Array:
         """The plan of the semi-dual at a potential (G, M), or of the dual at one (G, M + N), columns last: (G, N, M)."""
         rows = self.columns.shape[2]
         shifted = potential[:, None, :rows] + self.columns
@@ -165,7 +165,7 @@ class _Problem(NamedTuple):
             return _project(xp, shifted / self.gamma, self.nonzeros, self.column_mass)
         return _thresholded(xp, shifted + potential[:, rows:, None], self.nonzeros, self.gamma)
 
-    def descent(self, xp: Namespace, potential: Array) -> Array:
+    def descent(self, xp: Namespace[Array], potential: Array) -> Array:
         """The gradient of the negative objective at a potential."""
         plan = self.plan(xp, potential)
         of_rows = xp.sum(plan, 1) - self.row_mass
@@ -174,13 +174,13 @@ class _Problem(NamedTuple):
         return xp.concatenate([of_rows, xp.sum(plan, 2) - self.column_mass], 1)
 
 
-def _thresholded(xp: Namespace, shifted: Array, nonzeros: int, gamma: float) -> Array:
+def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
     """The columns of the dual's plan: the largest entries along the last axis that are positive, divided by gamma."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 
 
-def _project(xp: Namespace, values: Array, nonzeros: int, mass: float) -> Array:
+def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) -> Array:
     """The largest entries `v` along the last axis become `max(v - tau, 0)`, whose sum is the mass; the others 0."""
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)

@@ -34,7 +34,6 @@ __all__ = [
 
 Array = jax.Array
 
-einsum = jnp.einsum
 cos = jnp.cos
 sin = jnp.sin
 tanh = jnp.tanh
@@ -71,6 +70,11 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
 def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
     """`x` repeated along its axes of length 1 until it has `shape`."""
     return jnp.broadcast_to(x, tuple(shape))
+
+
+def einsum(subscripts: str, /, *arrays: Array) -> Array:
+    """Einstein summation."""
+    return jnp.einsum(subscripts, *arrays)
 
 
 def transpose(x: Array, axes: Sequence[int]) -> Array:

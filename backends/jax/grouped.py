@@ -54,7 +54,8 @@ def moe_mlp(
     if is_split(params) or not isinstance(routing, SlotRouting):
         y = moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
         return _with_shared(y, tokens, shared, options)
-    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], experts=routing.token.shape[1])
+    width, experts = tokens.shape[2], routing.token.shape[1]
+    weights = expert_weights(xp, params, tokens.dtype, width=width, experts=experts)  # type: ignore[misc]
     tokens, active = jnp.asarray(tokens), activate(gelu, activation)
     y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
     return _with_shared(y, tokens, shared, options)
@@ -70,7 +71,7 @@ def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array
     return layer_of_rows(tokens, routing, lambda rows, linear: linear(rows, kernel, bias))
 
 
-def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear], Array]) -> Array:
+def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
     """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (R, D) to (R, D'), of all groups together.

@@ -46,7 +46,7 @@ def hash_routing(
 @by_groups({"ids": "group"})
 def _routing_of_ids(ids: Array, table: Array, *, experts: int, capacity: int, dtype: str) -> SlotRouting:
     requests = jnp.asarray(table).astype(jnp.int32)[ids]
-    slot = slots_of_requests(xp, requests, experts, capacity)
+    slot = slots_of_requests(xp, requests, experts, capacity)  # type: ignore[misc]
     token = xp.invert_index(slot, experts * capacity).reshape(-1, experts, capacity)
     weight = (token < ids.shape[1]).astype(dtype)
     return SlotRouting(token, weight, slot[..., None], ids.shape[1])
@@ -68,7 +68,7 @@ def multi_hash_mlp(
     check_integers("tables", tables, "hashes ids")
     check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
     hashes = tables.shape[0]
-    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)
+    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)  # type: ignore[misc]
     w1, b1, w2, b2 = (weights[name] for name in ("w1", "b1", "w2", "b2"))
     (experts, _, hidden), output = w1.shape, w2.shape[2]
     check_segments(hashes, hidden=hidden, output=output)

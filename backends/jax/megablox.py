@@ -20,8 +20,6 @@ from jax.experimental import custom_partitioning
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import untyped
 
-__all__ = ["TILE", "left_out", "products", "sums_of_products", "takes"]
-
 TILE = 256
 """Rows of a tile: enough for its products to take a TPU v5e longer than reading the matrix again (240 operations a byte)."""
 

@@ -15,10 +15,30 @@ from moespec.backends.common.network import check_activation, check_attention, e
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, cast, wide
 from moespec.backends.jax.explicit import by_groups
+from moespec.spec.algorithms.convolution import check_kernel
+from moespec.spec.algorithms.dropout import check_draws, threshold
 from moespec.spec.algorithms.sparse_mlp import check_rescale
-from moespec.spec.checks import check_option, check_positive, check_scores, check_size
+from moespec.spec.checks import (
+    check_at_least,
+    check_floating,
+    check_option,
+    check_positive,
+    check_rank,
+    check_scores,
+    check_size,
+)
 
-__all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
+__all__ = [
+    "attention",
+    "convolution",
+    "dropout",
+    "expert_mlp",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "patch_embed",
+    "rescale",
+]
 
 
 def gelu(x: Array, *, form: str = "tanh") -> Array:
@@ -99,7 +119,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     check_scores("inputs", inputs, "groups experts capacity width")
     check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
-    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)
+    weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
     # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
@@ -131,3 +151,34 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
     if "channel_kernel" in maps:
         x = jnp.einsum("nzc,cd->nzd", x, maps["channel_kernel"]) + maps["channel_bias"]
     return x
+
+
+def convolution(images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
+    """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
+
+    One product over the squares of pixels. They are made, which takes size^2 / stride^2 times the memory of the images, and
+    is faster than the convolution of XLA on a CPU.
+    """
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "size size channels features")
+    check_scores("bias", bias, "features")
+    stride = check_at_least("stride", stride, 1)
+    padding = check_kernel(kernel, images.shape[3], bias)
+    _, height, width, _ = images.shape
+    sides = (padding, padding)
+    padded = jnp.pad(jnp.asarray(images), ((0, 0), sides, sides, (0, 0)))
+    offsets = range(kernel.shape[0])
+    squares = jnp.stack(
+        [padded[:, i : i + height : stride, j : j + width : stride] for i in offsets for j in offsets], 3
+    )
+    return jnp.einsum("nhwpc,pcf->nhwf", squares, kernel.reshape(-1, *kernel.shape[2:])) + bias
+
+
+@by_groups({"x": "group", "draws": "group"})
+def dropout(x: Array, draws: Array, *, rate: float) -> Array:
+    """x (...), draws (...) -> (...), in the dtype of x."""
+    check_floating("x", x)
+    check_rank("x", x, "...")
+    check_floating("draws", draws)
+    check_draws(draws, x)
+    return jnp.where(draws >= threshold(rate), x / (1 - rate), jnp.zeros_like(x))

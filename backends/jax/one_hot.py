@@ -19,8 +19,6 @@ from moespec.backends.jax.derivatives import bilinear, linear
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_token, take_rows
 from moespec.backends.jax.products import in_three_parts
 
-__all__ = ["combine", "dispatch", "pays"]
-
 SMALL, FEW = 256, 4
 """Tokens of a group, and slots for each token, up to which a layer was found to move fewer bytes by products (docs/speed.md)."""
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec.backends.pytrees import tree_map
 from moespec.spec import numerics
@@ -30,7 +31,7 @@ __all__ = [
     "transpose",
 ]
 
-Array = Any
+Array = NDArray[Any]
 
 checks_values = True
 """NaN and infinity are errors, as in the specification; compiled backends do not look at values."""
@@ -68,7 +69,8 @@ def round_to_bfloat16(x: Array) -> Array:
 def einsum(subscripts: str, *arrays: Array) -> Array:
     """Einstein summation."""
     # Looking for a BLAS call costs more than a small contraction.
-    return np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
+    result: Array = np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
+    return result
 
 
 def linear(x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
@@ -94,12 +96,14 @@ def transpose(x: Array, axes: Sequence[int]) -> Array:
 
 def mean(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
     """Mean over `axis` (all axes if None)."""
-    return np.mean(x, axis=axis)
+    result: Array = np.mean(x, axis=axis)  # type: ignore[assignment]
+    return result
 
 
 def sum(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
     """Sum over `axis` (all axes if None)."""
-    return np.sum(x, axis=axis)
+    result: Array = np.sum(x, axis=axis)
+    return result
 
 
 def arange(count: int, like: Array) -> Array:

@@ -1,6 +1,6 @@
 """A function of the specification, which is of one group, as the function of all groups that a backend has.
 
-Arguments with a groups axis are told from shared ones by their types (see `moespec.backends.face`). What the groups give
+Arguments with a groups axis are told from shared ones by their types (see `moespec.backends.binding`). What the groups give
 becomes one result: a sparse routing the record by slot, named results and arrays a stack with a leading axis of groups
 (integers as int32), a scalar and a dict of metrics the mean over the groups, what is `Summed` the sum.
 """
@@ -9,20 +9,22 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec import spec
-from moespec.backends.face import array_arguments, is_summed
+from moespec.backends.binding import array_arguments, is_summed
 from moespec.spec.errors import ShapeError
-from moespec.spec.routers import Router
+from moespec.spec.routers import Router, Routers
 from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State
 from moespec.spec.values import even
 
-__all__ = ["ROUTERS", "SlotRouting", "SoftRouting"]
+__all__ = ["SlotRouting", "SoftRouting"]
 
-Array = Any
+Array = NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SlotRouting(NamedTuple):
@@ -56,7 +58,7 @@ class SoftRouting(NamedTuple):
         return Routing(self.dispatch, self.combine)
 
 
-def batched(function: Callable[..., Any]) -> Callable[..., Any]:
+def batched(function: Function) -> Function:
     """`function` applied to each group, with the results joined; `function` itself if its arrays have no groups."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
@@ -72,7 +74,7 @@ def batched(function: Callable[..., Any]) -> Callable[..., Any]:
         arrays = {name: arguments.pop(name) for name in grouped if name in arguments}
         return together([function(**group, **arguments) for group in groups(**arrays)], **how)
 
-    return of_groups
+    return cast(Function, of_groups)
 
 
 def groups(**arrays: Any) -> list[dict[str, Any]]:
@@ -131,7 +133,7 @@ def _stack(values: Sequence[Array]) -> Array:
     return stack.astype(np.int32) if stack.dtype.kind == "i" else stack
 
 
-def router_of_groups(router: Router) -> Router:
+def router_of_groups(router: Router[Any]) -> Router[Any]:
     """A router of the specification, run group by group. Those of the compiled backends are compared with it.
 
     With a balance loss of all groups it is composed of the batched functions, as theirs are.
@@ -146,7 +148,7 @@ def router_of_groups(router: Router) -> Router:
         noise: Array | None,
         train: bool,
         state: State | None = None,
-        **needed: Array,
+        **needed: Any,
     ) -> RouterOutput:
         if getattr(options, "balance_scope", "group") != "group":
             needed |= {} if state is None else {"state": state}
@@ -168,5 +170,5 @@ def router_of_groups(router: Router) -> Router:
     return replace(router, compose=compose)
 
 
-ROUTERS: dict[str, Router] = {name: router_of_groups(router) for name, router in spec.ROUTERS.items()}
+ROUTERS = Routers({name: router_of_groups(router) for name, router in spec.ROUTERS.items()})
 """The routers by name. Their losses and metrics are means over the groups."""

@@ -1,7 +1,7 @@
 """The few functions of a backend that are not the specification's, applied group by group."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,8 +56,7 @@ def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
     if np.ndim(gate) == 1 and like is not None:
         tokens = as_array("like", like, "groups tokens width")
         gate = np.broadcast_to(gate, (*tokens.shape[:2], len(gate)))
-    routing: SlotRouting = batched(spec.dselect_k_routing)(gate)
-    return routing
+    return cast(SlotRouting, batched(spec.dselect_k_routing)(gate))
 
 
 def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callable[[Array], Array]) -> Array:

@@ -8,16 +8,239 @@ Letters of shapes: G groups, T tokens, E experts, C capacity, K choices, D width
 hash layers N hashes, V ids.
 """
 
-import sys
-from typing import TYPE_CHECKING, Any
+# ruff: noqa: E402, I001 (the sections are a table of contents)
 
-from moespec.backends.face import install
-from moespec.backends.torch import namespace
+import sys as _sys
+
+from moespec.backends import common as _common
+from moespec.backends.binding import documented as _documented
+from moespec.backends.torch.binding import formula as _formula
+from moespec.spec.names import public_names as _public_names
+from moespec.spec.routers import ROUTERS as _ROUTERS
+
+# Logits and noise.
+
+router_logits = _formula(_common.affinities.router_logits)
+cosine_logits = _formula(_common.cosine_logits.cosine_logits)
+cap_logits = _formula(_common.affinities.cap_logits)
+capacity_logits = _formula(_common.capacity_predictor.capacity_logits)
+noisy_top_k_logits = _formula(_common.noisy_top_k.noisy_top_k_logits)
+add_gating_noise = _formula(_common.affinities.add_gating_noise)
+router_jitter = _formula(_common.affinities.router_jitter)
+pool_images = _formula(_common.image_pooling.pool_images)
+spread_images = _formula(_common.image_pooling.spread_images)
+
+# Affinities: logits to scores.
+
+softmax_affinity = _formula(_common.affinities.softmax_affinity)
+sigmoid_affinity = _formula(_common.affinities.sigmoid_affinity)
+sqrt_softplus_affinity = _formula(_common.affinities.sqrt_softplus_affinity)
+relu_affinity = _formula(_common.relu_routing.relu_affinity)
+noisy_top_k_affinity = _formula(_common.noisy_top_k.noisy_top_k_affinity)
+hierarchical_affinity = _formula(_common.hierarchical_gating.hierarchical_affinity)
+capped_affinity = _formula(_common.capped_affinity.capped_affinity)
+sinkhorn_affinity = _formula(_common.affinities.sinkhorn_affinity)
+sparse_transport_affinity = _formula(_common.transport.sparse_transport_affinity)
+transport_dual = _formula(_common.transport.transport_dual)
+transport_semi_dual = _formula(_common.transport.transport_semi_dual)
+project_simplex = _formula(_common.transport.project_simplex)
+project_sparse_simplex = _formula(_common.transport.project_sparse_simplex)
+
+# Scores and gates before selection.
+
+biased_scores = _formula(_common.loss_free.biased_scores)
+group_limited_scores = _formula(_common.group_limited.group_limited_scores)
+batchwise_mask = _formula(_common.strictly_balanced.batchwise_mask)
+threshold_mask = _formula(_common.strictly_balanced.threshold_mask)
+masked_gates = _formula(_common.strictly_balanced.masked_gates)
+scores_above = _formula(_common.capacity_predictor.scores_above)
+gshard_keep = _formula(_common.allocations.gshard_keep)
+gshard_sample = _formula(_common.affinities.gshard_sample)
+normalize_selected = _formula(_common.allocations.normalize_selected)
+scaled_gates = _formula(_common.affinities.scaled_gates)
+
+# Capacity and order.
+
+from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
+from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
+
+batch_priority = _formula(_common.allocations.batch_priority)
+importance_score_order = _formula(_common.allocations.importance_score_order)
+
+# Allocations: scores to routings.
+
+from moespec.backends.torch.base_layers import base_assignment as base_assignment
+from moespec.backends.torch.hashing import hash_routing as hash_routing
+
+token_choice = _formula(_common.allocations.token_choice)
+expert_choice = _formula(_common.allocations.expert_choice)
+importance_score_choice = _formula(_common.allocations.importance_score_choice)
+base_greedy = _formula(_common.base_layers.base_greedy)
+base_routing = _formula(_common.base_layers.base_routing)
+soft_routing = _formula(_common.soft_moe.soft_routing)
+
+# DSelect-k.
+
+dselect_k_codes = _formula(_common.dselect_k.dselect_k_codes)
+dselect_k_selectors = _formula(_common.dselect_k.dselect_k_selectors)
+dselect_k_gate = _formula(_common.dselect_k.dselect_k_gate)
+dselect_k_routing = _formula(_common.dselect_k.dselect_k_routing)
+dselect_k_entropy = _formula(_common.dselect_k.dselect_k_entropy)
+dselect_k_reachability = _formula(_common.dselect_k.dselect_k_reachability)
+smooth_step = _formula(_common.dselect_k.smooth_step)
+
+# Losses of routers.
+
+balance_loss = _formula(_common.losses.balance_loss)
+importance_loss = _formula(_common.losses.importance_loss)
+load_loss = _formula(_common.losses.load_loss)
+z_loss = _formula(_common.losses.z_loss)
+noisy_top_k_load_loss = _formula(_common.noisy_top_k.noisy_top_k_load_loss)
+hierarchical_load_loss = _formula(_common.hierarchical_gating.hierarchical_load_loss)
+threshold_loss = _formula(_common.strictly_balanced.threshold_loss)
+capacity_loss = _formula(_common.capacity_predictor.capacity_loss)
+relu_loss = _formula(_common.relu_routing.relu_loss)
+local_entropy_loss = _formula(_common.losses.local_entropy_loss)
+global_entropy_loss = _formula(_common.losses.global_entropy_loss)
+
+# State of routers.
+
+expert_load = _formula(_common.loss_free.expert_load)
+balance_bias = _formula(_common.loss_free.balance_bias)
+required_biases = _formula(_common.quantile_balancing.required_biases)
+quantile_bias = _formula(_common.quantile_balancing.quantile_bias)
+capacity_thresholds = _formula(_common.capacity_predictor.capacity_thresholds)
+moved_thresholds = _formula(_common.capacity_predictor.moved_thresholds)
+excess_gates = _formula(_common.relu_routing.excess_gates)
+renewed_penalty = _formula(_common.relu_routing.renewed_penalty)
+
+# Statistics.
+
+from moespec.backends.torch.metrics import routing_metrics as routing_metrics
+
+collapse_metrics = _formula(_common.routing_statistics.collapse_metrics)
+summed_dispatch = _formula(_common.routing_statistics.summed_dispatch)
+cumulative_dispatch = _formula(_common.routing_statistics.cumulative_dispatch)
+experts_per_token = _formula(_common.routing_statistics.experts_per_token)
+slot_similarity = _formula(_common.routing_statistics.slot_similarity)
+
+# Layers.
+
+from moespec.spec.algorithms.dropout import branch_rate as branch_rate
+from moespec.backends.torch.slots import moe_layer as moe_layer
+from moespec.backends.torch.grouped import moe_mlp as moe_mlp
+from moespec.backends.torch.network import expert_mlp as expert_mlp
+from moespec.backends.torch.hashing import multi_hash_mlp as multi_hash_mlp
+from moespec.backends.torch.network import attention as attention
+from moespec.backends.torch.network import convolution as convolution
+from moespec.backends.torch.network import embedding as embedding
+from moespec.backends.torch.network import patch_embed as patch_embed
+from moespec.backends.torch.network import layer_norm as layer_norm
+from moespec.backends.torch.network import rescale as rescale
+from moespec.backends.torch.network import gelu as gelu
+from moespec.backends.torch.rng import dropout as dropout
+
+# Losses of models.
+
+softmax_cross_entropy = _formula(_common.network.softmax_cross_entropy)
+sigmoid_cross_entropy = _formula(_common.network.sigmoid_cross_entropy)
+contrastive_loss = _formula(_common.pairs.contrastive_loss)
+sigmoid_loss = _formula(_common.pairs.sigmoid_loss)
+moco_loss = _formula(_common.pairs.moco_loss)
+momentum_update = _formula(_common.pairs.momentum_update)
+batch_norm = _formula(_common.pairs.batch_norm)
+
+# Token ids and hash tables.
+
+from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
+from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
+from moespec.spec.algorithms.hash_tables import hash_table_dispersed as hash_table_dispersed
+from moespec.spec.algorithms.hash_tables import hash_table_random as hash_table_random
+from moespec.spec.algorithms.clustering import k_means as k_means
+
+patch_codes = _formula(_common.token_ids.patch_codes)
+previous_ids = _formula(_common.token_ids.previous_ids)
+pair_ids = _formula(_common.token_ids.pair_ids)
+position_ids = _formula(_common.token_ids.position_ids)
+hash_table_of = _formula(_common.token_ids.hash_table_of)
+
+# Random numbers.
+
+threefry = _formula(_common.threefry.threefry)
+random_words = _formula(_common.threefry.random_words)
+unit_interval = _formula(_common.threefry.unit_interval)
+box_muller = _formula(_common.threefry.box_muller)
+
+# Records of a routing.
+
+from moespec.backends.torch.slots import SlotRouting as SlotRouting
+from moespec.backends.torch.slots import SoftRouting as SoftRouting
+
+# Arrays.
+
+from moespec.backends.torch.arrays import arange as arange
+from moespec.backends.torch.arrays import broadcast_to as broadcast_to
+from moespec.backends.torch.arrays import cast as cast
+from moespec.backends.torch.arrays import round_to_bfloat16 as round_to_bfloat16
+from moespec.backends.torch.arrays import concatenate as concatenate
+from moespec.backends.torch.arrays import transpose as transpose
+from moespec.backends.torch.arrays import einsum as einsum
+from moespec.backends.torch.network import linear as linear
+from moespec.backends.torch.arrays import sum as sum
+from moespec.backends.torch.arrays import softmax as softmax
+from moespec.backends.torch.arrays import relu as relu
+from moespec.backends.torch.arrays import cos as cos
+from moespec.backends.torch.arrays import sin as sin
+from moespec.backends.torch.arrays import tanh as tanh
+from moespec.backends.torch.arrays import from_numpy as from_numpy
+from moespec.backends.torch.arrays import to_numpy as to_numpy
+from moespec.backends.torch.arrays import default_device as default_device
+from moespec.backends.torch.arrays import mean as mean
+from moespec.backends.torch.arrays import stop_gradient as stop_gradient
+
+# Gradients and training.
+
+from moespec.backends.optimizer import OptimizerConfig as OptimizerConfig
+from moespec.backends.torch.training import TrainState as TrainState
+from moespec.backends.torch.training import recomputed as recomputed
+from moespec.backends.torch.training import compile as compile
+from moespec.backends.torch.training import quick_compile as quick_compile
+from moespec.backends.torch.training import trace as trace
+from moespec.backends.torch.training import value_and_grad as value_and_grad
+from moespec.backends.torch.training import init_state as init_state
+from moespec.backends.torch.training import state_params as state_params
+from moespec.backends.torch.training import state_average as state_average
+from moespec.backends.torch.training import make_step as make_step
+from moespec.backends.torch.training import export_state as export_state
+from moespec.backends.torch.training import finite_state as finite_state
+from moespec.backends.torch.training import import_state as import_state
+
+# One device, in place of a mesh.
+
+from moespec.backends.single_device import exchanged as exchanged
+from moespec.backends.single_device import over_devices as over_devices
+from moespec.backends.single_device import process as process
+from moespec.backends.single_device import processes as processes
+from moespec.backends.single_device import rows as rows
+from moespec.backends.single_device import sizes as sizes
+from moespec.backends.single_device import whole as whole
+
+# Export.
+
+from moespec.backends.torch.export import export_onnx as export_onnx
+from moespec.backends.torch.export import export_pt2 as export_pt2
+
+# The backend itself.
 
 name = "torch"
-APART = ("collectives", "kernels", "mesh", "nn", "split_experts", "spread")
-__all__ = install(sys.modules[__name__], apart=APART, xp=namespace)
+put = from_numpy
+ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
+"""The routers by name, computed by this backend."""
 
-if TYPE_CHECKING:
+__all__ = _public_names(globals())
+for _name in __all__:
+    _documented(globals()[_name])
 
-    def __getattr__(name: str) -> Any: ...  # every public name of a module of this backend
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moespec.backends.torch import grouped, private, products, rows, selection, solvers, threefry
+from moespec.backends.torch import gathers, grouped, private, products, rng, selection, solvers
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
-__all__ = ["decompositions", "overload"]
-
-DEFINING = (grouped, products, rows, selection, solvers, threefry)
+DEFINING = (gathers, grouped, products, rng, selection, solvers)
 """Modules that define operators: `FUNCTIONS` has them once these are imported."""
 
 

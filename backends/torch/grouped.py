@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from moespec.backends.common.allocations import mostly_empty
 from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, with_shared
 from moespec.backends.torch import namespace as xp
+from moespec.backends.torch.gathers import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.network import activate, expert_mlp
 from moespec.backends.torch.operators import differentiable, operator
-from moespec.backends.torch.rows import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.slots import SlotRouting, SoftRouting, check_slots, moe_layer, slot_rows, token_rows
 from moespec.spec.checks import check_scores
 from moespec.spec.errors import ConfigError
@@ -92,7 +92,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
 
 
-def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear], Tensor]) -> Tensor:
+def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
     """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
 
     tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (N, D) to (N, D') for the N = G T K choices.

@@ -12,9 +12,9 @@ from moespec.backends.common.allocations import slots_of_requests
 from moespec.backends.common.network import expert_weights
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.gathers import invert_index
 from moespec.backends.torch.grouped import affine_layer
 from moespec.backends.torch.network import gelu
-from moespec.backends.torch.rows import invert_index
 from moespec.backends.torch.slots import SlotRouting
 from moespec.spec.checks import (
     check_at_least,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moespec.backends.torch.arrays import widen
-from moespec.backends.torch.rows import gather_rows, sum_rows
+from moespec.backends.torch.gathers import gather_rows, sum_rows
 from moespec.backends.torch.slots import SlotRouting, SoftRouting
 from moespec.spec.routing import Routing
 

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from moespec.backends.common.namespace import Axis
-from moespec.backends.torch import arrays, operators, positions_in_expert, products, rows, selection, slots
-from moespec.backends.torch import threefry as generator
+from moespec.backends.torch import arrays, gathers, operators, positions_in_expert, products, rng, selection, slots
 from moespec.backends.torch.operators import NAMESPACE
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
 stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
-invert_index, positions, top_indices = rows.invert_index, positions_in_expert.positions, selection.top_indices
-shift_right_logical, threefry = generator.shift_right_logical, generator.threefry
+invert_index, positions, top_indices = gathers.invert_index, positions_in_expert.positions, selection.top_indices
+shift_right_logical, threefry = rng.shift_right_logical, rng.threefry
 
 abs, clip, cos, cumsum, exp, log = torch.abs, torch.clamp, torch.cos, torch.cumsum, torch.exp, torch.log
 log_softmax, maximum, rsqrt, sigmoid = torch.log_softmax, torch.clamp_min, torch.rsqrt, torch.sigmoid
@@ -154,13 +153,13 @@ def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None
 
 def slot_weights(scores: Tensor, token: Tensor, slot: Tensor | None) -> Tensor:
     """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
-    taken: Tensor = rows.take_scores(scores, token)
+    taken: Tensor = gathers.take_scores(scores, token)
     return taken
 
 
 def by_expert(routing: slots.SlotRouting, values: Tensor) -> Tensor:
     """Values of the slots where their tokens are at their experts: (G, E, C) -> (G, T, E)."""
-    placed: Tensor = rows.put_scores(values, routing.token, routing.tokens)
+    placed: Tensor = gathers.put_scores(values, routing.token, routing.tokens)
     return placed
 
 

@@ -14,11 +14,23 @@ from torch.nn import functional as F
 from moespec.backends.common.network import check_activation, check_attention, expert_weights, patch_grid, perceptron
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
+from moespec.backends.torch.gathers import gather_rows
 from moespec.backends.torch.operators import on_gpu
+from moespec.spec.algorithms.convolution import check_kernel
 from moespec.spec.algorithms.sparse_mlp import check_rescale
-from moespec.spec.checks import check_option, check_positive, check_scores, check_size
+from moespec.spec.checks import check_at_least, check_integers, check_option, check_positive, check_scores, check_size
 
-__all__ = ["attention", "expert_mlp", "gelu", "layer_norm", "linear", "patch_embed", "rescale"]
+__all__ = [
+    "attention",
+    "convolution",
+    "embedding",
+    "expert_mlp",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "patch_embed",
+    "rescale",
+]
 
 
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
@@ -110,3 +122,35 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     if "channel_kernel" in maps:
         x = x @ maps["channel_kernel"] + maps["channel_bias"]
     return x
+
+
+def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1) -> Tensor:
+    """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
+
+    In the dtype of `images`, or that of autocast. One product over the squares of pixels, which unlike torch's convolution
+    on a GPU has the precision that products have.
+    """
+    check_scores("images", images, "images height width channels")
+    check_scores("kernel", kernel, "size size channels features")
+    check_scores("bias", bias, "features")
+    stride = check_at_least("stride", stride, 1)
+    padding = check_kernel(kernel, images.shape[3], bias)
+    _, height, width, _ = images.shape
+    padded = F.pad(images, (0, 0, padding, padding, padding, padding))
+    offsets = range(kernel.shape[0])
+    squares = torch.cat(
+        [padded[:, i : i + height : stride, j : j + width : stride] for i in offsets for j in offsets], dim=3
+    )
+    weights = kernel.reshape(-1, kernel.shape[3]).to(images.dtype)
+    return F.linear(squares, weights.mT, bias.to(images.dtype))
+
+
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """ids (N, S), table (V, D) -> (N, S, D). The gradient is added in a fixed order.
+
+    The values of ids are not checked: one that the table does not have is an error of the device, or undefined.
+    """
+    check_integers("ids", ids, "groups tokens")
+    check_scores("table", table, "ids width")
+    rows: Tensor = gather_rows(table, ids.reshape(-1).long())
+    return rows.reshape(*ids.shape, table.shape[1])

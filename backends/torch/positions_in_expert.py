@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.rows import invert_index
+from moespec.backends.torch.gathers import invert_index
 
 ONE_HOT_EXPERTS = 32
 """Up to this many experts a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""

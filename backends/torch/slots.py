@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moespec.backends.torch.rows import combine_rows, gather_rows
+from moespec.backends.torch.gathers import combine_rows, gather_rows
 from moespec.spec.checks import check_rank, check_same_shape, check_scores, check_size
 from moespec.spec.errors import ShapeError
 from moespec.spec.routing import Routing

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 
 from moespec import spec
-from moespec.backends.face import array_arguments
+from moespec.backends.binding import array_arguments
 from moespec.conformance import call
 from moespec.conformance.author.definition import Definition, Routed
 from moespec.conformance.author.invalid import invalid

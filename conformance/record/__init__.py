@@ -6,13 +6,13 @@
     tap("layer0", logits=logits, choices=indices, weights=weights)     in any code, JAX's compiled functions included
 
 `file.py` has the file, `recorder.py` what fills it, `outputs.py` recognises what modules return, `rules.py` has what a
-choice and its weights can be made of, `explain.py` finds which of them explain a recording, `part.py` where two part.
+choice and its weights can be made of, `explanation.py` finds which of them explain a recording, `comparison.py` where two part.
 Neither torch nor JAX is imported: who records a model has imported what it is made of.
 """
 
-from moespec.conformance.record.explain import explain
+from moespec.conformance.record.comparison import part
+from moespec.conformance.record.explanation import explain
 from moespec.conformance.record.file import Gate, read, write
-from moespec.conformance.record.part import part
 from moespec.conformance.record.recorder import recording, tap
 
 __all__ = ["Gate", "explain", "part", "read", "recording", "tap", "write"]

@@ -1,18 +1,17 @@
 """Which pages there are: one for each row of the conformance matrix that the specification has, by its name."""
 
-import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 from generator.names import NAMES
 from moespec import spec
-from moespec.spec import ALGORITHMS, ROUTERS
+from moespec.spec import ALGORITHMS, ROUTERS, registry
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ledger import LedgerEntry, entries
 from moespec.spec.routers.record import Router
@@ -23,13 +22,7 @@ ROOT = Path(__file__).parents[2]
 """The repository."""
 
 
-def _modules() -> Iterator[ModuleType]:
-    for package in ("moespec.spec.routers", "moespec.spec.algorithms", "moespec.spec"):
-        for module in iter_modules(importlib.import_module(package).__path__, f"{package}."):
-            yield importlib.import_module(module.name)
-
-
-MODULES = {module.__name__: module for module in _modules()}
+MODULES = {module.__name__: module for module in registry.MODULES}
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Page:
         return tuple(dict.fromkeys((*own, *(self.router.models if self.router else ()))))
 
     @property
-    def router(self) -> Router | None:
+    def router(self) -> Router[Any] | None:
         """The router, if it is one."""
         return ROUTERS.get(self.name)
 
@@ -71,7 +64,7 @@ class Page:
         names += [function.__module__ for function in self.functions.values()]
         bases = self.router.Options.__mro__ if self.router else ()
         names += [base.__module__ for base in bases if base.__module__.startswith("moespec.spec.routers.")]
-        return [MODULES[name] for name in dict.fromkeys(names)]
+        return [sys.modules[name] for name in dict.fromkeys(names)]
 
     @property
     def entries(self) -> list[LedgerEntry]:

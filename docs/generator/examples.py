@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from generator.catalogue import MODULES, Page
+from generator.catalogue import Page
 from generator.docstrings import axes_of
 from generator.tables import table
 from moespec import spec
@@ -81,7 +81,7 @@ def steps_of_examples(page: Page) -> list[Step]:
     modules["moespec.spec"] = traced
     try:
         for name, function in page.functions.items():
-            known = {**vars(MODULES[function.__module__])}
+            known = {**vars(sys.modules[function.__module__])}
             known |= {key: getattr(traced, key) for key in FUNCTIONS if key in known and key in spec.__all__}
             _hold(function, name, known)
     finally:

@@ -43,6 +43,8 @@ MO-7: Where does epsilon enter the l2 norm?
     Alternative b: `x / (norm + 1e-8)`, as in `contrastive_loss`.
 """
 
+from typing import Any
+
 import numpy as np
 
 from moespec.spec.algorithm import Algorithm
@@ -168,7 +170,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
     return (x - np.mean(x, axis=0)) / np.sqrt(variance(x, axis=0) + epsilon)
 
 
-def check_batch(x: Array) -> None:
+def check_batch(x: Any) -> None:
     """`ShapeError` for a batch of one image."""
     if x.shape[0] < 2:
         raise ShapeError(f"x: batch normalisation needs at least 2 images, got shape {tuple(x.shape)}")

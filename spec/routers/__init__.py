@@ -36,21 +36,117 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """
 
-from importlib import import_module
-from pkgutil import iter_modules
+from typing import Any, Literal, LiteralString, Self, get_args, overload
 
 from moespec.spec.names import Names
+from moespec.spec.routers import (
+    base,
+    batch_expert_choice,
+    cosine_token_choice,
+    dselect_k,
+    gshard,
+    hash,
+    hierarchical_top_k,
+    image_choice,
+    importance_score,
+    mixture_of_depths,
+    noisy_top_k,
+    relu,
+    s_base,
+    sigmoid_token_choice,
+    sinkhorn_expert_choice,
+    sinkhorn_token_choice,
+    soft_moe,
+    softmax_expert_choice,
+    softmax_token_choice,
+    sparsity_constrained_expert_choice,
+    sparsity_constrained_token_choice,
+    strictly_balanced,
+    switch,
+)
+from moespec.spec.routers.names import RouterName
 from moespec.spec.routers.record import Router
 
-__all__ = ["ROUTERS", "Router"]
+__all__ = ["ROUTERS", "Router", "Routers"]
 
 
-def _routers() -> dict[str, Router]:
-    """The record of every module that has one."""
-    modules = [import_module(module.name) for module in iter_modules(__path__, f"{__name__}.")]
-    routers = [module.ROUTER for module in modules if hasattr(module, "ROUTER")]
-    return Names({router.name: router for router in routers})
+MYPY = False  # but to mypy, which knows no `LiteralString`
 
 
-ROUTERS: dict[str, Router] = _routers()
+class NoSuchRouter:
+    """To a type checker what a literal name is that no router has."""
+
+
+class Routers(Names[Router[Any]]):
+    """Routers by name. To a type checker each has its own options."""
+
+    @overload
+    def __getitem__(self, name: Literal["base"], /) -> Router[base.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["batch_expert_choice"], /) -> Router[batch_expert_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["cosine_token_choice"], /) -> Router[cosine_token_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["dselect_k"], /) -> Router[dselect_k.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["gshard"], /) -> Router[gshard.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["hash"], /) -> Router[hash.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["hierarchical_top_k"], /) -> Router[hierarchical_top_k.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["image_choice"], /) -> Router[image_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["importance_score"], /) -> Router[importance_score.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["mixture_of_depths"], /) -> Router[mixture_of_depths.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["noisy_top_k"], /) -> Router[noisy_top_k.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["relu"], /) -> Router[relu.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["s_base"], /) -> Router[s_base.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["sigmoid_token_choice"], /) -> Router[sigmoid_token_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["sinkhorn_expert_choice"], /) -> Router[sinkhorn_expert_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["sinkhorn_token_choice"], /) -> Router[sinkhorn_token_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["soft_moe"], /) -> Router[soft_moe.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["softmax_expert_choice"], /) -> Router[softmax_expert_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["softmax_token_choice"], /) -> Router[softmax_token_choice.Options]: ...
+    @overload
+    def __getitem__(
+        self, name: Literal["sparsity_constrained_expert_choice"], /
+    ) -> Router[sparsity_constrained_expert_choice.Options]: ...
+    @overload
+    def __getitem__(
+        self, name: Literal["sparsity_constrained_token_choice"], /
+    ) -> Router[sparsity_constrained_token_choice.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["strictly_balanced"], /) -> Router[strictly_balanced.Options]: ...
+    @overload
+    def __getitem__(self, name: Literal["switch"], /) -> Router[switch.Options]: ...
+    @overload
+    def __getitem__(self, name: RouterName, /) -> Router[Any]: ...
+
+    if not MYPY:
+
+        @overload
+        def __getitem__(self, name: LiteralString, /) -> NoSuchRouter: ...
+
+    @overload
+    def __getitem__(self, name: str, /) -> Router[Any]: ...
+    def __getitem__(self, name: str, /) -> Any:
+        return super().__getitem__(name)
+
+    def bind(self, B: Any) -> Self:
+        """The routers, computed by `B`, the specification or a backend."""
+        return type(self)({name: router.bind(B) for name, router in self.items()})
+
+
+ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)})
 """The routers by name; `ROUTERS` of `moespec.spec`, and of a backend, are those that it computes."""

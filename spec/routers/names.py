@@ -1,4 +1,30 @@
 """The names of the routers as a type, by which editors complete them and type checkers find a wrong one."""
 
-RouterName = str
-"""A key of `ROUTERS`. An installed package has a stub that lists them, made of the modules here; in a clone it is any string."""
+from typing import Literal
+
+RouterName = Literal[
+    "base",
+    "batch_expert_choice",
+    "cosine_token_choice",
+    "dselect_k",
+    "gshard",
+    "hash",
+    "hierarchical_top_k",
+    "image_choice",
+    "importance_score",
+    "mixture_of_depths",
+    "noisy_top_k",
+    "relu",
+    "s_base",
+    "sigmoid_token_choice",
+    "sinkhorn_expert_choice",
+    "sinkhorn_token_choice",
+    "soft_moe",
+    "softmax_expert_choice",
+    "softmax_token_choice",
+    "sparsity_constrained_expert_choice",
+    "sparsity_constrained_token_choice",
+    "strictly_balanced",
+    "switch",
+]
+"""A key of `ROUTERS`."""

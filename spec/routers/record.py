@@ -1,8 +1,9 @@
 """What a router is: its record, with its options, initial parameters and routing function."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.routing import Kept, Noise, Params, RouterOutput, State
 
 __all__ = ["Router"]
+
+OptionsOf = TypeVar("OptionsOf", bound=RouterOptions)
 
 
 def _no_noise(options: Any) -> None:
@@ -29,7 +32,7 @@ def _fields(options: Any) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Router:
+class Router(Generic[OptionsOf]):
     """One router.
 
     name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
@@ -52,7 +55,7 @@ class Router:
 
     name: str
     source: str
-    Options: type[RouterOptions]
+    Options: type[OptionsOf]
     init: Callable[[np.random.Generator, Any], Params]
     compose: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
@@ -72,9 +75,18 @@ class Router:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
 
-    def options(self, **values: Any) -> Any:
-        """Its options. Raises ConfigError for an option that it does not have, or a value that an option cannot have."""
-        return self.Options.create(self.name, values)
+    @property
+    def options(self) -> type[OptionsOf]:
+        """Makes its options, as its class `Options` does: `router.options(width=384, experts=8, tokens=196)`.
+
+        Raises ConfigError for an option that it does not have, or a value that an option cannot have.
+        """
+
+        def options(**values: Any) -> OptionsOf:
+            return self.Options.create(self.name, values)
+
+        options.__signature__ = inspect.signature(self.Options)  # type: ignore[attr-defined]
+        return cast("type[OptionsOf]", options)
 
     def initial_state(self, options: Any) -> State:
         """The state before the first step: NumPy arrays (float32) by name, none for a router that keeps nothing."""
@@ -140,7 +152,7 @@ class Router:
                 raise ShapeError(f"state.{name}: expected the shape {kept.shape}, got {shape}")
         return len(wanted) > 0
 
-    def bind(self, B: Any) -> "Router":
+    def bind(self, B: Any) -> "Router[OptionsOf]":
         """The router whose `route` is computed by `B`, the specification or a backend."""
         return replace(self, B=B)
 

@@ -2,30 +2,34 @@
 
     moespec.spec          what each router computes, in NumPy: `help(moespec.spec)`, `moespec.spec.ROUTERS`
     moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the one in use
-    moespec.models        vision models made of them, their training and their weights
+    moespec.models        vision models made of them
+    moespec.training      the application: training, evaluation, weights, export and reports
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 
-On the command line `moespec --help` lists the commands, and so does `python -m moespec --help`. Each of the four is imported when it is
-first used.
+On the command line `moespec --help` lists the commands, and so does `python -m moespec --help`. Each of the five is imported when it is
+first used. Here they are links to the folders of these names at the root of the repository.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moespec import backends, conformance, models, spec
+    from moespec import backends, conformance, models, spec, training
 
-__all__ = ["backends", "conformance", "models", "spec"]
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return import_module(f"{__name__}.{name}")
+        if name == "__version__":
+            from moespec.version import version
+
+            return version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return import_module(f"{__name__}.{name}")
-    if name == "__version__":
-        from moespec.version import version
-
-        return version()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["backends", "conformance", "models", "spec", "training"]
 
 
 def __dir__() -> list[str]:

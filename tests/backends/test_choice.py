@@ -142,7 +142,7 @@ def test_from_import_and_dir_choose():
 def test_a_module_of_the_package_chooses_nothing():
     program = """
         from moespec.backends.optimizer import OptimizerConfig
-        import moespec.backends.face, sys
+        import moespec.backends.binding, sys
         from moespec.backends import optimizer
         print(*({"jax", "torch", "moespec.backends.numpy"} & set(sys.modules)))
     """

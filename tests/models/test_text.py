@@ -67,15 +67,15 @@ def test_a_hash_is_of_the_ids():
 def test_a_causal_tower_does_not_see_what_follows():
     config = tiny(causal=True)
     params, other = params_of(config), np.array([[4, 0, 4, 3], [2, 2, 1, 5]], np.int32)
-    run = layers.Forward(B, config, IDS, text.moe_layers, noise=None, random=None, train=False)
+    run = layers.Forward(B, config, params, IDS, text.moe_layers)
     embedded = (B.embedding(ids, params["embedding"]["table"]) for ids in (IDS, other))
-    one, two = (transformer.blocks(B, config, run, params, x, causal=True) for x in embedded)
+    one, two = (transformer.blocks(run, params, x, causal=True) for x in embedded)
     same = np.isclose(one, two, rtol=0, atol=1e-12).all(axis=2)
     assert same.tolist() == [[True, True, True, False], [True, True, False, False]]
 
 
 def test_gradients_of_a_table_on_a_gpu_are_those_of_a_scatter():
-    embedding = pytest.importorskip("moespec.backends.jax.embedding")
+    embedding = pytest.importorskip("moespec.backends.jax.embeddings")
     random = np.random.default_rng(0)
     ids, rows = random.choice([0, 1, 3, 6], 40).astype(np.int32), random.normal(size=(40, 3)).astype(np.float32)
     one, other = (np.asarray(f(8, rows, ids)) for f in (embedding._sums_by_scan, embedding._sums_by_scatter))

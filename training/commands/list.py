@@ -1,7 +1,7 @@
 """`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from moespec.models import families
 from moespec.models.options import option
@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
                 print(f"{indent}{name:36} {text}".rstrip())
 
 
-def _described(router: Router) -> str:
+def _described(router: Router[Any]) -> str:
     """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
     models = {"models": ", ".join(router.models)} if router.models else {}
     facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}

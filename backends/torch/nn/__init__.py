@@ -30,6 +30,16 @@ from moespec.backends.torch.nn.tree import ParameterTree
 
 if TYPE_CHECKING:
     from moespec.backends.torch.nn.parallel import ExpertParallel
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`ExpertParallel` is imported when it is first used: `torch.distributed.tensor` takes half a second, by sympy."""
+        if name == "ExpertParallel":
+            from moespec.backends.torch.nn.parallel import ExpertParallel
+
+            return ExpertParallel
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "ExpertParallel",
@@ -45,12 +55,3 @@ __all__ = [
     "to_transformers",
     "update_states",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`ExpertParallel` is imported when it is first used: `torch.distributed.tensor` takes half a second, by sympy."""
-    if name == "ExpertParallel":
-        from moespec.backends.torch.nn.parallel import ExpertParallel
-
-        return ExpertParallel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

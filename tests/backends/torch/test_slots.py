@@ -9,7 +9,7 @@ import router_inputs
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
 requests = importlib.import_module("moespec.backends.torch.positions_in_expert")
-rows = importlib.import_module("moespec.backends.torch.rows")
+rows = importlib.import_module("moespec.backends.torch.gathers")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.record.explain import Explanation, choice_fit, choices_of, explained, in_bfloat16, weights_fit
+from moespec.conformance.record.explanation import (
+    Explanation,
+    choice_fit,
+    choices_of,
+    explained,
+    in_bfloat16,
+    weights_fit,
+)
 from moespec.conformance.record.file import Gate
 from moespec.spec.checks import plural
 from moespec.spec.errors import ShapeError

@@ -1,13 +1,12 @@
-"""What a backend shows is derived from its modules, and from the types of the specification."""
+"""What makes the public functions of backends: types of the specification, and docstrings."""
 
 import importlib
-import sys
-import types
+import inspect
 
 import pytest
 
 from moespec import spec
-from moespec.backends.face import array_arguments, install, takes_groups
+from moespec.backends.binding import array_arguments
 
 
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
@@ -29,22 +28,18 @@ def test_arguments_that_groups_share_are_so_by_their_type():
 def test_functions_without_groups_are_the_specifications_own():
     B = importlib.import_module("moespec.backends.numpy")
     for name in ("expert_capacity", "CAPACITY_RULES", "hash_table_random", "k_means"):
-        assert not takes_groups(getattr(spec, name))
         assert getattr(B, name) is getattr(spec, name)
 
 
-def test_a_name_that_two_modules_have_is_an_error(tmp_path, monkeypatch):
-    folder = tmp_path / "twice"
-    folder.mkdir()
-    for module in ("first", "second"):
-        (folder / f"{module}.py").write_text('__all__ = ["double"]\ndouble = 2\n')
-    (folder / "arrays.py").write_text('__all__ = ["from_numpy"]\nfrom_numpy = "copies"\n')
-    package = types.ModuleType("twice")
-    package.__path__ = [str(folder)]
-    for name in ("twice", "twice.arrays", "twice.first", "twice.second"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "twice", package)
-    with pytest.raises(ImportError, match="double is public in second"):
-        install(package)
-    assert {"double", "put", "whole"} <= {*install(package, apart=("second",))}
-    assert package.put == "copies"
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
+def test_a_function_has_the_docstring_of_the_specification(backend):
+    B = pytest.importorskip(f"moespec.backends.{backend}", exc_type=ImportError)
+    for name in ("token_choice", "moe_layer", "balance_bias", "layer_norm"):
+        assert inspect.getdoc(getattr(spec, name)) in inspect.getdoc(getattr(B, name)), name
+        assert getattr(B, name).__name__ == name
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_formula_has_no_argument_for_the_namespace(backend):
+    B = pytest.importorskip(f"moespec.backends.{backend}", exc_type=ImportError)
+    assert list(inspect.signature(B.cap_logits).parameters) == ["logits", "cap"]

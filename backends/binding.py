@@ -1,0 +1,70 @@
+"""What backends make public functions with: formulas bound to an array namespace, docstrings, and what types say of groups."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from moespec import spec
+from moespec.spec.array_like import ArrayLike
+from moespec.spec.numerics import Leading, Shared
+from moespec.spec.routing import Routing, Summed
+
+__all__ = ["array_arguments", "bound", "documented", "is_summed"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Namespace = TypeVar("Namespace")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def bound(
+    function: Callable[Concatenate[Namespace, Parameters], Result], xp: Namespace
+) -> Callable[Parameters, Result]:
+    """A formula of `common` on the arrays of a namespace, which is its first argument."""
+
+    @functools.wraps(function)
+    def formula(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        return function(xp, *arguments, **options)
+
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    formula.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return formula
+
+
+def documented(function: Function) -> Function:
+    """The function, with what the specification says of it added to its docstring, which says only what differs."""
+    original = getattr(spec, getattr(function, "__name__", ""), None)
+    if inspect.isfunction(function) and inspect.isfunction(original) and function.__doc__ != original.__doc__:
+        local, specified = inspect.getdoc(function), inspect.getdoc(original)
+        function.__doc__ = f"{local}\n\nThe specification, of one group:\n\n{specified}" if local else specified
+    return function
+
+
+def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
+    """The arguments of a function of the specification that are arrays or routings, by name.
+
+    "shared" is one array for all groups, "leading" has any leading axes, and "group" is what one group has, so that a
+    backend takes it with a leading axis of groups. The types tell which it is: `Shared`, `Leading`, and plain arrays.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    hints.pop("return", None)
+    kinds = {name: _kind(hint) for name, hint in hints.items()}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
+def is_summed(function: Callable[..., Any]) -> bool:
+    """Whether what a function of the specification returns adds over groups, as its type `Summed` says."""
+    return bool(get_type_hints(function, include_extras=True).get("return") == Summed)
+
+
+def _kind(hint: Any) -> str:
+    alternatives = get_args(hint) or (hint,)
+    if hint == Shared or Shared in alternatives:
+        return "shared"
+    if hint == Leading or Leading in alternatives:
+        return "leading"
+    is_array = hint is ArrayLike or (get_origin(hint) in (Union, UnionType) and ArrayLike in alternatives)
+    return "group" if is_array or hint is Routing else ""
