@@ -164,6 +164,13 @@ def test_without_jsonschema_it_says_what_to_install(run, monkeypatch, written):
     assert said == f"{written[1]}: jsonschema checks its form. Install it: pip install 'moespec[conformance]'\n"
 
 
+def test_without_jinja2_it_says_what_to_install(run, monkeypatch, written, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert run("report", written[1])[0] == 1
+    status, _, said = run("report", written[1], "--html", tmp_path / "page.html")
+    assert (status, said) == (2, '--html needs jinja2: pip install "moespec[conformance]"\n')
+
+
 def rejected(written, content, said):
     path = written[1]
     path.write_text(json.dumps(content))
