@@ -54,6 +54,8 @@ EXTRAS = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the fast tests, before pytest selects by mark."""
     folders = [Path(__file__).parent / name for name in FAST]
+    if missing := [str(folder) for folder in folders if not folder.exists()]:
+        raise pytest.UsageError(f"FAST of tests/conftest.py lists {', '.join(missing)}, and there is no such file")
     for item in items:
         if not item.get_closest_marker("full") and any(item.path.is_relative_to(folder) for folder in folders):
             item.add_marker("fast")
