@@ -44,13 +44,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, rounds=3)
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--pictures", type=int, default=1000, help="JPEG files (default: 1000)")
     parser.add_argument("--size", type=int, default=224, help="side of an image in pixels (default: 224)")
     parser.add_argument("--batch", type=int, default=128, help="images of a batch (default: 128)")
     parser.add_argument("--batches", type=int, default=8, help="timed batches of each worker in a round (default: 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_pictures(Path(folder), options.pictures)

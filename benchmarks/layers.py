@@ -36,21 +36,14 @@ Pass = Callable[[], Any]
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
-    parser.add_argument("--groups", type=int, default=8, help="groups of tokens (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=196, help="tokens of a group (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=384, help="width of a token (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=1536, help="hidden width of an expert (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
+    sizes = {"groups": 8, "tokens": 196, "width": 384, "hidden": 1536, "experts": 8}
+    parser = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=7)
     parser.add_argument(
         "--routers", nargs="+", help="only these, added to the result, or all of one with a --name (default: all)"
     )
-    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
     parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
     options = parser.parse_args()
-    sys.path += options.vmoe
-    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
+    record.import_from(options.vmoe)
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     layers = dict(passes(B, options))
     rows = measure({name: one for name, (one, _) in layers.items()}, options.rounds)

@@ -16,12 +16,37 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch")
 
 
-def parser(text: str | None, *, backends: bool = False) -> argparse.ArgumentParser:
-    """The parser of a benchmark with this docstring. backends: whether it needs one that is chosen."""
+HELP = {
+    "model": "a ViT",
+    "image_size": "pixels",
+    "images": "images of the batch",
+    "groups": "groups of tokens",
+    "tokens": "tokens of a group",
+    "width": "width of a token",
+    "hidden": "hidden width of an expert",
+    "experts": "experts of a layer",
+    "rounds": "timed rounds",
+    "topology": "name of the TPU topology",
+}
+
+
+def parser(text: str | None, *, backends: bool = False, vmoe: bool = False, **defaults: Any) -> argparse.ArgumentParser:
+    """The parser of a benchmark with this docstring. backends, vmoe: whether it has these options. defaults: of options in `HELP`."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)
+    for name, default in defaults.items():
+        words = {"type": type(default), "default": default, "help": f"{HELP[name]} (default: %(default)s)"}
+        options.add_argument(f"--{name.replace('_', '-')}", **words)
+    if vmoe:
+        options.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
     return options
+
+
+def import_from(folders: list[str]) -> None:
+    """Import from these folders, too, which the recorded command does not name."""
+    sys.path += folders
+    sys.argv = ["FOLDER" if argument in folders else argument for argument in sys.argv]
 
 
 def device_slug() -> str:

@@ -11,7 +11,6 @@ google-research/vision_transformer, beside JAX, which need flax.
 
 import argparse
 import importlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,16 +25,9 @@ CASES = ("dense", "softmax_token_choice", "softmax_token_choice, k = 2", "softma
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
-    parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=8, help="images of the batch (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
-    options = parser.parse_args()
-    sys.path += options.vmoe
-    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
+    sizes = {"model": "vit_s16", "image_size": 224, "images": 8, "experts": 8}
+    options = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=5).parse_args()
+    record.import_from(options.vmoe)
     rows = measure(dict(passes(options)), options.rounds)
     for name, row in rows.items():
         row["times_dense"] = round(row["cpu_seconds"] / rows["dense"]["cpu_seconds"], 3)

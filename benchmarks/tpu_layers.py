@@ -171,9 +171,8 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Compile each layer and print its figures as JSON; 1 if --check finds one above its limit."""
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, topology="v5e:2x2")
     parser.add_argument("names", nargs="*", metavar="ROUTER", help=f"only these of: dense, {', '.join(CASES)}")
-    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="compare with the committed figures instead")
     parser.add_argument("--vmoe", nargs=2, metavar="FOLDER", help="checkouts of vmoe and its vision_transformer")
     arguments = parser.parse_args()
@@ -194,7 +193,7 @@ def main() -> int:
         return int(bool(above))
     shape = {"groups": GROUPS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": EXPERTS}
     figures = {"topology": arguments.topology, "shape": shape, "rows": {**dict(committed), **rows}}
-    ahead.write("layers-tpu", figures, "jax", "libtpu")
+    ahead.write("layers-tpu", figures)
     return 0
 
 

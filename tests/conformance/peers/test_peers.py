@@ -13,7 +13,7 @@ from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
-from moespec.conformance.peers.__main__ import main
+from moespec.conformance.peers.__main__ import PAGES, main
 from moespec.conformance.peers.measure import measure, read_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
@@ -189,37 +189,40 @@ def test_a_committed_record_is_of_the_pinned_version_and_of_known_cases(name):
     assert ids <= BY_ID.keys()
 
 
-def into(folder, **changes):
-    """The arguments for which everything is read from, and written to, a folder."""
-    names = {"records": ".", "table": "peers.md", "measured": "measured.json", "implementations": "implementations.md"}
-    return [word for name in names for word in (f"--{name}", str(folder / changes.get(name, names[name])))]
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with the folders of a checkout that are written into."""
+    for path in (RECORDS.relative_to(ROOT), *(path.parent for path in PAGES)):
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+    return tmp_path
 
 
-@pytest.mark.parametrize("option", ["--records", "--table", "--measured", "--implementations"])
-def test_a_folder_that_is_not_there_is_named(option, tmp_path, capsys):
-    assert main(into(tmp_path, **{option.removeprefix("--"): "none/peers.md"})) == 1
-    assert capsys.readouterr().err.startswith(f"{option}: there is no folder ")
+def test_a_folder_that_is_not_there_is_named(checkout, capsys):
+    (checkout / "docs").rmdir()
+    assert main([], checkout) == 1
+    assert capsys.readouterr().err.startswith(f"there is no folder '{checkout / 'docs'}'")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
-def test_a_damaged_record_is_named(text, tmp_path, capsys):
-    path = tmp_path / "peer-pot.json"
+def test_a_damaged_record_is_named(text, checkout, capsys):
+    path = checkout / RECORDS.relative_to(ROOT) / "peer-pot.json"
     path.write_text(text)
-    assert main(into(tmp_path)) == 1
+    assert main([], checkout) == 1
     assert f"{path}: no record of a peer" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [path]
+    assert not any((checkout / page).exists() for page in PAGES)
 
 
-def test_a_peer_that_is_not_installed_is_named(tmp_path):
+def test_a_peer_that_is_not_installed_is_named(checkout):
     program = """
-        from moespec.conformance.peers.__main__ import main
-        sys.exit(main(["--peer", "pot", *sys.argv[1:]]))
+        from pathlib import Path
+        from moespec.conformance.peers.__main__ import PAGES, main
+        sys.exit(main(["--peer", "pot"], Path(sys.argv[1])))
     """
-    result = run_without(["ot", "torch"], program, *into(tmp_path))
+    result = run_without(["ot", "torch"], program, str(checkout))
     assert result.returncode == 1
     assert result.stderr.startswith("--peer pot: No module named ")
     assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in checkout.rglob("*") if path.is_file()]
 
 
 # torch's own functions, for real.
