@@ -20,13 +20,12 @@ from moespec.conformance.suite import digest, load
 from moespec.spec.implementations.positions import Measured
 from moespec.spec.implementations.table import page
 
-
 RECORDS = Path("conformance/reports")
 PAGES = (Path("docs/peers.md"), Path("spec/implementations/measured.json"), Path("docs/implementations.md"))
 """Where the table, the measured readings and the page of implementations are written."""
 
 
-def main(arguments: list[str] | None = None, root: Path = Path()) -> int:  # noqa: B008
+def main(arguments: list[str] | None = None, root: Path = Path()) -> int:
     """The exit status: 0 when the table was written, whatever the peers compute; 1 when a peer could not be run.
 
     root: of the checkout, whose records are read and whose pages are written.
