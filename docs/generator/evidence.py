@@ -59,14 +59,13 @@ def rows(found: Sequence[Report], algorithm: str) -> list[Row]:
         for result in report.results:
             if result.algorithm == algorithm:
                 groups.setdefault((report.target, result.dtype, result.mode), []).append(result)
-    return [_row(place, results) for place, results in groups.items()]
-
-
-def _row(place: tuple[str, str, str], results: Sequence[CaseResult]) -> Row:
-    of = {column: [result for result in results if result.kind in kinds] for column, kinds in COLUMNS.items()}
-    cells = {column: cell(mine) for column, mine in of.items()}
-    states = {column: "fail" if any(r.state in FAILED for r in mine) else "pass" for column, mine in of.items()}
-    return Row(*place, cells, states)
+    table = []
+    for place, results in groups.items():
+        of = {column: [result for result in results if result.kind in kinds] for column, kinds in COLUMNS.items()}
+        cells = {column: cell(mine) for column, mine in of.items()}
+        states = {column: "fail" if any(r.state in FAILED for r in mine) else "pass" for column, mine in of.items()}
+        table.append(Row(*place, cells, states))
+    return table
 
 
 @cache
