@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from layers import Pass, measure  # isort: skip  # first: it sees to one core
+from layers import Pass, measure, one_pass  # isort: skip  # first: it sees to one core
 import record
 import vits
 
@@ -42,16 +42,7 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
     for name in CASES:
         config = vits.of_case(name, options.model, options.experts, **of_images)
         batch = vits.batch_of(config, options.images)
-        run = B.value_and_grad(make_loss(B, config, "softmax"))
-        if B.name == "jax":
-            run = B.compile(run)
-        arrays = B.from_numpy(vit.init(config)), B.from_numpy(batch)
-
-        def one(run: Any = run, arrays: Any = arrays) -> None:
-            (loss, _), gradients = run(*arrays)
-            B.to_numpy((loss, gradients["norm"]))
-
-        yield name, one
+        yield name, one_pass(B, make_loss(B, config, "softmax"), vit.init(config), batch, "norm")
     config = vits.of_case("dense", options.model, 0, **of_images)
     images, targets = batch["images"], batch["targets"]
     if options.backend == "torch":
