@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.peers.measure import MEASURED
+from moespec.conformance.peers.measure import MEASURED, counts
 from moespec.spec.implementations.places import of_package, places
 
 __all__ = ["table"]
@@ -116,12 +116,7 @@ def _failing(function: Record) -> list[Record]:
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
     """Passed / failed / everything else, in each dtype."""
-    cells = []
-    for dtype in MEASURED:
-        states = Counter(entry["state"] for entry in entries if entry["dtype"] == dtype)
-        failed = sum(states[state] for state in FAILED)
-        cells.append(f"{states['pass']} / {failed} / {states.total() - states['pass'] - failed}")
-    return cells
+    return [" / ".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
 
 
 def _variants(found: Sequence[Record]) -> list[str]:

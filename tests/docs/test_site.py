@@ -44,13 +44,9 @@ def expert_choice():
     return text_of("expert_choice")
 
 
-def test_every_row_of_the_specification_has_a_page_and_every_entry_of_the_ledger_one():
-    assert set(PAGES) == set(ALGORITHMS)
+def test_every_row_of_the_specification_has_a_page_and_a_formula_and_every_entry_of_the_ledger_a_page():
+    assert set(PAGES) == set(ALGORITHMS) == {path.stem for path in (ROOT / "docs" / "formulas").glob("*.md")}
     assert set(home()) == set(LEDGER)
-
-
-def test_every_page_has_a_formula_and_no_formula_is_without_a_page():
-    assert {path.stem for path in (ROOT / "docs" / "formulas").glob("*.md")} == set(PAGES)
 
 
 def test_the_entries_of_a_page_have_anchors(expert_choice):
@@ -59,10 +55,6 @@ def test_the_entries_of_a_page_have_anchors(expert_choice):
         assert entry.question in expert_choice
         for reading in entry.readings:
             assert reading.text in expert_choice
-
-
-def numbers(text):
-    return [float(number) for number in re.findall(r"-?\d+\.?\d*", text)]
 
 
 def shown(step, name):
@@ -74,17 +66,14 @@ def shown(step, name):
 def test_the_numbers_of_the_example_are_those_of_the_docstring():
     example = doctest.DocTestFinder().find(spec.expert_choice, "expert_choice")[0]
     said = [ast.literal_eval(each.want) for each in example.examples if each.want]
-    steps = [step for step in examples.steps_of_examples(PAGES["expert_choice"]) if step.call == "expert_choice"]
+    first, *others = examples.steps_of_examples(PAGES["expert_choice"])
+    assert first.call == "softmax_affinity"
+    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
+    steps = [step for step in others if step.call == "expert_choice"]
     assert len(said) == len(steps) == 3
     for (slots, total), step in zip(said, steps, strict=True):
         assert shown(step, "slots") == [token for expert in slots for token in expert]
         assert sum(shown(step, "weights")) == pytest.approx(total, rel=1e-5)
-
-
-def test_the_input_of_the_example_is_printed():
-    first = examples.steps_of_examples(PAGES["expert_choice"])[0]
-    assert first.call == "softmax_affinity"
-    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
 
 
 @pytest.mark.parametrize("name", ROUTERS)
