@@ -58,14 +58,9 @@ def table(records: Sequence[Record]) -> str:
         functions = record["functions"]
         differing = [f"`{name}`" for name, function in functions.items() if _failing(function)]
         entries = [entry for function in functions.values() for entry in function["cases"]]
-        rows.append(
-            [
-                f"[{record['peer']}](#{_anchor(record)})",
-                f"[{_version(record)}]({of_package(record['package'], _version(record))})",
-                *_numbers(entries),
-                ", ".join(differing) or "nothing",
-            ]
-        )
+        section = f"[{record['peer']}](#{_anchor(record)})"
+        package = f"[{_version(record)}]({of_package(record['package'], _version(record))})"
+        rows.append([section, package, *_numbers(entries), ", ".join(differing) or "nothing"])
     sections = (line for record in records for line in _section(record))
     return "\n".join([HEAD, *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
 

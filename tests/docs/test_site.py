@@ -199,11 +199,11 @@ def test_the_description_of_a_page_is_its_first_sentence():
 
 
 def test_the_tags_of_a_page_name_no_address_that_it_does_not_have():
-    tags = "".join(heads.tags('A "b"', "What.", ""))
+    tags = heads.tags('A "b"', "What.", "")
     assert '<meta name="description" content="What.">' in tags
     assert 'og:title" content="A &quot;b&quot;"' in tags
     assert "og:url" not in tags
-    assert 'og:url" content="https://example.org/a.html"' in "".join(heads.tags("", "", "https://example.org/a.html"))
+    assert 'og:url" content="https://example.org/a.html"' in heads.tags("", "", "https://example.org/a.html")
 
 
 def test_each_cell_has_the_heading_of_its_column():
