@@ -1,7 +1,6 @@
 """One result file: the figures of one run with the machine, the versions and the command that made them."""
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -11,6 +10,9 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from moespec.models.files import write_atomically
+from moespec.version import UNKNOWN, version
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch")
@@ -71,7 +73,7 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
             "system": platform.system(),
             "python": platform.python_version(),
         },
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN},
         "figures": figures,
     }
     path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
@@ -95,9 +97,7 @@ def _command() -> str:
 
 def _written(path: Path, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 
 
@@ -106,13 +106,6 @@ def _earlier(path: Path) -> dict[str, Any]:
     """What a file had before this run first wrote it; nothing of one that is not there."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return result
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:
