@@ -190,8 +190,8 @@ def test_a_name_that_the_search_does_not_find_is_told(tmp_path):
 
 
 def test_the_description_of_a_page_is_its_first_sentence():
-    def told(*paragraphs):
-        return heads.description(nodes.document(None, None, "", *(nodes.paragraph(text=text) for text in paragraphs)))
+    def told(*texts):
+        return heads.description(nodes.document(None, None, "", *(nodes.paragraph(text=text) for text in texts)))
 
     assert told("Top-2 (arXiv 2006.16668). More\nwords.", "Others.") == "Top-2 (arXiv 2006.16668)."
     assert told("One token of 0.5 e.g. this, so:") == "One token of 0.5 e.g. this, so"
@@ -262,9 +262,10 @@ def test_the_changelog_tells_of_every_revision():
 def test_a_changelog_that_does_not_fit_stops(tmp_path, monkeypatch, entry, said):
     raised = {"z_loss": SimpleNamespace(revision=2 if not entry else 1)}
     monkeypatch.setattr(revisions, "ALGORITHMS", raised)
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## 0.2\n\n{entry}\n")
+    path = tmp_path / "CHANGELOG.md"
+    path.write_text(f"# Changes\n\n## 0.2\n\n{entry}\n")
     with pytest.raises(revisions.ChangelogError, match=said):
-        revisions.changes(tmp_path / "CHANGELOG.md")
+        revisions.changes(path)
 
 
 def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
@@ -283,11 +284,8 @@ def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
         )
         git("add", "-A")
         git("commit", "-q", "-m", line)
-    page = SimpleNamespace(
-        name="soft_routing",
-        algorithm=SimpleNamespace(revision=3),
-        modules=[SimpleNamespace(__file__="/anywhere/spec/soft_moe.py")],
-    )
+    modules = [SimpleNamespace(__file__="/anywhere/spec/soft_moe.py")]
+    page = SimpleNamespace(name="soft_routing", algorithm=SimpleNamespace(revision=3), modules=modules)
     second, first = revisions.past(page, tmp_path)
     assert (second.revision, first.revision) == (2, 1)
     assert "older = 1" in first.texts["spec/algorithms/soft_moe.py"]
