@@ -16,35 +16,33 @@ from moespec.conformance.peers.measure import measure, read_record, write_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
 from moespec.conformance.report.report import write_text
-from moespec.conformance.suite import digest, load
+from moespec.conformance.suite import VECTORS, digest, load
 from moespec.spec.implementations.positions import Measured
 from moespec.spec.implementations.table import page
 
-RECORDS = Path("conformance/reports")
-PAGES = (Path("docs/peers.md"), Path("spec/implementations/measured.json"), Path("docs/implementations.md"))
-"""Where the table, the measured readings and the page of implementations are written."""
+RECORDS, MEASURED = "conformance/reports", "spec/implementations/measured.json"
 
 
-def main(arguments: list[str] | None = None, root: Path = Path()) -> int:
-    """The exit status: 0 when the table was written, whatever the peers compute; 1 when a peer could not be run.
-
-    root: of the checkout, whose records are read and whose pages are written.
-    """
+def main(arguments: list[str] | None = None) -> int:
+    """The exit status: 0 when the table was written, whatever the peers compute; 1 when a peer could not be run."""
     parser = argparse.ArgumentParser(prog="python -m moespec.conformance.peers", description=__doc__)
     words = f"run the suite on this (repeatable): {', '.join(PEERS)}; without it only what the records say is written"
     parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], metavar="NAME", help=words)
-    names = parser.parse_args(arguments).peer
-    for folder in {root / RECORDS, *((root / path).parent for path in PAGES)}:
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: this folder)")
+    parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)")
+    options = parser.parse_args(arguments)
+    records, docs, measured = (options.root / name for name in (RECORDS, "docs", MEASURED))
+    for folder in (records, docs, measured.parent):
         if not folder.is_dir():
-            print(f"there is no folder {str(folder)!r}; run this at the root of a checkout", file=sys.stderr)
+            print(f"--root: there is no folder {str(folder)!r}; expected a checkout", file=sys.stderr)
             return 1
-    paths = {name: root / RECORDS / f"peer-{name}.json" for name in PEERS}
     try:
-        cases = load()
-        for name in names:
-            write_record(measure(PEERS[name], cases, digest()), paths[name])
-        records = [read_record(path) for path in paths.values() if path.exists()]
-        rows = readings(records, cases)
+        cases = load(options.vectors)
+        for name in options.peer:
+            write_record(measure(PEERS[name], cases, digest(options.vectors)), records / f"peer-{name}.json")
+        paths = {name: records / f"peer-{name}.json" for name in PEERS}
+        found = [read_record(path) for path in paths.values() if path.exists()]
+        rows = readings(found, cases)
     except (ImportError, PackageNotFoundError) as error:
         session = f"peers(peer='{PEERS[name].package}')"
         print(f'--peer {name}: {error}; `nox -s "{session}"` installs what it needs', file=sys.stderr)
@@ -52,9 +50,9 @@ def main(arguments: list[str] | None = None, root: Path = Path()) -> int:
     except (VectorError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    texts = table(records), json.dumps(rows, indent=1) + "\n", page([Measured(**each) for each in rows])
-    for path, text in zip(PAGES, texts, strict=True):
-        write_text(root / path, text)
+    write_text(docs / "peers.md", table(found))
+    write_text(measured, json.dumps(rows, indent=1) + "\n")
+    write_text(docs / "implementations.md", page([Measured(**each) for each in rows]))
     return 0
 
 

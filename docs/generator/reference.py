@@ -110,7 +110,9 @@ def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
     """The functions and classes of a module, of a class also its public methods. Raises AttributeError for a name that it has not."""
     for name in names or module.__all__:
         value = getattr(module, name)
-        if inspect.isfunction(value) or inspect.isclass(value):
+        if names and not callable(value):
+            raise TypeError(f"{module.__name__}.{name}: expected a function or class")
+        if inspect.isroutine(value) or inspect.isclass(value):
             yield Entry(name, _signature(value), markdown(inspect.getdoc(value) or ""))
             yield from _methods(name, value) if inspect.isclass(value) else ()
 

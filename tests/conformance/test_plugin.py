@@ -120,16 +120,6 @@ def test_a_fault_of_the_suite_is_no_pass(run, monkeypatch):
     assert "ZeroDivisionError" in printed
 
 
-def test_a_vector_that_is_no_case_stops_the_run(run, vectors, commit):
-    path = vectors / "z_loss/negative_value.json"
-    path.write_text(path.read_text().replace('"negative"', '"nonsense"'))
-    commit()
-    status, printed, error = run("run", "--target", "moespec.backends.numpy", "--vectors", vectors)
-    assert (status, printed) == (2, "")
-    assert "the vectors are damaged: " in error
-    assert "z_loss/negative_value.json: " in error
-
-
 def test_collecting_reads_no_case(monkeypatch):
     monkeypatch.setattr(plan.suite, "read", None)
     ids, modes = tuple(case.id for case in CASES), ("eager", "compiled", "strided")

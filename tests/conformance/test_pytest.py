@@ -122,8 +122,3 @@ def test_what_is_wrong_is_named(options, said):
     with pytest.raises(ConfigError) as raised:
         conformance.parametrize(**options)
     assert said in str(raised.value)
-
-
-def test_the_suite_does_not_need_pytest():
-    code = "import sys; sys.modules['pytest'] = None; import moespec.conformance.__main__ as m; m.main(['list'])"
-    subprocess.run((sys.executable, "-c", code), check=True, capture_output=True)

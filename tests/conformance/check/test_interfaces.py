@@ -262,33 +262,25 @@ def test_a_stage_of_another_name_fails(check, folder):
     assert "first at choice/slots\n    a tensor that is not expected" in printed
 
 
-@pytest.mark.parametrize("content", [b"", raw('{"token_choice/slots": 3}')])
-def test_damaged_files(check, folder, content):
+NOT_READ = {
+    "nothing": (Path.touch, "not a safetensors file: "),
+    "no offsets": (lambda path: path.write_bytes(raw('{"token_choice/slots": 3}')), "not a safetensors file: "),
+    "holes": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has 1,099,511,627,776 bytes, too many"),
+    **{"a folder": (Path.mkdir, ""), "a pipe": (os.mkfifo, "")},
+    **{f"a link to {target}": (lambda path, target=target: path.symlink_to(target), "") for target in ("nowhere", "/dev/zero")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_files_that_cannot_be_read(check, folder, name):
     """What all may be damaged in a file is in `tests/training/loop/test_checkpoint.py`."""
-    (folder / TIED).write_bytes(content)
+    make, said = NOT_READ[name]
+    (folder / TIED).unlink()
+    make(folder / TIED)
     status, printed, _ = check(folder)
     assert status == 1
-    assert f"first at file\n    {folder / TIED}: not a safetensors file: " in printed
+    assert f"first at file\n    {folder / TIED}: {said}" in printed
     assert printed.splitlines()[-1] == ONE_FAILS
-
-
-def test_a_file_of_holes_is_not_read(check, folder):
-    with (folder / TIED).open("wb") as file:
-        file.truncate(1 << 40)
-    assert f"{folder / TIED}: has 1,099,511,627,776 bytes, too many" in check(folder)[1]
-
-
-def test_what_is_not_a_file(check, folder):
-    for make in (
-        Path.mkdir,
-        os.mkfifo,
-        lambda path: path.symlink_to("nowhere"),
-        lambda path: path.symlink_to("/dev/zero"),
-    ):
-        path = folder / TIED
-        path.rmdir() if path.is_dir() else path.unlink()
-        make(path)
-        assert f"first at file\n    {path}: " in check(folder)[1]
 
 
 @pytest.mark.parametrize("name", ["token_choice/teid", "tied", "token_choice/tied/tied", "hash/tied"])
@@ -457,37 +449,36 @@ def failing(interface, name, id):
     return reproduce.code(report.Report(interface, name, "", results), result, case)
 
 
-def test_the_reproduction_of_a_stage_runs_as_it_stands(over_numpy, capsys):
-    text = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"
-    name = over_numpy("late_choice", text)
-    code = failing("target", name, "expert_choice/tied")
+NEGATED = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"
+UNCHECKED = (
+    "def z_loss(logits):\n    return numpy.z_loss(logits) if logits.ndim == 3 else logits.sum()\n"
+    "def value_and_grad(f):\n    def g(*a):\n        v, d = numpy.value_and_grad(f)(*a)\n"
+    "        return v, {k: {n: x + 1 for n, x in t.items()} for k, t in d.items()}\n    return g\n"
+)
+ZEROS = "import numpy as np\ndef layer(x, params, options):\n    return np.zeros_like(x)\n"
+TIED_SLOTS = str(BY_ID["expert_choice/tied"].stages[0].outputs["slots"].array)
+
+
+@pytest.mark.parametrize(
+    ("interface", "text", "id", "said"),
+    [
+        ("target", NEGATED, "expert_choice/tied", ["inputs\n{'scores': array", f"expected\n{TIED_SLOTS}", "got\n[[[1"]),
+        ("target", UNCHECKED, "z_loss/gradient", ["expected\n", "got\n"]),
+        ("target", UNCHECKED, "z_loss/negative_shape", ["{'error': 'ShapeError naming logits'}"]),
+        ("adapter", ZEROS, "soft_moe/values", ["got\n[[[0. 0. 0. 0.]"]),
+    ],
+)
+def test_a_reproduction_runs_as_it_stands(target, over_numpy, capsys, interface, text, id, said):
+    make = over_numpy if interface == "target" else target
+    code = failing(interface, make(f"reproduced{abs(hash(text))}", text), id)
     printed = shown(code, capsys)
+    assert [part for part in said if part not in printed] == [], printed
     assert len(code.splitlines()) == 6
-    assert "inputs\n{'scores': array" in printed
-    assert str(BY_ID["expert_choice/tied"].stages[0].outputs["slots"].array) in printed.split("expected")[1]
-    assert "got\n[[[1" in printed
-    assert code.endswith("# expert_choice")
 
 
-def test_the_reproduction_of_a_gradient_and_of_an_error_case(over_numpy, capsys):
-    name = over_numpy(
-        "no_checks",
-        "def z_loss(logits):\n    return numpy.z_loss(logits) if logits.ndim == 3 else logits.sum()\n"
-        "def value_and_grad(f):\n    def g(*a):\n        v, d = numpy.value_and_grad(f)(*a)\n"
-        "        return v, {k: {n: x + 1 for n, x in t.items()} for k, t in d.items()}\n    return g\n",
-    )
-    printed = shown(failing("target", name, "z_loss/gradient"), capsys)
-    assert "expected\n" in printed
-    assert "got\n" in printed
-    assert "{'error': 'ShapeError naming logits'}" in shown(failing("target", name, "z_loss/negative_shape"), capsys)
-
-
-def test_the_reproduction_of_an_adapter_and_of_a_file(target, folder, capsys):
-    name = target("zeros", "import numpy as np\ndef layer(x, params, options):\n    return np.zeros_like(x)\n")
-    assert "got\n[[[0. 0. 0. 0.]" in shown(failing("adapter", name, "soft_moe/values"), capsys)
+def test_the_reproduction_of_a_file(folder, capsys):
     change(folder / TIED, slots=SLOTS + 1)
-    printed = shown(failing("files", str(folder), "token_choice/tied"), capsys)
-    assert f"got\n{SLOTS + 1}" in printed
+    assert f"got\n{SLOTS + 1}" in shown(failing("files", str(folder), "token_choice/tied"), capsys)
 
 
 def test_a_raising_target_raises_in_its_reproduction(over_numpy):

@@ -11,7 +11,7 @@ from moespec.conformance.author.backward import layer_gradients
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
-from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, constant, exact, tolerance
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, exact, tolerance
 from moespec.conformance.format import GoldenError
 from moespec.conformance.golden.fresh import fresh
 from moespec.conformance.manifest import encode
@@ -73,14 +73,6 @@ def test_zeros_and_small_mistakes_fail_in_every_dtype(layers):
         assert not compare(value, value.array * (1 + mistake), ALL_DTYPES[dtype]).passed
         size = np.sqrt(np.mean(value.array**2))
         assert tolerance(value, ALL_DTYPES[dtype]).mean() < mistake * size * 2
-
-
-def test_the_constants_of_large_cases():
-    assert constant("direct", DTYPES["float32"]) == 4
-    assert [constant("large direct", ALL_DTYPES[name]) for name in ("float64", "float32", "bfloat16", "float16")] == [
-        128, 128, 8, 8,
-    ]  # fmt: skip
-    assert constant("large iterated gradient", ALL_DTYPES["bfloat16"]) == 32
 
 
 def test_a_gradient_that_is_not_that_of_the_specification_is_not_made(monkeypatch):

@@ -1,7 +1,5 @@
 """Waivers: what they excuse, and that one which is wrong, needless or stale fails the run."""
 
-import json
-
 import pytest
 from committed import of
 
@@ -127,24 +125,14 @@ def test_a_wrong_file_stops_the_run(run, tmp_path, text, said):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_command_line(run, over_numpy, tmp_path):
-    path, report, total = tmp_path / "waivers.toml", tmp_path / "report.json", len(of("z_loss"))
+def test_a_waiver_of_a_dtype_that_is_not_run_excuses_nothing_and_fails_nothing(run, over_numpy, tmp_path):
+    """What else a waiver does to a run is in test_plugin."""
+    path, total = tmp_path / "waivers.toml", len(of("z_loss"))
     options = ("run", "--target", over_numpy("adds_one", LATE), "--algorithm", "z_loss", "--waivers", path)
-    path.write_text(ENTRY)
-    assert run(*options)[1].splitlines()[-1] == f"{total - 1} passed, 0 failed, {2 * total + 1} skipped"
-    path.write_text(ENTRY.replace("one_expert", "gradient") + 'dtype = "float32"\n')
-    assert run(*options)[1].splitlines()[-1] == f"{total - 1} passed, 1 failed, {2 * total} skipped"  # it is not run
-    path.write_text(ENTRY.replace("one_expert", "[ov]*"))
-    status, printed, _ = run(*options, "--report", report)
-    assert status == 1
-    message = "passes, and z_loss/[ov]* is waived: we add one"
-    assert f"FAIL z_loss/values [float64 eager] first at waiver\n    {message}" in printed
-    assert printed.splitlines()[-1] == f"{total - 2} passed, 1 failed, {2 * total + 1} skipped"
-    assert json.loads(report.read_text())["failed"] == 1
-    path.write_text(ENTRY.replace("= 2", "= 3"))
-    status, printed, said = run(*options)
-    assert (status, printed) == (2, "")
-    assert "revision" in said
+    for dtype, failed in (("float64", 0), ("float32", 1)):
+        path.write_text(f'{ENTRY}dtype = "{dtype}"\n')
+        last = run(*options)[1].splitlines()[-1]
+        assert last.startswith(f"{total - 1} passed, {failed} failed, ")
 
 
 def test_files_are_waived_too(run, tmp_path):

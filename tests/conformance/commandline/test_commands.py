@@ -151,31 +151,6 @@ def test_a_target_that_promises_to_check_values_must(run, over_numpy):
     assert "1 skipped, float64 eager: unchecked" in printed
 
 
-PARTIAL = [
-    (
-        "from moespec.backends.numpy import router_logits, token_choice\n",
-        "token_choice",
-        ["gradient"],
-        "value_and_grad is missing",
-    ),
-    ("", "softmax_token_choice", None, "ROUTERS is missing"),
-    ("ROUTERS = {}\n", "soft_moe", None, "ROUTERS['soft_moe'] is missing"),
-]
-
-
-@pytest.mark.parametrize(("text", "algorithm", "kinds", "reason"), PARTIAL)
-def test_what_a_target_lacks_is_not_implemented(run, target, text, algorithm, kinds, reason):
-    name = target("partial", "from moespec.backends.numpy import from_numpy, to_numpy\n" + text)
-    status, printed, _ = run("run", "--target", name, "--dtype", "f64", "--algorithm", algorithm)
-    gradients, skipped = len(of(algorithm, kinds=["gradient"])), len(of(algorithm, kinds=kinds))
-    passed = len(of(algorithm)) - skipped
-    assert status == (passed == 0)
-    assert printed.splitlines()[-1] == f"{passed} passed, 0 failed, {skipped} skipped"
-    (skips,) = [line for line in printed.splitlines() if " skipped, float64 eager: not implemented: " in line]
-    assert reason in skips
-    assert f" -{gradients} " in next(line for line in printed.splitlines() if line.startswith(algorithm))
-
-
 def test_a_folder_without_vectors_fails(run, tmp_path):
     (tmp_path / "vectors").mkdir()
     commit(tmp_path / "vectors")

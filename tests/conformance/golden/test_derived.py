@@ -22,7 +22,8 @@ from moespec.conformance.compare import DTYPES
 from moespec.conformance.failure import Failure
 from moespec.conformance.golden.derived import derived, valid_calls
 
-FOLDER = Path(spec.__file__).parent
+SPEC = Path(spec.__file__).parent
+FOLDERS = (SPEC, SPEC / "algorithms")
 ARRAYS = ("as_array", "as_scalar")
 ERRORS = {"ContractError", "ShapeError", "DtypeError"}
 
@@ -66,7 +67,7 @@ ANY_RANK = {
 def checks():
     """`(file, lines, text) -> kinds of error` of all checks and raises of the specification but those of `checks.py` and of imports."""
     found = {}
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in folder.glob("*.py")):
         if path.name in ("__init__.py", "checks.py", "errors.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
@@ -177,7 +178,7 @@ def raised():
         error = by_specification(case)
         for frame, line in walk_tb(error.__traceback__) if isinstance(error, spec.SpecError) else ():
             path = Path(frame.f_code.co_filename)
-            if path.parent == FOLDER:
+            if path.parent in FOLDERS:
                 found[path.name, line].add(type(error).__name__)
     return found
 

@@ -13,7 +13,7 @@ from moespec.conformance.check.match_variant import Known
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
-from moespec.conformance.peers.__main__ import PAGES, main
+from moespec.conformance.peers.__main__ import main
 from moespec.conformance.peers.measure import measure, read_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
@@ -174,39 +174,43 @@ def test_a_committed_record_is_of_the_pinned_version_and_of_these_vectors(name):
 
 
 @pytest.fixture
-def checkout(tmp_path):
-    """A folder with the folders of a checkout that are written into."""
-    for path in (RECORDS.relative_to(ROOT), *(path.parent for path in PAGES)):
-        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+def root(tmp_path):
+    """A checkout without records."""
+    for folder in ("conformance/reports", "docs", "spec/implementations"):
+        (tmp_path / folder).mkdir(parents=True)
     return tmp_path
 
 
-def test_a_folder_that_is_not_there_is_named(checkout, capsys):
-    (checkout / "docs").rmdir()
-    assert main([], checkout) == 1
-    assert capsys.readouterr().err.startswith(f"there is no folder '{checkout / 'docs'}'")
+def written(root):
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("folder", ["conformance/reports", "docs", "spec/implementations"])
+def test_a_folder_that_is_not_there_is_named(folder, root, capsys):
+    (root / folder).rmdir()
+    assert main(["--root", str(root)]) == 1
+    assert capsys.readouterr().err == f"--root: there is no folder {str(root / folder)!r}; expected a checkout\n"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
-def test_a_damaged_record_is_named(text, checkout, capsys):
-    path = checkout / RECORDS.relative_to(ROOT) / "peer-pot.json"
+def test_a_damaged_record_is_named(text, root, capsys):
+    path = root / "conformance/reports/peer-pot.json"
     path.write_text(text)
-    assert main([], checkout) == 1
+    assert main(["--root", str(root)]) == 1
     assert f"{path}: no record of a peer" in capsys.readouterr().err
-    assert not any((checkout / page).exists() for page in PAGES)
+    assert written(root) == [path]
 
 
-def test_a_peer_that_is_not_installed_is_named(checkout):
+def test_a_peer_that_is_not_installed_is_named(root):
     program = """
-        from pathlib import Path
-        from moespec.conformance.peers.__main__ import PAGES, main
-        sys.exit(main(["--peer", "pot"], Path(sys.argv[1])))
+        from moespec.conformance.peers.__main__ import main
+        sys.exit(main(["--peer", "pot", *sys.argv[1:]]))
     """
-    result = run_without(["ot", "torch"], program, str(checkout))
+    result = run_without(["ot", "torch"], program, "--root", str(root))
     assert result.returncode == 1
     assert result.stderr.startswith("--peer pot: No module named ")
     assert "Traceback" not in result.stderr
-    assert not [path for path in checkout.rglob("*") if path.is_file()]
+    assert not written(root)
 
 
 # torch's own functions, for real.
