@@ -45,23 +45,6 @@ def test_counts_of_dense_models(name, no_head, imagenet, jft_300m, jft_4b):
     assert counts == [no_head, imagenet, jft_300m, jft_4b]
 
 
-@pytest.mark.parametrize(
-    ("name", "experts", "capacity_factor", "count"),
-    [
-        ("vit_s16", 128, 128 / 196, 933_709_471),
-        ("vit_s14", 256, 1.0, 1_841_402_527),
-        ("vit_b16", 128, 128 / 196, 3_707_638_687),
-        ("vit_l16", 128, 128 / 196, 13_127_249_829),
-        ("vit_h14", 256, 1.0, 54_177_406_889),
-        ("vit_h14", 128, 0.5, 27_318_132_649),
-    ],
-)
-def test_counts_of_soft_moe(name, experts, capacity_factor, count):
-    options = {"capacity_factor": capacity_factor}  # of one slot an expert
-    config = vit.named(name, classes=JFT_4B, qk_norm=True, moe="last_half", experts=experts, router_options=options)
-    assert vit.parameter_count(config) == count
-
-
 def test_names():
     assert vit.named("vit_ti28").patch_size == 28
     assert vit.named("vit_b12", image_size=384).sequence == 32 * 32

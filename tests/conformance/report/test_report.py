@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -155,13 +154,6 @@ def test_the_words_of_the_schema_are_those_of_the_code():
     texts = SCHEMA["$defs"]["texts"]
     assert (texts["maxItems"], texts["items"]["maxItems"]) == (MATRICES, LARGEST)
     Draft202012Validator.check_schema(SCHEMA)
-
-
-def test_without_jsonschema_it_says_what_to_install(run, monkeypatch, written):
-    monkeypatch.setitem(sys.modules, "jsonschema.exceptions", None)
-    status, _, said = run("report", written[1])
-    assert status == 2
-    assert said == f"{written[1]}: jsonschema checks its form. Install it: pip install 'moespec[conformance]'\n"
 
 
 def rejected(written, content, said):
