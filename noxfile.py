@@ -283,6 +283,14 @@ def full(session: nox.Session) -> None:
         session.run("python", "-m", "moespec.conformance", "variants")
 
 
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Before a release: count the statements of each room that tests cover, `benchmarks/results/coverage.json`."""
+    _install(session, "jax", "torch", "flax", "equinox", "dev")
+    session.install(*CONSTRAINTS, "coverage")
+    session.run("python", "benchmarks/covered.py", *session.posargs, env=QUIET)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff: rules and format."""

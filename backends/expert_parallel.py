@@ -6,6 +6,8 @@ from typing import Any
 
 from moespec.backends.common.network import with_shared
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.spec.errors import ShapeError
 from moespec.spec.routers import Router
 
 __all__ = ["SplitExperts"]
@@ -68,6 +70,22 @@ class SplitExperts:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
         y = self.moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
         return with_shared(y, expert_mlp, tokens, shared, **options)
+
+    def rows_of_device(self, batch: int) -> int:
+        """The rows of a batch for each device. Raises ShapeError unless they are as many for all."""
+        if batch % self.sizes.devices:
+            raise ShapeError(
+                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
+            )
+        return batch // self.sizes.devices
+
+    def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters, whole but for those of blocks, which are gathered one block at a time."""
+        return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
+
+    def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:
+        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
+        return self.import_state({"params": params, "step": 0}, optimizer)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
         """As of one device. Raises ConfigError where experts are split."""

@@ -1,6 +1,6 @@
-"""Write docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
+"""Write the tables of docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
 
-python benchmarks/speed.py            # rewrites docs/speed.md and docs/_static/speed.png
+python benchmarks/speed.py            # rewrites what stands between the marks there, and docs/_static/speed.png
 """
 
 import json
@@ -8,126 +8,36 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import page
 import summary
 
 from moespec.spec.routers import ROUTERS
 
-DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = Path(__file__).parent / "results"
-
-INTRODUCTION = """# Speed
-
-Made by `python benchmarks/speed.py` from the files in `benchmarks/results`. A figure is a ratio from one run, never a promise: on
-your machine, run the command that stands in the file.
-"""
-
-LAYERS = """## A layer of each router on one core
-
-`nox -s bench`: forward and backward, float32, gradients of all parameters and of the tokens, in turn, the least of the rounds, over
-the dense perceptron of the same run. *Work* is the rows that the experts have for each token, so that a layer whose routing costs
-nothing is at its work. An expert that has room for every token (`hash`, `s_base`, `noisy_top_k`, `dselect_k`, any factor `inf`)
-multiplies only what it is sent; with torch on a GPU, in 16 bits only. `strictly_balanced` has room for all at evaluation, and computes it.
-
-The gates of `dselect_k` are all open at its first step, which this is.
-
-Other projects are here where a second run agrees within 10 %. torch takes memory in large pages for all, as in `moespec train`.
-Denormal numbers are zeros with torch, as with XLA; in the row
-*denormals* torch computes with them, as it does by default: some processors multiply them many times more slowly, and of the first
-softmaxes of soft-moe-pytorch, whose logits have a standard deviation of the root of the width, some percent are denormal.
-"""
-
-LARGER = """## Layers with 32 experts
-
-The same in groups of 784 tokens.
-"""
-
-STEPS = """## A model
-
-`nox -s bench`: the loss of a ViT and its gradients, as for layers; experts in every second block.
-"""
-
-GROWTH = """## Growth
-
-`nox -s bench`: narrow experts, at as many slots in all, over the dense perceptron of the same tokens. Routing to more experts costs
-what their logits cost; what a plan, a choice or a mixture costs grows with tokens times experts, and for Soft MoE with tokens times
-slots, so with the square of the tokens of a group.
-"""
-
-STEPS_TPU = """## A training step, compiled for a TPU
-
-`python benchmarks/tpu_steps.py`: whole steps in bfloat16 with AdamW and a clip, experts in every second block. *Recomputed* is
-`--training.recompute`. With many experts, *temporary* is mostly their weights in bfloat16 and their gradients.
-"""
-
-TPU = """## A layer of each router, compiled for a TPU
-
-`python benchmarks/tpu_layers.py` compiles them with the TPU's own compiler, without a TPU; `nox -s tpu` fails when FLOPs, passes, bytes
-or memory have grown by more than 5 %. Bytes are what the compiler counts. *Passes* count a float32 product at the highest precision
-six times. Rows of groups of at most 256 tokens come and go by products with one-hot rows, as in vmoe's einsum, which are in the
-count: a gathered row counts as the tile of eight rows that it lies in. Larger groups, float32 and `base` gather. Soft MoE's logits
-are three passes, forward and in each gradient, where the tokens are bfloat16, as they are here; in float32 they are six. Layers that
-multiply the filled slots alone do so by kernels (Pallas' megablox), which say their own operations and bytes: a tile of 256 rows that
-two experts share is multiplied twice and counted once, and an expert's matrix is counted for each of its tiles of rows.
-"""
-
-MESH = """## What devices tell each other
-
-`python benchmarks/tpu_mesh.py`: a training step of a ViT-S/16 of two blocks, one with 8 experts, bfloat16, 16 images a device,
-compiled for 4 and 8 chips of a TPU v5e; `nox -s tpu` fails when there are other collectives. *Bound* is what must be received: slots
-whose experts are elsewhere, four times; gradients of what several devices have, twice; with `fsdp` the parts of the others, and
-their gradients.
-"""
-
-GPU = """## A training step on a GPU
-
-`python benchmarks/gpu.py`: ViT-B/16 in bfloat16, 256 images, experts in every second block, compiled; the median of 20 rounds of one run.
-*Pass* is the loss with its gradients, *step* also clip and AdamW. Over the dense model by the same backend; in brackets over the
-ratio of their operations.
-"""
-
-RECIPES = """## A step of each recipe, compiled for a TPU
-
-`python benchmarks/tpu_recipes.py`: the whole step with clip and optimiser, float32, 8 images. The count is that of `moespec count`;
-the optimiser is not in it, which is what is above 1 where experts have many parameters and the batch few images.
-"""
-
-DATA = """## Images
-
-`python benchmarks/data.py --workers 2`: JPEG files of 500 x 375 pixels to crops of 224, on wall time, over as many processes
-that do nothing but decode and crop with Pillow. Pixels are mixed and normalised on the device, where they arrive as bytes.
-"""
+BACKENDS = ("jax", "torch")
 
 
 def main() -> None:
-    layers = {name: read(f"layers-{name}-cpu") for name in ("jax", "torch")}
-    picture(layers, DOCS / "_static" / "speed.png")
-    larger = {name: read(f"layers-32-{name}-cpu") for name in layers}
-    steps = {name: read(f"steps-{name}-cpu") for name in ("jax", "torch")}
+    layers, larger, steps, growth = (
+        {name: read(f"{kind}-{name}-cpu") for name in BACKENDS} for kind in ("layers", "layers-32", "steps", "growth")
+    )
+    picture(layers, page.DOCS / "_static" / "speed.png")
     tpu, tpu_steps = read("layers-tpu"), read("steps-tpu")
-    parts = [INTRODUCTION, summary.TEXT, table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))), ""]
-    parts += [table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))), ""]
-    parts += [LAYERS, "![times of layers over the dense perceptron](_static/speed.png)\n", of_layers(layers)]
-    parts += [LARGER, of_layers(larger)]
-    parts += [STEPS, of_layers(steps, "steps"), GROWTH, of_growth({name: read(f"growth-{name}-cpu") for name in steps})]
-    shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
-    keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
-    head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
-    rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
-    parts += [TPU, table(head, rows), f"\n{shape}; {tpu['topology']}, {versions(tpu['versions'])}.\n"]
-    parts += [STEPS_TPU, of_tpu_steps(tpu_steps), MESH, of_mesh(read("mesh-tpu"))]
-    parts += [GPU, of_gpu(sorted(RESULTS.glob("gpu-*.json")))]
-    recipes = read("recipes-tpu")
-    head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
-    rows = [
-        [f"`{row['recipe']}`", row["topology"], f"{row['parameters'] / 1e6:,.0f} M", *of_recipe(row)]
-        for row in recipes["rows"]
-    ]
-    parts += [RECIPES, table(head, rows), f"\n{versions(recipes['versions'])}.\n"]
-    data = read("data-cpu")
-    figures = data["figures"]["images_per_second"], data["figures"]["images_per_second_of_pillow"]
-    rows = [[name, f"{figures[0][name]:.0f}", f"{figures[1][name]:.2f}"] for name in figures[0]]
-    parts += [DATA, table(["what", "images a second", "of Pillow"], rows), f"\n{machine(data)}.\n"]
-    (DOCS / "speed.md").write_text("\n".join(parts))
+    tables = {
+        "cpu": page.table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))),
+        "tpu": page.table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))),
+        "layers": of_layers(layers),
+        "larger layers": of_layers(larger),
+        "models": of_layers(steps, "steps"),
+        "growth": of_growth(growth),
+        "layers on a TPU": of_tpu_layers(tpu),
+        "steps on a TPU": of_tpu_steps(tpu_steps),
+        "collectives": of_mesh(read("mesh-tpu")),
+        "steps on a GPU": of_gpu(sorted(RESULTS.glob("gpu-*.json"))),
+        "recipes": of_recipes(read("recipes-tpu")),
+        "data": of_data(read("data-cpu")),
+    }
+    page.rewrite(page.DOCS / "speed.md", tables)
 
 
 def read(name: str) -> Any:
@@ -157,12 +67,12 @@ def of_layers(results: dict[str, Any], part: str = "layers") -> str:
         times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values()]
         rows.append([f"`{name}`", *work[:1], *times])
     head = ["layer", "work"] if part == "layers" else ["model"]
-    text = [table([*head, *(f"{name}, x dense" for name in figures)], rows)]
+    text = [page.table([*head, *(f"{name}, x dense" for name in figures)], rows)]
     for name, result in results.items():
         config = result["figures"]["config"].items()
         sizes = ", ".join(f"{key} {value}" for key, value in config if key not in ("backend", "rounds", "routers"))
         dense = 1e3 * figures[name]["dense"]["cpu_seconds"]
-        text.append(f"{name}: {sizes}; dense takes {dense:.0f} ms; {machine(result)}.\n")
+        text.append(f"{name}: {sizes}; dense takes {dense:.0f} ms; {machine(result)}.")
     return "\n\n".join(text)
 
 
@@ -176,7 +86,15 @@ def of_growth(growth: dict[str, Any]) -> str:
         times = [f"{row['times_dense'][router]:.2f}" for row in each for router in routers]
         rows.append([str(first[i]["tokens"]), str(first[i]["experts"]), *times])
     sizes = f"{first[0]['width']} width, {first[0]['hidden']} hidden, one group"
-    return "\n\n".join([table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}.\n"])
+    return "\n\n".join([page.table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}."])
+
+
+def of_tpu_layers(tpu: Any) -> str:
+    keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
+    rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
+    shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
+    head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
+    return "\n\n".join([page.table(head, rows), f"{shape}; {tpu['topology']}, {versions(tpu['versions'])}."])
 
 
 def of_tpu_steps(steps: Any) -> str:
@@ -194,7 +112,7 @@ def of_tpu_steps(steps: Any) -> str:
         rows.append([model, of["case"], str(of.get("experts", "")), flops, *ratios, held])
     head = ["model", "case", "experts", "FLOPs / count"]
     head += ["bytes / dense", "temporary / dense", "compile / dense", "parameters and state, GiB"]
-    return "\n\n".join([table(head, rows), f"{versions(steps['versions'])}.\n"])
+    return "\n\n".join([page.table(head, rows), f"{versions(steps['versions'])}."])
 
 
 def of_mesh(mesh: Any) -> str:
@@ -205,7 +123,7 @@ def of_mesh(mesh: Any) -> str:
         counts = [str(row.get(kind, {"count": 0})["count"]) for kind in kinds]
         rows.append([f"`{router}`, {devices}", *counts, f"{row['megabytes']:.1f}", f"{row['over_bound']:.2f}"])
     head = ["step", *kinds, "MB received", "over the bound"]
-    return "\n\n".join([table(head, rows), f"{versions(mesh['versions'])}.\n"])
+    return "\n\n".join([page.table(head, rows), f"{versions(mesh['versions'])}."])
 
 
 def of_gpu(paths: list[Path]) -> str:
@@ -224,22 +142,27 @@ def of_gpu(paths: list[Path]) -> str:
             rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
         made[f"{backend}: {versions(result['versions'])}"] = None
     head = ["on", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
-    return "\n\n".join([table(head, rows), f"{'; '.join(made)}.\n"])
+    return "\n\n".join([page.table(head, rows), f"{'; '.join(made)}."])
 
 
 def key(row: Any) -> tuple[Any, ...]:
     return row["of"]["model"], row["of"]["images"], row["of"]["topology"]
 
 
-def of_recipe(row: dict[str, Any]) -> list[str]:
-    if "error" in row:
-        return ["", "", "more than a core has"]
-    return [str(row["flops_over_count"]), str(row["gigabytes_accessed"]), str(row["temporary_mib"])]
+def of_recipes(recipes: Any) -> str:
+    head = ["recipe", "topology", "parameters", "FLOPs / count", "GB accessed", "temporary MiB"]
+    rows = []
+    for row in recipes["rows"]:
+        figures = [str(row.get(key, "")) for key in ("flops_over_count", "gigabytes_accessed")]
+        needed = str(row.get("temporary_mib", "more than a core has"))
+        rows.append([f"`{row['recipe']}`", row["topology"], f"{row['parameters'] / 1e6:,.0f} M", *figures, needed])
+    return "\n\n".join([page.table(head, rows), f"{versions(recipes['versions'])}."])
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    align = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, align, *rows])
+def of_data(data: Any) -> str:
+    rates, of_pillow = (data["figures"][f"images_per_second{part}"] for part in ("", "_of_pillow"))
+    rows = [[name, f"{rate:.0f}", f"{of_pillow[name]:.2f}"] for name, rate in rates.items()]
+    return "\n\n".join([page.table(["what", "images a second", "of Pillow"], rows), f"{machine(data)}."])
 
 
 def machine(result: dict[str, Any]) -> str:

@@ -4,12 +4,6 @@ from collections.abc import Iterator
 from math import inf
 from typing import Any
 
-TEXT = """## In short
-
-Ours and others of the same run, over the dense perceptron or model; *goal* is what we mean to reach. Where it is not reached the last
-column says what is in the way.
-"""
-
 HEAD = ["on one core of a CPU", "ours", "others", "goal", "why not"]
 HEAD_TPU = ["by the TPU's compiler", "ours", "others", "goal", "why not"]
 

@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moespec.models.errors import CheckpointError
 from moespec.models.memory import of_machine
+from moespec.spec.errors import SpecError
 
 __all__ = [
-    *("RECORD", "named_errors", "read_file", "read_record", "regular", "signed", "sweep", "sync_directory"),
-    *("unfinished", "unsigned", "write_atomically", "write_synced"),
+    *("RECORD", "content_of", "named_errors", "parsed", "read_file", "read_json", "read_record", "regular", "signed"),
+    *("sweep", "sync_directory", "unfinished", "unsigned", "write_atomically", "write_synced"),
 ]
 
 RECORD = 2**26
@@ -64,6 +66,30 @@ def read_file(path: Path, most: float = math.inf) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"has {size:,} bytes, too many", str(path))
         return file.read()
+
+
+def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
+    """The content of a file. Raises `kind` if it cannot be read."""
+    try:
+        return read_file(path)
+    except OSError as error:
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
+    """The JSON in a file, an object or another type that is `expected`. Raises `kind` for any other content."""
+    return parsed(content_of(path, kind), str(path), expected, kind)
+
+
+def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
+    """The value of a JSON text of the type `expected`. Raises `kind`, which begins with the name, for any other content."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{name}: not JSON ({error})") from error
+    if not isinstance(value, expected):
+        raise kind(f"{name}: not a JSON {'object' if expected is dict else 'list'}")
+    return value
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:

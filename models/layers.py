@@ -27,28 +27,6 @@ from moespec.spec.ranges import LARGEST, Count, Range, option_types, plain
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Noise, Params, RouterOutput
 
-__all__ = [
-    "Block",
-    "BlocksConfig",
-    "CommonConfig",
-    "Experts",
-    "Family",
-    "Forward",
-    "MoeLayer",
-    "Output",
-    "check_shape",
-    "compute_dtype",
-    "layer_norm",
-    "mlp",
-    "moe",
-    "placed",
-    "renewal",
-    "renewed",
-    "returned",
-    "run_block",
-    "split",
-]
-
 Array = Any
 Config = TypeVar("Config")
 
@@ -135,13 +113,15 @@ class CommonConfig(BlocksConfig):
 class Family(Generic[Config]):
     """What every family of models has, from what it has of its own: the class of its configurations, its sizes, and functions.
 
-    layout: every parameter of a model, its name, shape and initial values. moe_layers: as of its module.
+    layout: every parameter of a model, its name, shape and initial values. moe_layers: as of its module. features: what the head
+    sees, from a forward pass, the parameters and the inputs.
     """
 
     kind: type[Config]
     sizes: Mapping[str, Mapping[str, Any]]
     layout: Callable[[Config], Params]
     moe_layers: Callable[[Config, int], "list[MoeLayer]"]
+    features: Callable[["Forward", Params, Array], Array]
 
     def named(self, name: str, **overrides: Any) -> Config:
         """The configuration of the model `name`: that of a size of the table, with `overrides` in its place.
@@ -181,6 +161,31 @@ class Family(Generic[Config]):
         were. The head kernel is 0. Raises ConfigError for a negative seed.
         """
         return parameters.initial(self.layout(config), seed, lazily=lazily)
+
+    def forward(
+        self,
+        B: Backend,
+        config: Config,
+        params: Params,
+        inputs: Array,
+        *,
+        noise: list[Array] | None = None,
+        random: Array | None = None,
+        train: bool = False,
+        recompute: bool = False,
+    ) -> "Output":
+        """The model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
+
+        `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
+        one array per MoE layer, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `random_keys.of_step` makes, is
+        what dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
+        `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
+
+        Raises ShapeError and ConfigError as `Forward` does.
+        """
+        drawn: Any = {"noise": noise, "random": random, "train": train, "recompute": recompute}
+        run = Forward(B, config, params, inputs, self.moe_layers, **drawn)
+        return run.output(params, self.features(run, params, inputs))
 
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
         """The noise of each MoE layer in training, in order, for a batch of `images`, of shapes `(G, ...)`.
@@ -277,10 +282,8 @@ def split(items: int, group: int, what: str, field: str, *, inputs: str = "image
 # ----------------------------------------------------------------------------------------------------------- forward
 
 
-Block = Callable[[Params, Array], tuple[Array, list[RouterOutput]]]
-"""A block of a model, from its parameters and tokens to tokens, and the outputs of its routers."""
-NumberedBlock = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
-"""The same of any block, by its number."""
+Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
+"""A block of a model, from its number, parameters and tokens to tokens, and the outputs of its routers."""
 
 
 class Output(NamedTuple):
@@ -310,8 +313,7 @@ def check_shape(config: Any, inputs: Array) -> None:
 class Forward:
     """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
 
-    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array. like: as of
-    `draws_of`.
+    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array.
 
     Raises ShapeError when images, or the ids of texts, have another shape, or do not fill the groups of the routers, and
     ConfigError when the number of noise arrays is not the number of MoE layers whose routers take noise, or when a model that
@@ -322,13 +324,14 @@ class Forward:
         self,
         B: Backend,
         config: Any,
+        params: Params,
         inputs: Array,
         moe_layers: Callable[[Any, int], list[MoeLayer]],
         *,
-        noise: list[Array] | None,
-        random: Array | None,
-        train: bool,
-        like: Array | None = None,
+        noise: list[Array] | None = None,
+        random: Array | None = None,
+        train: bool = False,
+        recompute: bool = False,
     ) -> None:
         check_shape(config, inputs)
         self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
@@ -338,27 +341,59 @@ class Forward:
             raise ConfigError(
                 f"noise has {len(noise)} arrays: expected one for each of the {count} MoE layers with noise"
             )
-        self._B, self._config, self._train = B, config, train
+        self.B, self.config, self._train, self._recompute = B, config, train, recompute
         self._noise = dict(zip(noisy, noise or [], strict=False))
         self.compute = compute_dtype(B, config.dtype)
+        like = next(iter(params["embedding"].values()))
         self.drop = draws_of(B, config, random, inputs, train=train, like=like)
         self._outputs: list[RouterOutput] = []
 
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
-        """The MoE layer of this name, as of `layers.moe`."""
-        layer, noise = self.moe_layers[name], self._noise.get(name)
-        return moe(self._B, p, items, layer, config=self._config, noise=noise, train=self._train, ids=ids)
+        """The MoE layer of this name on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept.
 
-    def blocks(self, block: NumberedBlock, params: Params, x: Array, *, recompute: bool) -> Array:
-        """The tokens after all blocks, in float32 if these compute in bfloat16."""
-        for number in range(self._config.depth):
+        ids: those of the items, `(...)`, for a router that needs them.
+        """
+        B, layer = self.B, self.moe_layers[name]
+        grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
+        experts, shared = self.compute(p["experts"]), self.compute(p["shared"]) if "shared" in p else None
+        needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].needs == "ids" else {}
+        if multi_hash.chosen(layer.settings):
+            y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
+            return regrouped(y, items.shape), output
+        drawn: Any = {"state": p["router"].get(STATE), "noise": self._noise.get(name), "train": self._train}
+        output = B.ROUTERS[layer.router].route(p["router"], grouped, layer.settings, **drawn, **needed)
+        activation = "silu" if layer.experts.activation == "swiglu" else "gelu"
+        options: Any = {"gelu": self.config.gelu, "activation": activation}
+        if getattr(self.config, "round_experts", False):
+            around = B.round_to_bfloat16
+            y = B.moe_layer(around(grouped), output.routing, lambda x: around(B.expert_mlp(x, experts, **options)))
+            y = with_shared(y, B.expert_mlp, grouped, shared, **options)
+        else:
+            y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)
+        return regrouped(y, items.shape), output
+
+    def blocks(self, block: Block, params: Params, x: Array) -> Array:
+        """The tokens after all blocks, in float32 if these compute in bfloat16.
+
+        Where blocks are recomputed, their routers have None in place of a routing.
+        """
+        for number in range(self.config.depth):
             one, p = partial(block, number), params["blocks"][str(number)]
-            x = run_block(self._B, one, p, x, self._outputs, recompute=recompute)
-        return self._B.cast(x, "float32") if self._config.dtype == "bfloat16" else x
+            if self._recompute:
+                x, numbers = self.B.recomputed(partial(self._numbers, one))(p, x)
+                self._outputs.extend(RouterOutput(None, *each) for each in numbers)
+            else:
+                x, outputs = one(self.B.whole(p), x)
+                self._outputs.extend(outputs)
+        return self.B.cast(x, "float32") if self.config.dtype == "bfloat16" else x
+
+    def _numbers(self, block: Callable[..., Any], p: Params, x: Array) -> tuple[Array, list[tuple[Any, ...]]]:
+        y, outputs = block(self.B.whole(p), x)
+        return y, [(output.losses, output.metrics, output.statistics) for output in outputs]
 
     def output(self, params: Params, features: Array) -> Output:
         """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
-        logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self._config.classes else None
+        logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self.config.classes else None
         losses: dict[str, Array] = {}
         for output in self._outputs:
             for name, value in output.losses.items():
@@ -396,64 +431,6 @@ def layer_norm(B: Backend, p: Params, x: Array, *, epsilon: float = 1e-6) -> Arr
 def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], Array] = lambda hidden: hidden) -> Array:
     """`drop(gelu(x w1 + b1)) w2 + b2` along the last axis."""
     return B.linear(drop(B.gelu(B.linear(x, p["w1"], p["b1"]), form=gelu)), p["w2"], p["b2"])
-
-
-def run_block(
-    B: Backend, block: Block, p: Params, x: Array, outputs: list[RouterOutput], *, recompute: bool = False
-) -> Array:
-    """What `block(p, x)` makes of the tokens `x`; the outputs of its routers are put after `outputs`.
-
-    recompute: of the block nothing is kept for the backward pass, which computes it anew from `p` and `x`; its outputs
-    have None in place of a routing.
-    """
-    if not recompute:
-        x, routed = block(B.whole(p), x)
-        outputs.extend(routed)
-        return x
-
-    def numbers(p: Params, x: Array) -> tuple[Array, list[tuple[dict[str, Array], ...]]]:
-        y, routed = block(B.whole(p), x)
-        return y, [(output.losses, output.metrics, output.statistics) for output in routed]
-
-    x, numbers_of = B.recomputed(numbers)(p, x)
-    outputs.extend(RouterOutput(None, *each) for each in numbers_of)
-    return x
-
-
-def moe(
-    B: Backend,
-    p: Params,
-    items: Array,
-    layer: MoeLayer,
-    *,
-    config: Any,
-    noise: Array | None,
-    train: bool,
-    ids: Array | None = None,
-) -> tuple[Array, RouterOutput]:
-    """The MoE layer on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept.
-
-    ids: those of the items, `(...)`, for a router that needs them.
-    """
-    grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
-    compute = compute_dtype(B, config.dtype)
-    experts, shared = compute(p["experts"]), compute(p["shared"]) if "shared" in p else None
-    needed = {"ids": regrouped(ids, grouped.shape[:2])} if ROUTERS[layer.router].needs == "ids" else {}
-    if multi_hash.chosen(layer.settings):
-        y, output = multi_hash.layer(B, layer.settings, p["router"], experts, grouped, **needed)
-        return regrouped(y, items.shape), output
-    router, state = p["router"], p["router"].get(STATE)
-    output = B.ROUTERS[layer.router].route(
-        router, grouped, layer.settings, state=state, noise=noise, train=train, **needed
-    )
-    options: Any = {"gelu": config.gelu, "activation": "silu" if layer.experts.activation == "swiglu" else "gelu"}
-    if getattr(config, "round_experts", False):
-        around = B.round_to_bfloat16
-        y = B.moe_layer(around(grouped), output.routing, lambda slots: around(B.expert_mlp(slots, experts, **options)))
-        y = with_shared(y, B.expert_mlp, grouped, shared, **options)
-    else:
-        y = B.moe_mlp(grouped, output.routing, experts, shared=shared, **options)
-    return regrouped(y, items.shape), output
 
 
 def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from moespec.backends.contract import Backend
 from moespec.models import layers, parameters
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
-from moespec.models.random_keys import Draws
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ranges import Count
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Params
 
 __all__ = [
     "NAMES",
@@ -110,49 +108,30 @@ def dense_mlp(width: int, hidden: int) -> Params:
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
 
 
-FAMILY = layers.Family(MixerConfig, SIZES, _layout, moe_layers)
-named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
-parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
-
-
 # --------------------------------------------------------------------------------------------------------- forward
 
 
-def forward(
-    B: Backend,
-    config: MixerConfig,
-    params: Params,
-    images: Array,
-    *,
-    noise: list[Array] | None = None,
-    random: Array | None = None,
-    train: bool = False,
-    recompute: bool = False,
-) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
-
-    There is no router, so that `noise` is None or empty. Raises ShapeError and ConfigError as `layers.Forward` does.
-    """
-    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
-    embedding = run.compute(params["embedding"])
+def _features(run: layers.Forward, params: Params, images: Array) -> Array:
+    B, embedding = run.B, run.compute(params["embedding"])
     x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
-
-    def mixed(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
-        return block(B, config, p, x, number, run.drop), []
-
-    x = run.blocks(mixed, params, x, recompute=recompute)
-    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, D)
+    x = run.blocks(lambda number, p, x: (block(run, p, x, number), []), params, x)
+    return B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
 
 
-def block(B: Backend, config: Any, p: Params, x: Array, number: int, drop: Draws) -> Array:
-    """Tokens are mixed, then channels: `(N, S, D)` to the same. number: of the block; drop: what it drops."""
-    compute = layers.compute_dtype(B, config.dtype)
+def block(run: layers.Forward, p: Params, x: Array, number: int) -> Array:
+    """Tokens are mixed, then channels: `(N, S, D)` to the same. number: of the block."""
+    B, drop = run.B, run.drop
 
     def branch(name: str, x: Array, half: int) -> Array:
         hidden, output = range(4 * number + 2 * half, 4 * number + 2 * half + 2)
-        y = layers.mlp(B, compute(p[name]), x, gelu=config.gelu, drop=partial(drop.units, number=hidden))
+        y = layers.mlp(B, run.compute(p[name]), x, gelu=run.config.gelu, drop=partial(drop.units, number=hidden))
         return drop.branch(drop.units(y, output), 2 * number + half)
 
     y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, D, S)
     x = x + B.transpose(branch("token_mlp", y, 0), (0, 2, 1))
     return x + branch("channel_mlp", layers.layer_norm(B, p["norm2"], x), 1)
+
+
+FAMILY = layers.Family(MixerConfig, SIZES, _layout, moe_layers, _features)
+named, init, forward, moe_noise = FAMILY.named, FAMILY.init, FAMILY.forward, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count

@@ -19,27 +19,6 @@ from moespec.spec.options import RouterOptions
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params
 
-__all__ = [
-    "Draw",
-    "Drawn",
-    "Parameter",
-    "Shape",
-    "constant",
-    "count",
-    "embedding",
-    "glorot_uniform",
-    "head",
-    "initial",
-    "lecun_normal",
-    "mlp",
-    "moe",
-    "norm",
-    "normal",
-    "paths",
-    "shaped",
-    "shapes",
-]
-
 Shape = tuple[int, ...]
 Draw = Callable[[np.random.Generator, Shape], NDArray[Any]]
 

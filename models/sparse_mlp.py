@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from moespec.backends.contract import Backend
 from moespec.models import layers, mixer, parameters
 from moespec.models.layers import Experts, MoeLayer, Output
 from moespec.models.options import MOE, option
@@ -269,37 +268,17 @@ def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) 
     return {name: layout} if layout else {}
 
 
-FAMILY = layers.Family(SparseMlpConfig, SIZES, _layout, moe_layers)
-named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
-parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
-
-
 # --------------------------------------------------------------------------------------------------------- forward
 
 
-def forward(
-    B: Backend,
-    config: SparseMlpConfig,
-    params: Params,
-    images: Array,
-    *,
-    noise: list[Array] | None = None,
-    random: Array | None = None,
-    train: bool = False,
-    recompute: bool = False,
-) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`; arguments are as of `vit.forward`.
-
-    `noise` is one array per MoE layer. Raises ShapeError and ConfigError as `layers.Forward` does.
-    """
-    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
-    drop, compute = run.drop, run.compute
+def _features(run: layers.Forward, params: Params, images: Array) -> Array:
+    B, config, drop, compute = run.B, run.config, run.drop, run.compute
     embedding = compute(params["embedding"])
     x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
 
     def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         if number not in moe_blocks(config):
-            return mixer.block(B, config, p, x, number, drop), []
+            return mixer.block(run, p, x, number), []
         x = B.rescale(x, compute(p["rescale1"])) if "rescale1" in p else x  # (N, S', C')
         y = B.transpose(layers.layer_norm(B, p["norm1"], x), (0, 2, 1))  # (N, C', S')
         y, output = run.moe(f"{number}_tokens", p["token_moe"], y)
@@ -313,5 +292,10 @@ def forward(
         x = x + drop.branch(y, 2 * number + 1)
         return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, outputs  # (N, S, C)
 
-    x = run.blocks(block, params, x, recompute=recompute)
-    return run.output(params, B.mean(layers.layer_norm(B, params["norm"], x), 1))  # of features (N, C)
+    x = run.blocks(block, params, x)
+    return B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
+
+
+FAMILY = layers.Family(SparseMlpConfig, SIZES, _layout, moe_layers, _features)
+named, init, forward, moe_noise = FAMILY.named, FAMILY.init, FAMILY.forward, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count

@@ -27,9 +27,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from moespec.backends.contract import Backend
 from moespec.models import layers, parameters, transformer
-from moespec.models.layers import MoeLayer, Output
+from moespec.models.layers import MoeLayer
 from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, lecun_normal, normal
 from moespec.models.transformer import DECIDED, moe_blocks, takes_ids
@@ -133,35 +132,14 @@ def _layout(config: TextConfig) -> Params:
     return layout
 
 
-FAMILY = layers.Family(TextConfig, SIZES, _layout, moe_layers)
-named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
-parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
-
-
-def forward(
-    B: Backend,
-    config: TextConfig,
-    params: Params,
-    ids: Array,
-    *,
-    noise: list[Array] | None = None,
-    random: Array | None = None,
-    train: bool = False,
-    recompute: bool = False,
-) -> Output:
-    """The model on `ids` `(N, length)`, integers below `vocabulary`, with backend `B`; the rest as in `vit.forward`.
-
-    Of the output, `features` are `(N, projection)`, or `(N, D)` without one, in float32 and of any length; `logits` is None.
-
-    Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
-    """
-    drawn: Any = {"noise": noise, "random": random, "train": train, "like": params["positions"]}
-    run = layers.Forward(B, config, ids, moe_layers, **drawn)
+def _features(run: layers.Forward, params: Params, ids: Array) -> Array:
+    """`(N, projection)`, or `(N, D)` without one, in float32 and of any length."""
+    B, config = run.B, run.config
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = B.embedding(ids, params["embedding"]["table"]) + params["positions"]  # (N, S, D)
     x = run.drop.units(run.compute(x), 0)
     routed_ids = ids if takes_ids(config) else None
-    x = transformer.blocks(B, config, run, params, x, ids=routed_ids, causal=config.causal, recompute=recompute)
+    x = transformer.blocks(run, params, x, ids=routed_ids, causal=config.causal)
     x = norm(params["norm"], x)
     if config.pool == "map":
         features = transformer.pooled(B, config, params["pool"], x)
@@ -169,4 +147,9 @@ def forward(
         features = x[:, -1] if config.pool == "last" else B.mean(x, 1)
     if config.projection:
         features = features @ params["projection"]["kernel"] + params["projection"]["bias"]
-    return run.output(params, features)
+    return features
+
+
+FAMILY = layers.Family(TextConfig, SIZES, _layout, moe_layers, _features)
+named, init, forward, moe_noise = FAMILY.named, FAMILY.init, FAMILY.forward, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count

@@ -28,22 +28,6 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params, RouterOutput
 
-__all__ = [
-    "DECIDED",
-    "Norm",
-    "TransformerConfig",
-    "blocks",
-    "blocks_layout",
-    "id_blocks",
-    "moe_blocks",
-    "moe_layers",
-    "of_block",
-    "pool_layout",
-    "pooled",
-    "router_config",
-    "takes_ids",
-]
-
 Array = Any
 Norm = Callable[[Params, Array], Array]
 """A layer normalisation with the parameters of one."""
@@ -265,22 +249,12 @@ def _moe_layout(config: TransformerConfig) -> Params:
 # --------------------------------------------------------------------------------------------------------- forward
 
 
-def blocks(
-    B: Backend,
-    config: TransformerConfig,
-    run: layers.Forward,
-    params: Params,
-    x: Array,
-    *,
-    ids: Array | None = None,
-    causal: bool = False,
-    recompute: bool = False,
-) -> Array:
+def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:
     """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends to itself and those before it alone.
 
-    ids: of the tokens `(N, S)`, for routers that need them. recompute: as of `layers.run_block`.
+    ids: of the tokens `(N, S)`, for routers that need them.
     """
-    drop, compute = run.drop, run.compute
+    B, config, drop, compute = run.B, run.config, run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
 
     def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
@@ -299,7 +273,7 @@ def blocks(
         name = f"layer_scale{branch}"
         return y * compute(p[name]) if name in p else y
 
-    return run.blocks(block, params, x, recompute=recompute)
+    return run.blocks(block, params, x)
 
 
 def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:

@@ -253,47 +253,23 @@ def _layout(config: VitConfig) -> Params:
     return layout
 
 
-FAMILY = layers.Family(VitConfig, SIZES, _layout, moe_layers)
-named, init, moe_noise = FAMILY.named, FAMILY.init, FAMILY.moe_noise
-parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count
-
-
 # --------------------------------------------------------------------------------------------------------- forward
 
 
-def forward(
-    B: Backend,
-    config: VitConfig,
-    params: Params,
-    images: Array,
-    *,
-    noise: list[Array] | None = None,
-    random: Array | None = None,
-    train: bool = False,
-    recompute: bool = False,
-) -> Output:
-    """The model on `images` `(N, image_size, image_size, channels)`, with backend `B`.
-
-    `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-    one array per MoE block, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `draws.of_step` makes, is what
-    dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
-    `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
-
-    Raises ShapeError and ConfigError as `moespec.models.layers.Forward` does.
-    """
-    run = layers.Forward(B, config, images, moe_layers, noise=noise, random=random, train=train)
+def _features(run: layers.Forward, params: Params, images: Array) -> Array:
+    B, config = run.B, run.config
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
     x = run.drop.units(_embed(B, config, params, images), 0)  # (N, S, D)
     if config.pre_norm:
         x = norm(params["pre_norm"], x)
     ids = token_ids.of_images(B, config, params, images) if takes_ids(config) else None
 
-    x = transformer.blocks(B, config, run, params, x, ids=ids, recompute=recompute)
+    x = transformer.blocks(run, params, x, ids=ids)
     features = _pool(B, config, params, x, norm)
     if config.representation:
         p = params["representation"]
         features = B.tanh(features @ p["kernel"] + p["bias"])
-    return run.output(params, features)
+    return features
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
@@ -345,3 +321,8 @@ def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -
     if config.pool == "gap":
         return B.mean(x, 1)
     return transformer.pooled(B, config, params["pool"], x)
+
+
+FAMILY = layers.Family(VitConfig, SIZES, _layout, moe_layers, _features)
+named, init, forward, moe_noise = FAMILY.named, FAMILY.init, FAMILY.forward, FAMILY.moe_noise
+parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count

@@ -12,7 +12,7 @@ from moespec.spec.routers import ROUTERS
 
 ROOT = Path(__file__).parents[1]
 RESULTS, RUNS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "runs"
-RECIPES = ROOT / "models" / "training" / "recipes"
+RECIPES = ROOT / "training" / "recipes"
 
 
 @pytest.mark.parametrize("name", ["layers-tpu", "layers-jax-cpu", "layers-torch-cpu"])

@@ -1,8 +1,12 @@
-"""The house keeps its arrows: who may import whom, without circles, and each backend runs with the other framework absent."""
+"""The house keeps its arrows: who may import whom, without circles, and each backend runs with the other framework absent.
+
+The test tree mirrors the source tree, and no room has more lines than it may."""
 
 import ast
 import fnmatch
 import re
+import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -332,3 +336,30 @@ def test_no_assert_in_production():
     """Python -O skips them. What they check raises an error of its own, such as that of `moespec.spec.checks.present`."""
     trees = {module: ast.walk(ast.parse(path.read_text())) for module, path in MODULES.items()}
     assert {module for module, tree in trees.items() if any(isinstance(node, ast.Assert) for node in tree)} == set()
+
+
+WITHOUT_A_SOURCE = {"environments", "integrations", "kernels", "packaging"}
+"""Folders of tests that are named for what surrounds the product, or for what is not one folder of it."""
+
+
+def test_the_test_tree_mirrors_the_source_tree():
+    """The tests of `training/loop` are in `tests/training/loop`."""
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {str(folder) for folder in folders if not (ROOT / folder).is_dir()} == WITHOUT_A_SOURCE
+
+
+LINES = {
+    **{"spec": 11_700, "backends": 13_400, "models": 3_400, "training": 15_500, "conformance": 22_100, "src": 100},
+    **{"tests": 29_400, "benchmarks": 2_000, "docs": 1_700, "noxfile.py": 460},
+}
+"""How many lines of Python each room may have. Whoever needs more takes them from another room: all have 95 000."""
+
+
+def test_rooms_have_no_more_lines_than_they_may():
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    counted: Counter[str] = Counter()
+    for name in listed.split():
+        if (ROOT / name).is_file():
+            counted[name.partition("/")[0]] += len((ROOT / name).read_text().splitlines())
+    over = [f"{room} has {n}, {n - LINES[room]} too many" for room, n in counted.items() if n > LINES.get(room, 0)]
+    assert not over, f"lines of Python, {counted.total()} in all: {'; '.join(over)}"

@@ -41,7 +41,7 @@ from moespec.backends.mesh import AXES, MeshSizes, Pieces, Split, Transport, axe
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.processes import Process
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
@@ -170,10 +170,7 @@ class OnMesh(SplitExperts):
 
     def rows(self, batch: int) -> range:
         """The rows of a batch that this process puts on its devices."""
-        if batch % self.sizes.devices:
-            raise ShapeError(
-                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
-            )
+        self.rows_of_device(batch)
         where = NamedSharding(self.mesh, ROWS).addressable_devices_indices_map((batch,)).values()
         bounds = [index[0].indices(batch) for index in where if index]
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
@@ -197,10 +194,6 @@ class OnMesh(SplitExperts):
         return NamedSharding(self.mesh, ROWS)
 
     # Training.
-
-    def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
-        return self.import_state({"params": params, "step": 0}, optimizer)
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
         """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what its devices need."""
@@ -264,7 +257,7 @@ class OnMesh(SplitExperts):
         """
 
         def loss(params: Params, batch: Batch, *average: Params) -> Any:
-            return loss_function(self._outside_of_blocks(params), batch, *map(self._outside_of_blocks, average))
+            return loss_function(self.outside_of_blocks(params), batch, *map(self.outside_of_blocks, average))
 
         of_device = gradients_of(loss, accumulate)
 
@@ -322,7 +315,7 @@ class OnMesh(SplitExperts):
             how = {path: split_axes(path, leaf.shape, self.sizes) for path, leaf in flat_params.items()}
 
             def local(params: Leaves, rows: Array) -> Any:
-                return function(self._outside_of_blocks(unflatten(_marked(params, how))), rows)
+                return function(self.outside_of_blocks(unflatten(_marked(params, how))), rows)
 
             specs = {path: PartitionSpec(*split) for path, split in how.items()}
             return jax.shard_map(local, mesh=self.mesh, in_specs=(specs, ROWS), out_specs=SAME, check_vma=False)(
@@ -330,10 +323,6 @@ class OnMesh(SplitExperts):
             )
 
         return jax.jit(run)
-
-    def _outside_of_blocks(self, params: Params) -> Params:
-        """Parameters, whole but for those of blocks, which are gathered one block at a time."""
-        return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:

@@ -30,7 +30,7 @@ from moespec.backends.torch.expert_parallel import SplitOverGroup
 from moespec.backends.torch.sharded_state import Part, SpreadState, pieces_of, read_state
 from moespec.backends.torch.training import LossFunction, Params, Renewal, set_gradients, update
 from moespec.spec.checks import check_at_least
-from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
@@ -148,11 +148,7 @@ class OnMesh(SplitOverGroup):
 
     def rows(self, batch: int) -> range:
         """The rows of a batch that this process puts on its device."""
-        if batch % self.sizes.devices:
-            raise ShapeError(
-                f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
-            )
-        share = batch // self.sizes.devices
+        share = self.rows_of_device(batch)
         return range(self.process * share, (self.process + 1) * share)
 
     def put(self, tree: Any) -> Any:
@@ -160,10 +156,6 @@ class OnMesh(SplitOverGroup):
         return from_numpy(tree)
 
     # Training.
-
-    def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
-        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
-        return self.import_state({"params": params, "step": 0}, optimizer)
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
         """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what it needs."""
@@ -221,10 +213,7 @@ class OnMesh(SplitOverGroup):
         """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one
         block at a time."""
 
-        def outside(params: Params) -> Params:
-            return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
-
         def run(params: Params, rows: Any, *average: Params) -> Any:
-            return function(outside(params), rows, *map(outside, average))
+            return function(self.outside_of_blocks(params), rows, *map(self.outside_of_blocks, average))
 
         return run

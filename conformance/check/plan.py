@@ -74,8 +74,8 @@ class Plan:
         """
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
-        how = {"repeat": repeat, "limit": self.limit, "memory": self.memory}
-        results, reason = run_part(self.interface, self.report.target, cases, dtype, mode, **how)
+        target = self.interface, self.report.target
+        results, reason = run_part(*target, cases, dtype, mode, repeat=repeat, limit=self.limit, memory=self.memory)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
         report = replace(self.report, results=results, unsupported=lacking)

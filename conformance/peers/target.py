@@ -68,12 +68,13 @@ def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
 
 def _lacking(module: Any, stage: Stage) -> str:
     """The first argument or option of a call, other than its default, that the adapter does not know."""
+    function = module.ROUTERS[stage.router].route if stage.router else getattr(module, stage.call, None)
     if stage.router:
         defaults = {field.name: field.default for field in fields(ROUTERS[stage.router].Options)}
         given = stage.options["options"]
         unknown = [name for name in NOT_PASSED if name not in getattr(module, "PASSED", ())]
-        return next((name for name in unknown if name in given and given[name] != defaults[name]), "")
-    function = getattr(module, stage.call, None)
+        if different := [name for name in unknown if name in given and given[name] != defaults[name]]:
+            return different[0]
     if not inspect.isfunction(function):
         return ""
     known = inspect.signature(function).parameters

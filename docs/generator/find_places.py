@@ -23,7 +23,7 @@ from moespec.spec.ledger import Taker
 
 __all__ = ["cited", "find", "line_of", "named", "sources"]
 
-PLACES = ROOT / "models" / "ledger" / "places.json"
+PLACES = ROOT / "spec" / "implementations" / "places.json"
 REPOSITORY = r"(?<![\w./-])[\w.-]+/[\w-]+(?:@[0-9a-f]{40})?(?=, )"
 NAME = r"\w+(?:\.\w+)*"
 PLACE = re.compile(rf"({REPOSITORY}), ([\w./-]+\.\w+(?:, {NAME}(?: and {NAME})*(?=\.?$|[.;,] | \())?)")

@@ -63,9 +63,13 @@ ROOMS = {
         "Training",
         "The loop of `moespec train`, its configuration and its hooks.",
         {
-            **_whole("moespec.training", "train hooks config"),
+            "moespec.training.loop.train": (),
+            "moespec.training.loop.hooks": (),
+            "moespec.training.configuration.config": (),
             "moespec.backends.optimizer": ("OptimizerConfig",),
-            **_whole("moespec.training", "resolve schedules rundirectory"),
+            "moespec.training.loop.resolve": (),
+            "moespec.training.configuration.schedules": (),
+            "moespec.training.loop.rundirectory": (),
         },
     ),
     "api-evaluation": Room(

@@ -17,19 +17,6 @@ from moespec.backends.contract import Backend
 from moespec.models.parameters import Parameter, normal
 from moespec.spec.routing import Params
 
-__all__ = [
-    "KINDS",
-    "IdConfig",
-    "IdKind",
-    "count",
-    "layout",
-    "made_of",
-    "of_images",
-    "patches_of",
-    "pixels",
-    "uses_codes",
-]
-
 Array = Any
 
 IdKind = Literal["patch_code", "position", "previous", "bigram", "position_code"]

@@ -67,9 +67,9 @@ def test_a_hash_is_of_the_ids():
 def test_a_causal_tower_does_not_see_what_follows():
     config = tiny(causal=True)
     params, other = params_of(config), np.array([[4, 0, 4, 3], [2, 2, 1, 5]], np.int32)
-    run = layers.Forward(B, config, IDS, text.moe_layers, noise=None, random=None, train=False)
+    run = layers.Forward(B, config, params, IDS, text.moe_layers)
     embedded = (B.embedding(ids, params["embedding"]["table"]) for ids in (IDS, other))
-    one, two = (transformer.blocks(B, config, run, params, x, causal=True) for x in embedded)
+    one, two = (transformer.blocks(run, params, x, causal=True) for x in embedded)
     same = np.isclose(one, two, rtol=0, atol=1e-12).all(axis=2)
     assert same.tolist() == [[True, True, True, False], [True, True, False, False]]
 

@@ -11,7 +11,7 @@ import pytest
 
 from moespec import cli
 from moespec.training.commandline.chosen import chosen
-from moespec.training.commandline.parse import parse_settings
+from moespec.training.commandline.parse import Settings, parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits
 from moespec.training.loop import resolve
@@ -53,7 +53,7 @@ class Runs:
         *("--training.evaluate-every", "6", "--training.checkpoint-every", "4", "--training.keep", "9"),
         *("--training.log-every", "1"),
     )
-    config = parse_settings("train", flags, chosen(flags, digits()))
+    config = parse("train", Settings, flags, settings=chosen(flags, digits())).settings
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

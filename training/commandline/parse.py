@@ -12,20 +12,28 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from moespec.models.checks import check_fields, check_names, described
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
-from moespec.training.commandline.options import SETTINGS, Option, options_of, options_of_sections
+from moespec.training.commandline.options import Option, options_of
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import update
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["parse", "parse_settings"]
+__all__ = ["Settings", "parse"]
 
 Arguments = TypeVar("Arguments")
 HELP = ("-h", "--help")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of the configuration of a run, and no others."""
+
+    settings: Config
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,38 +48,26 @@ def parse(command: str, kind: type[Arguments], words: Sequence[str], **sections:
 
     Raises ConfigError for an option or a word that there is not, that is missing, or that cannot have its value.
     """
-    own = list(options_of(kind, sections))
+    options = list(options_of(kind, SimpleNamespace(**sections)))
     if not set(HELP).isdisjoint(words):
-        words = [word for word in words if word not in HELP]
         with suppress(ConfigError):  # a mistake is reported where no help is requested
-            sections = _changed(sections, _texts(command, own, words, sections))
-        _print_help(command, kind, own, sections)
+            texts = _texts(command, options, [word for word in words if word not in HELP], sections)
+            sections |= _changed(options, texts, sections)
+        _print_help(command, kind, list(options_of(kind, SimpleNamespace(**sections))))
         raise SystemExit(0)
-    texts = _texts(command, own, words, sections)
-    values = {option.field: _value(option, texts[option.name]) for option in own if option.name in texts}
-    missing = [
-        f"{option.name} is missing ({option.text})" for option in own if option.required and option.field not in values
-    ]
+    texts = _texts(command, options, words, sections)
+    missing = [option for option in options if option.default is MISSING and option.name not in texts]
     if missing:
-        raise ConfigError(f"{command}: {'; '.join(missing)}")
-    arguments = kind(**values, **_changed(sections, texts))
+        raise ConfigError(f"{command}: {'; '.join(f'{option.name} is missing ({option.text})' for option in missing)}")
+    arguments = kind(**{**sections, **_changed(options, texts, sections)})
     check_fields("", arguments)
     return arguments
 
 
-@dataclass(frozen=True)
-class _Settings:
-    settings: Config
-
-
-def parse_settings(command: str, words: Sequence[str], settings: Config) -> Config:
-    """The configuration of a run, changed by a command line that has no other options."""
-    return parse(command, _Settings, words, settings=settings).settings
-
-
-def _texts(command: str, own: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(
+    command: str, options: Sequence[Option], words: Sequence[str], sections: Mapping[str, Any]
+) -> dict[str, Any]:
     """What a command line gives each option, by its name: a text, or several, or True or False for a switch."""
-    options = [*own, *options_of_sections(sections)]
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for option in options:
         if not option.positional:
@@ -81,13 +77,11 @@ def _texts(command: str, own: Sequence[Option], words: Sequence[str], sections: 
         _check_owned(unknown, words, sections)
         raise ConfigError(f"{unknown}: there is no such option{near_it(unknown, (o.flags[-1] for o in options))}")
     texts = vars(parsed)
-    for option in own:
+    for option in options:
         if option.positional and rest:
-            count = len(rest) if option.several else 1
-            texts[option.name] = rest[:count] if option.several else rest[0]
-            if "" in rest[:count]:
+            if "" in rest:
                 raise ConfigError(f"{command}: '' is no path; an empty variable of the shell?")
-            rest = rest[count:]
+            texts[option.name], rest = (rest, []) if option.several else (rest[0], rest[1:])
     if rest:
         before = next(before for before, word in pairwise(["", *words]) if word == rest[0])
         raise ConfigError(f"{rest[0]!r}: not expected here{f', after {before}' if before else ''}")
@@ -131,38 +125,43 @@ def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -
     word, _, text = flag.partition("=")
     name = word.lstrip("-").replace("-", "_")
     *places, name = SHORT.get(name, name).split(".")
-    section: Any = sections.get(SETTINGS) or next(iter(sections.values()), None)
+    section: Any = sections.get("settings", SimpleNamespace(**sections))
     for place in places:
         section = getattr(section, place, None)
     if hasattr(section, "owner"):
         text = text or next((after for before, after in pairwise(words) if before == word), "")
-        check_names(f"{'.'.join(places)}.", {name: _number(text)}, section.owner, vars(section))
+        check_names(f"{'.'.join(places)}.", {name: _converted(text, (int, float, str))}, section.owner, vars(section))
 
 
-def _number(text: str) -> int | float | str:
-    """The number that a word is, or the word."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
+def _changed(options: Sequence[Option], texts: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a command that its command line gives, and its sections as that changes them."""
+    values: dict[str, Any] = {name: {} for name in sections}
+    for option in options:
+        if option.name in texts:
+            table = values
+            for place in option.place[:-1]:
+                table = table.setdefault(place, {})
+            table[option.place[-1]] = _value(option, texts[option.name])
+    for name, section in sections.items():
+        values[name] = update(section, values[name], prefix="" if name == "settings" else f"{name}.")
+    return values
 
 
 def _value(option: Option, given: Any) -> Any:
     """The value of a field. Raises ConfigError for words of a command line that the option cannot have."""
     if isinstance(given, bool):
         return given
-    if option.several:
-        if not given:
-            raise ConfigError(f"{option.name}: its value is missing")
-        with suppress(ValueError):
-            return tuple(_converted(text, option.types) for text in given)
-        raise ConfigError(f"{option.name}={' '.join(given)!r}: expected {described(option.hint)}")
+    if given == []:
+        raise ConfigError(f"{option.name}: its value is missing")
     if given == "" and Path in option.types:
         raise ConfigError(f"{option.flags[-1]}: '' is no path; an empty variable of the shell?")
     try:
+        if option.several:
+            return tuple(_converted(text, option.types) for text in given)
         value = _converted(given, option.types)
     except ValueError:
-        raise ConfigError(f"{option.name}={given!r}: expected {described(option.hint)}") from None
+        words = " ".join(given) if option.several else given
+        raise ConfigError(f"{option.name}={words!r}: expected {described(option.hint)}") from None
     if isinstance(value, float) and math.isinf(value) and "inf" not in given.lower():
         raise ConfigError(f"{option.name}={given}: expected a finite number, or inf")
     return value
@@ -174,54 +173,36 @@ def _converted(text: str, kinds: Sequence[Any]) -> Any:
         words = {type(None): {"None": None}, bool: {"True": True, "False": False}}.get(kind)
         if get_origin(kind) is Literal:
             words = {word: word for word in get_args(kind)}
-        if words is not None:
-            if text in words:
-                return words[text]
-            continue
-        with suppress(ValueError):
-            return kind(text)
+        if words is None:
+            with suppress(ValueError):
+                return kind(text)
+        elif text in words:
+            return words[text]
     raise ValueError(text)
 
 
-def _changed(sections: Mapping[str, Any], texts: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections with what a command line gives their options."""
-    tables: dict[str, Any] = {place: {} for place in sections}
-    for option in options_of_sections(sections):
-        if option.name in texts:
-            *places, name = option.name.split(".")
-            table = tables.get(SETTINGS, tables)
-            for place in places:
-                table = table.setdefault(place, {})
-            table[name] = _value(option, texts[option.name])
-    prefixes = {place: "" if place == SETTINGS else f"{place}." for place in sections}
-    return {place: update(section, tables[place], prefix=prefixes[place]) for place, section in sections.items()}
-
-
-def _print_help(command: str, kind: Any, own: Sequence[Option], sections: Mapping[str, Any]) -> None:
-    """Prints what a command does, and its options but those that have no effect."""
+def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
+    """Prints what a command does, and its options but those that are hidden."""
     width = max(shutil.get_terminal_size().columns - 2, 40)
-    paragraphs = " ".join(kind.__doc__.split(" ")).split("\n\n")
-    places = [option for option in own if option.positional]
-    usage = ["moespec", command, *(f"{place.name.upper()}{' ...' * place.several}" for place in places), "[options]"]
+    places = [f"{option.name.upper()}{' ...' * option.several}" for option in options if option.positional]
+    settings = any("." in option.name for option in options)
     parser = _Parser(
-        prog=f"moespec {command}",
-        usage=" ".join(usage),
-        description="\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in paragraphs),
-        epilog="Rarely set options are not listed: every field of the configuration is one." if sections else None,
+        usage=" ".join(["moespec", command, *places, "[options]"]),
+        description="\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in kind.__doc__.split("\n\n")),
+        epilog="Rarely set options are not listed: every field of the configuration is one." if settings else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    groups: dict[str, Any] = {}
-    for option in (*own, *options_of_sections(sections)):
+    groups: dict[str, Any] = {"": parser}
+    for option in options:
         if option.hidden:
             continue
-        shown = option.default not in (MISSING, None, "", ()) and not option.switch and "default" not in option.text
-        text = f"{option.text} (default: {option.default})" if shown else option.text
-        text = text.replace("%", "%%")
+        default = "" if option.switch or option.default in (MISSING, None, "", ()) else f" (default: {option.default})"
+        text = f"{option.text}{default * ('(default' not in option.text)}".replace("%", "%%")
         if option.positional:
             parser.add_argument(option.name, metavar=option.name.upper(), help=text)
             continue
-        title = "" if option in own else option.group
-        if title and title not in groups:
+        title = ".".join(option.place[:-1]).removeprefix("settings").strip(".")
+        if title not in groups:
             groups[title] = parser.add_argument_group(f"[{title}]")
-        _add(groups.get(title, parser), option, help=text, **({} if option.switch else {"metavar": option.metavar}))
+        _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
     parser.print_help()

@@ -10,11 +10,11 @@ from typing import Any
 
 from moespec.models.checks import check_output, check_sources
 from moespec.models.families import family, fewest_images
+from moespec.models.files import read_json
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.parse import parse
 from moespec.training.weights.average import average as averaged
-from moespec.training.weights.files import read_json
 from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
 
 __all__ = ["convert_command", "fields_of", "main"]

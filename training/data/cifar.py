@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
-from moespec.models.files import read_file
+from moespec.models.files import content_of
 from moespec.training.data.dataset import Dataset, Split, read_names
 
 __all__ = ["KINDS", "load_cifar"]
@@ -59,10 +59,7 @@ def load_cifar(folder: Path, name: str) -> Dataset:
 def _read(path: Path, count: int, values: tuple[int, ...]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The pixels `(images, 3072)`, as the file has them, and the labels `(images,)`."""
     length = len(values) + math.prod(SHAPE)
-    try:
-        content = read_file(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    content = content_of(path, DataError)
     if len(content) != count * length:
         expected = f"{count * length:,} ({count:,} images of {length:,} bytes)"
         raise DataError(f"{path}: {len(content):,} bytes, expected {expected}")

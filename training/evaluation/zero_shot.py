@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
+from moespec.models.files import read_json
 from moespec.spec.errors import ConfigError
 from moespec.training.data.captions import caption
 from moespec.training.evaluation.neighbours import unit
-from moespec.training.weights.files import read_json
 
 __all__ = ["PLACE", "Prompts", "class_embeddings", "read_prompts", "zero_shot"]
 

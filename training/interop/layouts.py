@@ -85,15 +85,12 @@ class Linear(Layout):
         return (rows, math.prod(shapes[0][: self.inputs])) if self.inputs else (rows,)
 
     def pack(self, arrays: list[Array]) -> Array:
-        return np.concatenate([a.reshape(self._matrix(a.shape)).T for a in arrays])
+        inputs = [(math.prod(a.shape[: self.inputs]), -1) if self.inputs else (-1,) for a in arrays]
+        return np.concatenate([a.reshape(shape).T for a, shape in zip(arrays, inputs, strict=True)])
 
     def unpack(self, array: Array, shapes: list[Shape]) -> list[Array]:
         ends = np.cumsum([math.prod(shape[self.inputs :]) for shape in shapes])[:-1]
         return [rows.T.reshape(shape) for rows, shape in zip(np.split(array, ends), shapes, strict=True)]
-
-    def _matrix(self, shape: Shape) -> Shape:
-        """(inputs, outputs), or (outputs,) of a bias."""
-        return (math.prod(shape[: self.inputs]), -1) if self.inputs else (-1,)
 
 
 SAME = Layout()
@@ -164,7 +161,10 @@ class Project:
     def to_theirs(self, params: Params, config: Config) -> dict[str, Any]:
         """Their parameters, NumPy arrays, from ours: the inverse of `from_theirs`, with its errors."""
         entries = self._entries(config)
-        arrays = _to_theirs(flatten(params), entries)
+        expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
+        ours = _checked("params", flatten(params), expected)
+        packed = {entry.theirs: entry.layout.pack([ours[name] for name in entry.ours]) for entry in entries}
+        arrays = {name: np.asarray(array, order="C") for name, array in packed.items()}
         return nested(arrays) if self.separator == "/" else arrays
 
     def check(self, config: Config) -> None:
@@ -205,13 +205,6 @@ def to_ours(argument: str, arrays: Mapping[str, Any], entries: Sequence[Entry]) 
         for entry in entries
         for name, array in zip(entry.ours, entry.layout.unpack(theirs[entry.theirs], entry.shapes), strict=True)
     }
-
-
-def _to_theirs(arrays: Mapping[str, Any], entries: Sequence[Entry]) -> dict[str, Array]:
-    expected = {name: shape for entry in entries for name, shape in zip(entry.ours, entry.shapes, strict=True)}
-    ours = _checked("params", arrays, expected)
-    packed = {entry.theirs: entry.layout.pack([ours[name] for name in entry.ours]) for entry in entries}
-    return {name: np.asarray(array, order="C") for name, array in packed.items()}
 
 
 def _checked(argument: str, arrays: Mapping[str, Any], expected: Mapping[str, Shape]) -> dict[str, Array]:

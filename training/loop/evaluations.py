@@ -9,6 +9,7 @@ import numpy as np
 from moespec.backends.contract import Backend
 from moespec.models.errors import DataError, Interrupted
 from moespec.models.families import Config as Model
+from moespec.models.files import read_json
 from moespec.models.router_options import named
 from moespec.spec.errors import ConfigError
 from moespec.training.compilation import compile_if, pays
@@ -27,7 +28,6 @@ from moespec.training.loop.progress import Progress, kind_of
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.lit import encoded, retriever, text_features
 from moespec.training.objectives.table import objective_of
-from moespec.training.weights.files import read_json
 
 __all__ = ["Evaluate", "EvaluationSet", "Evaluations", "load_sets"]
 

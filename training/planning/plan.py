@@ -14,7 +14,6 @@ of equal ones (to two digits) the one that splits the least: parameters, then ex
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +152,13 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
     config = settled(config)
     model = model_config(config.model)
     shapes, experts = shapes_of(config, model), bool(family(model).moe_layers(model, fewest_images(model)))
-    for sizes in _meshes(devices, experts=experts):
-        try:
-            candidates.append(_plan(model, shapes, config, sizes, chip))
-        except ConfigError as error:
-            reasons.append(error)
+    for expert in _divisors(devices) if experts else (1,):
+        for fsdp in _divisors(devices // expert):
+            try:
+                sizes = MeshSizes(devices // expert // fsdp, fsdp, expert)
+                candidates.append(_plan(model, shapes, config, sizes, chip))
+            except ConfigError as error:
+                reasons.append(error)
     if not candidates:
         raise reasons[0]
     return sorted(candidates, key=_order)
@@ -170,13 +171,6 @@ def best(found: list[Plan]) -> Plan | None:
 
 def _order(each: Plan) -> tuple[bool, float, float, int, int]:
     return not each.fits, float(f"{each.longest:.3e}"), float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert
-
-
-def _meshes(devices: int, *, experts: bool) -> Iterator[MeshSizes]:
-    """All meshes of so many devices; without `experts` to split, those that do not."""
-    for expert in _divisors(devices) if experts else (1,):
-        for fsdp in _divisors(devices // expert):
-            yield MeshSizes(devices // expert // fsdp, fsdp, expert)
 
 
 def _divisors(number: int) -> list[int]:

@@ -12,7 +12,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import check_written, chosen
-from moespec.training.commandline.parse import parse_settings
+from moespec.training.commandline.parse import Settings, parse
 from moespec.training.configuration.config import Config
 
 __all__ = ["DENSE", "entries"]
@@ -38,7 +38,7 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             raise ConfigError(f"routers={text!r}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
-            config = parse_settings("study", flags, chosen(flags, base))
+            config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
             if colon:
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":

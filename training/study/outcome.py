@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.contract import Backend
 from moespec.models import counts
 from moespec.models.errors import RunError
 from moespec.models.families import family
@@ -52,7 +51,14 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     model, most = model_config(config.model), config.training.evaluation_batch
     batch = evaluation_size(B.sizes, model, most, min(most, len(loaded.dataset.validation)))
     params = B.from_numpy(loaded.params)
-    right = _right(B, model, params, loaded.dataset, batch) if objective_of(config).head else None
+    held, right = loaded.dataset.validation, None
+    if objective_of(config).head:
+        forward = compile_if(B, pays(B, len(held) // batch), make_forward(B, model))
+        logits = features(B, lambda *inputs: forward(*inputs)[0], params, loaded.dataset, held, batch=batch)
+        right = np.asarray(logits.argmax(axis=1) == held.labels)
+    versions = {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN}
+    processor = platform.processor() or platform.machine()
+    machine = {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
     blocks = list(last.get("moe", {}).values())
@@ -61,7 +67,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "step": loaded.step,
         "accuracy": last["accuracy"] if right is None else float(right.mean()),
         "loss": last.get("loss", trained[-1]["loss"]),
-        "images": len(loaded.dataset.validation),
+        "images": len(held),
         "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
         "seconds": last["seconds"],
         "training_milliseconds": 1e3 / statistics.median(rates),
@@ -74,7 +80,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "imbalance": statistics.mean(busiest) if blocks else 1.0,
         "backend": B.name,
         "config": asdict(config),
-        "machine": _machine(),
+        "machine": machine,
         "version": version(),
     }
     write_atomically(path, signed(kept))
@@ -126,16 +132,3 @@ def measures(config: Config) -> list[str]:
         each = {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
         found += [f"{name}/{one}" for one in each]
     return found
-
-
-def _machine() -> dict[str, Any]:
-    """The machine and the versions that measure."""
-    versions = {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN}
-    processor = platform.processor() or platform.machine()
-    return {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
-
-
-def _right(B: Backend, model: Any, params: Any, dataset: Any, batch: int) -> NDArray[np.bool_]:
-    forward = compile_if(B, pays(B, len(dataset.validation) // batch), make_forward(B, model))
-    logits = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, dataset.validation, batch=batch)
-    return np.asarray(logits.argmax(axis=1) == dataset.validation.labels)

@@ -1,10 +1,9 @@
-"""Arrays in files: safetensors, npz without pickles, and JSON. Files are written whole or not at all.
+"""Arrays in files: safetensors, and npz without pickles. Files are written whole or not at all.
 
-Whatever is wrong with a file is a CheckpointError that names the file and the array.
+Errors are CheckpointErrors that name the file and the array.
 """
 
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import read_file, write_atomically
+from moespec.models.files import content_of, write_atomically
 from moespec.models.tensors import sealed, unsealed
-from moespec.spec.errors import SpecError
 from moespec.training.data.npz import read_arrays
 
-__all__ = ["content_of", "read_json", "read_npz", "read_safetensors", "write_npz", "write_safetensors"]
+__all__ = ["read_npz", "read_safetensors", "write_npz", "write_safetensors"]
 
 Arrays = dict[str, NDArray[Any]]
-
-
-def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
-    """The content of a file. Raises `kind` if it cannot be read."""
-    try:
-        return read_file(path)
-    except OSError as error:
-        raise kind(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_safetensors(path: Path) -> tuple[Arrays, dict[str, str]]:
@@ -63,19 +53,3 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     named: dict[str, Any] = dict(arrays)
     np.savez(content, allow_pickle=False, **named)
     write_atomically(path, content.getvalue())
-
-
-def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """The JSON in a file, an object or another type that is `expected`. Raises `kind` for any other content."""
-    return parsed(content_of(path, kind), str(path), expected, kind)
-
-
-def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """The value of a JSON text of the type `expected`. Raises `kind`, which begins with the name, for any other content."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise kind(f"{name}: not JSON ({error})") from error
-    if not isinstance(value, expected):
-        raise kind(f"{name}: not a JSON {'object' if expected is dict else 'list'}")
-    return value

@@ -14,6 +14,7 @@ import numpy as np
 
 from moespec.models import families
 from moespec.models.errors import CheckpointError
+from moespec.models.files import read_json
 from moespec.models.mixer import MixerConfig
 from moespec.models.pytrees import flatten, nested
 from moespec.models.vit import VitConfig
@@ -22,7 +23,7 @@ from moespec.training import interop
 from moespec.training.interop.layouts import Project, unwrapped
 from moespec.training.interop.sizes import mixer_sizes, vit_sizes
 from moespec.training.weights import hub, own
-from moespec.training.weights.files import read_json, read_npz, read_safetensors, write_npz, write_safetensors
+from moespec.training.weights.files import read_npz, read_safetensors, write_npz, write_safetensors
 from moespec.training.weights.record import Weights, of_description, with_fields
 from moespec.training.weights.vmoe_files import (
     is_vmoe_checkpoint,

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.families import Config, family, fewest_images
-from moespec.models.files import sync_directory, write_synced
+from moespec.models.files import read_json, sync_directory, write_synced
 from moespec.models.pytrees import flatten
 from moespec.models.tensors import sealed
 from moespec.training.weights import own
-from moespec.training.weights.files import read_json
 from moespec.training.weights.record import Weights, described, of_description
 from moespec.version import version
 

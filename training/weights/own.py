@@ -6,26 +6,25 @@ the order of the logits, and `moespec.images`, see `Weights.images`.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.families import Config, family
+from moespec.models.families import family
+from moespec.models.files import parsed
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
-from moespec.spec.routing import Params
 from moespec.training.data.options import numbers
 from moespec.training.interop.layouts import SAME, Entry, to_ours
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
-from moespec.training.weights.files import parsed, read_safetensors, write_safetensors
+from moespec.training.weights.files import read_safetensors, write_safetensors
 from moespec.training.weights.record import Weights, described, images_of, named_classes, of_description
 from moespec.version import version
 
-__all__ = ["IMAGES", "MODEL", "metadata_of", "params_of", "read_file", "read_run", "write_file"]
+__all__ = ["IMAGES", "MODEL", "metadata_of", "read_file", "read_run", "write_file"]
 
 MODEL, ABOUT, CLASSES, VERSION = "moespec.model", "moespec.about", "moespec.classes", "moespec.version"
 IMAGES = "moespec.images"
@@ -67,7 +66,9 @@ def read_file(path: Path, given: Any) -> Weights:
     names = parsed(metadata.get(CLASSES, "[]"), where, list)
     images = images_of(parsed(metadata.get(IMAGES, "{}"), where), f"{path}: {IMAGES}")
     classes = named_classes(names, config, f"{path}: {CLASSES}")
-    return Weights(config, params_of(arrays, config), about, classes, images)
+    shapes = flatten(family(config).parameter_shapes(config))
+    entries = [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]
+    return Weights(config, nested(to_ours("file", arrays, entries)), about, classes, images)
 
 
 def write_file(path: Path, weights: Weights) -> None:
@@ -80,12 +81,6 @@ def metadata_of(weights: Weights) -> dict[str, str]:
     about = {ABOUT: json.dumps(dict(weights.about)), VERSION: json.dumps(version())}
     about |= {name: json.dumps(value) for name, value in known.items() if value}
     return {MODEL: json.dumps(described(weights.config)), **about}
-
-
-def params_of(arrays: Mapping[str, Any], config: Config) -> Params:
-    """The parameters as a tree, after a look at every name, shape and dtype."""
-    shapes = flatten(family(config).parameter_shapes(config))
-    return nested(to_ours("file", arrays, [Entry(name, SAME, [name], [shape]) for name, shape in shapes.items()]))
 
 
 def _nothing_given(given: Any, what: str) -> None:

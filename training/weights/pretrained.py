@@ -38,7 +38,8 @@ class PretrainedModel(nn.Model, HubMixin):
         return super().save_pretrained(save_directory, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        params = tree_map(_floating, B.to_numpy(self.params()))
+        # Tables of experts, integers in a module, are floating arrays in files.
+        params = tree_map(lambda x: x if x.dtype.kind == "f" else x.astype(np.float32), B.to_numpy(self.params()))
         hub.write(save_directory, Weights(self.config, params, self.about, self.classes, self.images))
 
     @classmethod
@@ -53,8 +54,3 @@ class PretrainedModel(nn.Model, HubMixin):
 
             folder = Path(snapshot_download(model_id, allow_patterns=list(hub.OWN), **options))
         return cls(hub.read(folder, Given()))
-
-
-def _floating(array: Any) -> Any:
-    """Tables of experts, integers in a module, are whole numbers in a floating array in files."""
-    return array if array.dtype.kind == "f" else array.astype(np.float32)

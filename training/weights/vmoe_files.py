@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import CheckpointError
-from moespec.models.files import write_atomically
+from moespec.models.files import content_of, write_atomically
 from moespec.models.pytrees import flatten
 from moespec.training.interop.layouts import unwrapped
-from moespec.training.weights.files import content_of
 
 __all__ = ["is_vmoe_checkpoint", "prefix_of", "read_vmoe_checkpoint", "write_vmoe_checkpoint"]
 
@@ -122,7 +121,8 @@ def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
         slices = _packed([_packed((0, size, None)) for size in array.shape])
         flat = array.ravel()
         size = LARGEST_PART // flat.itemsize
-        parts = [_packed_array(flat[start : start + size]) for start in range(0, max(flat.size, 1), size)]
+        split = [flat[start : start + size] for start in range(0, max(flat.size, 1), size)]
+        parts = [msgpack.ExtType(ARRAY, _packed((part.shape, part.dtype.name, part.tobytes()))) for part in split]
         chunks[str(next(numbers))] = [[parts, msgpack.ExtType(SLICES, slices)]]
         return msgpack.ExtType(INDEX, _packed((_packed((array.shape, array.dtype.name, False, {})), [slices], [0])))
 
@@ -157,10 +157,6 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def _packed(value: Any) -> bytes:
     content: bytes = msgpack.packb(value)
     return content
-
-
-def _packed_array(array: NDArray[Any]) -> msgpack.ExtType:
-    return msgpack.ExtType(ARRAY, _packed((array.shape, array.dtype.name, array.tobytes())))
 
 
 def _unpacked(path: Path) -> Any:

@@ -11,7 +11,7 @@ import torch
 from deepspeed.moe.sharded_moe import top1gating, top2gating, topkgating
 from torch import Tensor
 
-from moespec.conformance.peers.adapters.on_torch import Routed, shared
+from moespec.conformance.peers.adapters.on_torch import ONE_FACTOR, Routed, log_of, only, shared
 from moespec.spec import RouterOutput
 
 __all__ = ["ROUTERS", "balance_loss", "token_choice"]
@@ -25,14 +25,13 @@ def _gating(logits: Tensor, choices: int, factor: float) -> tuple[Tensor, Tensor
         raise NotImplementedError("there are more choices than experts")
     if choices == 2 and logits.dtype == torch.float64:
         raise NotImplementedError("top2gating computes in float32")
-    gating: tuple[Tensor, ...]
     if choices == 1:
-        gating = top1gating(logits, factor, 0, use_rts=False)
+        loss, combine, dispatch, *_ = top1gating(logits, factor, 0, use_rts=False)
     elif choices == 2:
-        gating = top2gating(logits, factor, 0, top2_2nd_expert_sampling=False)
+        loss, combine, dispatch, *_ = top2gating(logits, factor, 0, top2_2nd_expert_sampling=False)
     else:
-        gating = topkgating(logits, choices, factor, 0)
-    return gating[0], gating[1], gating[2]
+        loss, combine, dispatch, *_ = topkgating(logits, choices, factor, 0)
+    return loss, combine, dispatch
 
 
 def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
@@ -41,24 +40,12 @@ def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
     return Routed(dispatch.to(logits.dtype), torch.stack([combine for _, combine, _ in gatings]))
 
 
-def token_choice(
-    scores: Tensor,
-    *,
-    choices: int,
-    capacity: int,
-    combine_scores: Tensor | None = None,
-    order: Tensor | None = None,
-    keep: Tensor | None = None,
-) -> Routed:
+def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
     """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take.
 
     For more than two choices the slots of an expert are in the order of the tokens, and the tokens that chose it with the
     highest scores stay.
     """
-    if combine_scores is not None or order is not None or keep is not None:
-        raise NotImplementedError(
-            "the gates combine with what they select by, make every choice, in the order of the tokens"
-        )
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
         raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
     _, tokens, experts = scores.shape
@@ -67,25 +54,16 @@ def token_choice(
 
 def balance_loss(scores: Tensor) -> Tensor:
     """The loss of `top1gating`, on the logarithm of the scores, whose softmax it takes."""
-    if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
-        raise NotImplementedError("the gates take a softmax, so scores are positive and sum to 1")
-    return torch.stack([_gating(group.log(), 1, 1.0)[0] for group in scores]).mean()
+    return torch.stack([_gating(logits, 1, 1.0)[0] for logits in log_of(scores)]).mean()
 
 
-def _route(
-    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
-) -> RouterOutput:
+def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
     """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0.
 
     For one choice `torch.topk` of equal numbers decides which tokens stay in an expert that is full; for two, the weights
     that a token keeps are divided by their sum (TC-4).
     """
-    if noise or options.batch_priority != "none":
-        raise NotImplementedError("the gates have Gumbel noise, and no order but that of the tokens")
-    if options.multiple_of != 1 or options.rounding != "ceil":
-        raise NotImplementedError("the capacity is rounded up to an integer")
-    if options.slots_per_expert or options.eval_capacity_factor:
-        raise NotImplementedError("the capacity is that of one factor")
+    only(options, rounding="ceil", **ONE_FACTOR)
     return RouterOutput(_routed(tokens @ params["kernel"], options.choices, options.capacity_factor), {}, {})
 
 

@@ -3,7 +3,6 @@
 Its routers are run without a capacity, and its bias moves on one device.
 """
 
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -11,7 +10,7 @@ import torch
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
 
-from moespec.conformance.peers.adapters.on_torch import shared, sigmoid_scores, top_k_router
+from moespec.conformance.peers.adapters.on_torch import SIGMOID, only, shared, top_k_router
 
 __all__ = ["ROUTERS", "balance_bias", "balance_loss", "expert_load", "sinkhorn_affinity", "z_loss"]
 
@@ -56,7 +55,7 @@ def _sigmoid(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tens
     shares = {"top_2": 2 * options.chosen_groups, "top_k_over_m": options.choices}.get(options.group_score)
     if options.expert_groups > 1 and shares != options.choices:
         raise NotImplementedError("the score of a group is the sum of its K / M best")
-    sigmoid_scores(replace(options, group_score="top_2"))
+    only(options, **{**SIGMOID, "group_score": options.group_score})
     if options.choices > 1 and not options.normalize_selected:
         raise NotImplementedError("gates are divided by their sum")
     gates: Tensor

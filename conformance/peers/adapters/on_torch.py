@@ -7,14 +7,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from moespec.spec import RouterOutput
 from moespec.spec.values import present
 
 __all__ = [
-    *("Recorded", "Routed", "SlotRouting", "SuiteExpert", "SuiteExperts", "dense", "dropless", "float32_at_most"),
-    *("log_of", "shared", "sigmoid_scores", "soft_moe_router", "sparse", "top_k_router"),
+    *(
+        "ONE_FACTOR",
+        "PAPER",
+        "SIGMOID",
+        "Recorded",
+        "Routed",
+        "SlotRouting",
+        "SuiteExpert",
+        "SuiteExperts",
+        "dense",
+        "dropless",
+    ),
+    *("float32_at_most", "log_of", "only", "shared", "soft_moe_router", "sparse", "top_k_router", "transformers_gates"),
 ]
 
 _backend: Any = importlib.import_module("moespec.backends.torch")
@@ -118,18 +130,36 @@ def log_of(scores: Tensor) -> Tensor:
     return scores.log()
 
 
-def sigmoid_scores(options: Any) -> None:
-    """Reject the options of `sigmoid_token_choice` that packages do not have: all but the sigmoid, 1e-20 and two best."""
-    wanted = {
-        "affinity": "sigmoid",
-        "epsilon": 1e-20,
-        "group_score": "top_2",
-        "group_bias": True,
-        "outside": "excluded",
-    }
-    for name, value in wanted.items():
-        if getattr(options, name) != value:
-            raise NotImplementedError(f"there is no {name} to choose")
+SIGMOID = {"affinity": "sigmoid", "epsilon": 1e-20, "group_score": "top_2", "group_bias": True, "outside": "excluded"}
+"""Options of `sigmoid_token_choice` that packages do not have."""
+PAPER = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
+"""The forms of Soft MoE that packages have."""
+ONE_FACTOR = {"batch_priority": "none", "multiple_of": 1, "slots_per_expert": None, "eval_capacity_factor": None}
+"""Options of a router whose capacity is that of one factor, and that takes tokens in their order."""
+
+
+def only(options: Any, **values: Any) -> None:
+    """Reject options, a record or a mapping, with other values than these, which are those of the package."""
+    for name, value in values.items():
+        if (options[name] if isinstance(options, Mapping) else getattr(options, name)) != value:
+            raise NotImplementedError(f"{name} is {value!r}, and cannot be chosen")
+
+
+def transformers_gates(
+    router: Callable[[Any], nn.Module],
+    tokens: Tensor,
+    kernel: Tensor,
+    choices: int,
+    *inputs: Tensor,
+    parameters: Mapping[str, Tensor] | None = None,
+    **settings: Any,
+) -> Tensor:
+    """The gates (n, E) of tokens (n, D) by a router of transformers, which returns logits, gates and experts."""
+    experts, width = kernel.shape
+    sizes = {"num_experts_per_tok": choices, "num_local_experts": experts, "num_experts": experts, "hidden_size": width}
+    peer = router(SimpleNamespace(**sizes, **settings))
+    _, gates, chosen = functional_call(peer, {"weight": kernel, **(parameters or {})}, (tokens, *inputs))
+    return dense(experts, chosen, gates.to(tokens.dtype))
 
 
 def dropless(scores: Tensor, gates: Tensor, capacity: int) -> Any:
@@ -166,15 +196,12 @@ def top_k_router(choose: Callable[..., Tensor], *, double: bool = False) -> Simp
         options: Any,
         *,
         train: bool = False,
-        noise: Any = None,
-        **more: Any,
+        state: Mapping[str, Tensor] | None = None,
     ) -> RouterOutput:
-        if noise is not None or options.batch_priority != "none":
-            raise NotImplementedError("there is no noise, and no order of tokens")
+        only(options, batch_priority="none")
         if not double:
             float32_at_most(tokens)
-        state = more.get("state", {})
-        gates = choose(tokens.flatten(0, 1), params["kernel"].T, options, **state)
+        gates = choose(tokens.flatten(0, 1), params["kernel"].T, options, **(state or {}))
         logits = tokens @ params["kernel"]
         scores = logits.sigmoid() + state["bias"] if state else logits
         return RouterOutput(dropless(scores, gates.reshape(scores.shape), options.capacity(train=train)), {}, {})

@@ -5,7 +5,7 @@ sparsity-constrained transport compute in float64 and are not differentiated.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ot
@@ -14,6 +14,7 @@ from ot import smooth
 from torch import Tensor
 
 from moespec.conformance.peers.adapters.on_torch import shared
+from moespec.spec import Dual, SemiDual
 
 __all__ = [
     *("project_simplex", "project_sparse_simplex", "sinkhorn_affinity", "sparse_transport_affinity"),
@@ -68,23 +69,6 @@ def sparse_transport_affinity(
     return torch.as_tensor(np.stack(plans), dtype=utility.dtype)
 
 
-class SemiDual(NamedTuple):
-    """As of the specification, with a leading axis of groups."""
-
-    value: Tensor
-    gradient: Tensor
-    plan: Tensor
-
-
-class Dual(NamedTuple):
-    """As of the specification, with a leading axis of groups."""
-
-    value: Tensor
-    token_gradient: Tensor
-    expert_gradient: Tensor
-    plan: Tensor
-
-
 def transport_semi_dual(potential: Tensor, utility: Tensor, *, capacity: int, regularization: float = 1.0) -> SemiDual:
     """`ot.smooth.semi_dual_obj_grad` and `get_plan_from_semi_dual` with `SparsityConstrained`."""
     regul = smooth.SparsityConstrained(max_nz=capacity, gamma=regularization)
@@ -109,7 +93,7 @@ def transport_dual(
     return Dual(*_stacked(groups, utility))
 
 
-def _stacked(found: list[tuple[Any, ...]], like: Tensor) -> list[Tensor]:
+def _stacked(found: list[tuple[Any, ...]], like: Tensor) -> list[Any]:
     return [torch.as_tensor(np.stack(arrays), dtype=like.dtype) for arrays in zip(*found, strict=True)]
 
 

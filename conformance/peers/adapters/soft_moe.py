@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExpert, shared, soft_moe_router
+from moespec.conformance.peers.adapters.on_torch import (
+    PAPER,
+    Recorded,
+    Routed,
+    SuiteExpert,
+    only,
+    shared,
+    soft_moe_router,
+)
 from moespec.spec.values import present
 
 __all__ = ["ROUTERS", "moe_layer", "soft_routing"]
@@ -35,15 +43,9 @@ def _module_of_layer() -> ModuleType:
 SoftMoELayerWrapper = _module_of_layer().SoftMoELayerWrapper
 
 
-ONLY = {"norm_form": "paper", "dispatch": "soft", "combine": "soft"}
-"""The forms that the peer can be taken for."""
-
-
 def soft_routing(tokens: Tensor, slots: Tensor, *, scale: Any = 1.0, normalize: bool = True, **forms: str) -> Routed:
     """The weights inside `SoftMoELayerWrapper.forward`."""
-    other = {name: form for name, form in forms.items() if form != ONLY[name]}
-    if other:
-        raise NotImplementedError(f"the layer has no {other}")
+    only({**PAPER, **forms}, **PAPER)
     width, experts, capacity = slots.shape
     params = {"phi": slots}
     if normalize:

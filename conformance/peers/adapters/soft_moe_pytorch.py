@@ -12,22 +12,24 @@ from soft_moe_pytorch.soft_moe import Experts, FeedForward
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import Recorded, Routed, SuiteExperts, shared, soft_moe_router
+from moespec.conformance.peers.adapters.on_torch import (
+    PAPER,
+    Recorded,
+    Routed,
+    SuiteExperts,
+    only,
+    shared,
+    soft_moe_router,
+)
 
 __all__ = ["ROUTERS", "expert_mlp", "moe_layer", "soft_routing"]
 
 __getattr__ = shared
 
 
-ONLY = {"normalize": True, "norm_form": "paper", "dispatch": "soft", "combine": "soft"}
-"""The forms that the peer can be taken for."""
-
-
 def soft_routing(tokens: Tensor, slots: Tensor, *, scale: Any = 1.0, **forms: Any) -> Routed:
     """The weights inside `SoftMoE.forward`."""
-    other = {name: form for name, form in forms.items() if form != ONLY[name]}
-    if other:
-        raise NotImplementedError(f"SoftMoE has no {other}")
+    only({"normalize": True, **PAPER, **forms}, normalize=True, **PAPER)
     width, experts, capacity = slots.shape
     scale = torch.as_tensor(scale, dtype=slots.dtype)
 

@@ -5,10 +5,9 @@ The capacity factor of the peer does not count choices (`CAPACITY_RULES["st_moe"
 factor. `token_choice` is given a capacity, for which the peer's minimum of 4 is lifted; the router keeps it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from st_moe_pytorch import MoE
@@ -17,7 +16,7 @@ from st_moe_pytorch.st_moe_pytorch import TopNGating
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExperts, shared
+from moespec.conformance.peers.adapters.on_torch import ONE_FACTOR, Routed, SuiteExperts, log_of, only, shared
 from moespec.spec import RouterOutput
 
 __all__ = ["ROUTERS", "balance_loss", "moe_layer", "token_choice", "z_loss"]
@@ -56,39 +55,18 @@ def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tup
     return Routed(dispatch, combine, layer), balance, z
 
 
-@contextmanager
-def _no_minimum() -> Iterator[None]:
-    minimum, module.MIN_EXPERT_CAPACITY = module.MIN_EXPERT_CAPACITY, 1
-    try:
-        yield
-    finally:
-        module.MIN_EXPERT_CAPACITY = minimum
-
-
-def token_choice(
-    scores: Tensor,
-    *,
-    choices: int,
-    capacity: int,
-    combine_scores: Tensor | None = None,
-    order: Tensor | None = None,
-    keep: Tensor | None = None,
-) -> Routed:
+def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
     """`TopNGating` on the logarithm of the scores, whose softmax it takes.
 
     Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
     """
-    if combine_scores is not None or order is not None or keep is not None:
-        raise NotImplementedError(
-            "TopNGating combines with what it selects by, makes every choice, in the order of the tokens"
-        )
     if (scores <= 0).any():
         raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
     _, tokens, experts = scores.shape
     if capacity > tokens:
         raise NotImplementedError("TopNGating has no more slots than tokens")
     factor = (capacity + 0.5) * experts / tokens  # rounded down
-    with _no_minimum():
+    with mock.patch.object(module, "MIN_EXPERT_CAPACITY", 1):
         identity = torch.eye(experts, dtype=scores.dtype)
         return _gating(scores.log(), identity, choices, capacity_factor_train=factor)[0]
 
@@ -100,9 +78,7 @@ def z_loss(logits: Tensor) -> Tensor:
 
 def balance_loss(scores: Tensor) -> Tensor:
     """The balance loss of `TopNGating` in training, on the logarithm of the scores, whose softmax it takes."""
-    if (scores <= 0).any() or (scores.sum(dim=-1) != 1).any():
-        raise NotImplementedError("TopNGating takes a softmax, so scores are positive and sum to 1")
-    return _losses(scores.log())[0]
+    return _losses(log_of(scores))[0]
 
 
 def _losses(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,16 +90,9 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
     return routing.whole(tokens, experts)
 
 
-def _route(
-    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
-) -> RouterOutput:
+def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
     """`TopNGating` and `MoE`, with the capacity of the peer."""
-    if noise or options.batch_priority != "none":
-        raise NotImplementedError("TopNGating has Gumbel noise, and no order but that of the tokens")
-    if options.multiple_of != 1:
-        raise NotImplementedError("the capacity is not made a multiple")
-    if options.slots_per_expert or options.eval_capacity_factor:
-        raise NotImplementedError("the capacity is that of one factor")
+    only(options, **ONE_FACTOR)
     factor = options.choices * options.capacity_factor
     return RouterOutput(_gating(tokens, params["kernel"], options.choices, capacity_factor_train=factor)[0], {}, {})
 

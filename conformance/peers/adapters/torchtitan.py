@@ -9,7 +9,7 @@ from torchtitan.components.optimizer.optimizer import register_moe_load_balancin
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import TokenChoiceTopKRouter
 
-from moespec.conformance.peers.adapters.on_torch import dense, shared, sigmoid_scores, top_k_router
+from moespec.conformance.peers.adapters.on_torch import SIGMOID, dense, only, shared, top_k_router
 
 __all__ = ["ROUTERS", "balance_bias"]
 
@@ -24,7 +24,7 @@ def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor | None = 
     experts, width = kernel.shape
     more: dict[str, Any] = {"score_func": "softmax"}
     if bias is not None:
-        sigmoid_scores(options)
+        only(options, **SIGMOID)
         more = {"score_func": "sigmoid", "route_scale": options.scale}
         if options.expert_groups > 1:
             more |= {"num_expert_groups": options.expert_groups, "num_limited_groups": options.chosen_groups}

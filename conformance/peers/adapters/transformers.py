@@ -9,7 +9,7 @@ from torch.func import functional_call
 from transformers import SwitchTransformersConfig
 from transformers.models.switch_transformers import modeling_switch_transformers as module
 
-from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExpert, shared
+from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExpert, float32_at_most, only, shared
 from moespec.spec import RouterOutput
 
 __all__ = ["ROUTERS", "balance_loss", "moe_layer", "z_loss"]
@@ -17,26 +17,18 @@ __all__ = ["ROUTERS", "balance_loss", "moe_layer", "z_loss"]
 __getattr__ = shared
 
 
-def _route(
-    params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False, **noise: Any
-) -> RouterOutput:
+def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
     """`SwitchTransformersTop1Router` and `SwitchTransformersSparseMLP`, with the capacity of the case."""
-    if noise or options.choices != 1 or options.batch_priority != "none":
-        raise NotImplementedError("the router chooses one expert, has jitter for noise, and the order of the tokens")
-    if tokens.dtype == torch.float64:
-        raise NotImplementedError("the router computes in float32 at most")
+    only(options, choices=1, batch_priority="none")
+    float32_at_most(tokens)
+    capacity = options.capacity(train=train)
     settings = SwitchTransformersConfig(
-        d_model=options.width,
-        d_ff=1,
-        num_experts=options.experts,
-        expert_capacity=options.capacity(train=train),
+        d_model=options.width, d_ff=1, num_experts=options.experts, expert_capacity=capacity
     )
     peer = module.SwitchTransformersSparseMLP(settings).eval()
     kernel = params["kernel"].T
     chosen, probability, _ = functional_call(peer.router, {"classifier.weight": kernel}, (tokens,))
-    slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), options.tokens)[
-        ..., : options.capacity(train=train)
-    ]
+    slots = torch.nn.functional.one_hot((chosen.cumsum(dim=1) - 1).clamp(min=0), options.tokens)[..., :capacity]
     dispatch = (chosen[..., None] * slots).to(tokens.dtype)
 
     def layer(tokens: Tensor, experts: Any) -> Tensor:
@@ -55,16 +47,12 @@ def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
 
 def balance_loss(scores: Tensor) -> Tensor:
     """`load_balancing_loss_func` of `modeling_switch_transformers`, with the first maximum as the choice."""
-    loss: Any = module.load_balancing_loss_func(scores, scores.argmax(dim=-1))  # typed as a float there
-    tensor: Tensor = loss
-    return tensor
+    return torch.as_tensor(module.load_balancing_loss_func(scores, scores.argmax(dim=-1)))  # typed as a float there
 
 
 def z_loss(logits: Tensor) -> Tensor:
     """`router_z_loss_func` of `modeling_switch_transformers`."""
-    loss: Any = module.router_z_loss_func(logits)
-    tensor: Tensor = loss
-    return tensor
+    return torch.as_tensor(module.router_z_loss_func(logits))
 
 
 ROUTERS = {"softmax_token_choice": SimpleNamespace(route=_route)}

@@ -1,14 +1,19 @@
 """transformers: Mixtral's router and balance loss. The router drops no token, so cases that do are not offered."""
 
 import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import dense, dropless, float32_at_most, log_of, shared, top_k_router
+from moespec.conformance.peers.adapters.on_torch import (
+    dropless,
+    float32_at_most,
+    log_of,
+    shared,
+    top_k_router,
+    transformers_gates,
+)
 
 __all__ = ["ROUTERS", "balance_loss", "token_choice"]
 
@@ -16,16 +21,9 @@ __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
 
 
-def _gates(tokens: Tensor, kernel: Tensor, choices: int) -> Tensor:
-    experts, width = kernel.shape
-    settings: Any = SimpleNamespace(num_experts_per_tok=choices, num_local_experts=experts, hidden_size=width)
-    _, gates, chosen = functional_call(module.MixtralTopKRouter(settings), {"weight": kernel}, (tokens,))
-    return dense(experts, chosen, gates.to(tokens.dtype))
-
-
 def _choose(tokens: Tensor, kernel: Tensor, options: Any) -> Tensor:
     """`MixtralTopKRouter`, which divides the gates of a token by their sum (SA-3)."""
-    return _gates(tokens, kernel, options.choices)
+    return transformers_gates(module.MixtralTopKRouter, tokens, kernel, options.choices)
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Any:
@@ -34,7 +32,8 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Any:
     experts = scores.shape[2]
     if choices > experts or (scores <= 0).any():
         raise NotImplementedError("there are experts to choose, and a softmax is positive")
-    gates = _gates(scores.log().flatten(0, 1), torch.eye(experts, dtype=scores.dtype), choices)
+    logits, identity = scores.log().flatten(0, 1), torch.eye(experts, dtype=scores.dtype)
+    gates = transformers_gates(module.MixtralTopKRouter, logits, identity, choices)
     return dropless(scores, gates.reshape(scores.shape), capacity)
 
 

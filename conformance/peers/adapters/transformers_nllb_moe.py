@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moespec.conformance.peers.adapters.on_torch import float32_at_most, shared, sparse
+from moespec.conformance.peers.adapters.on_torch import float32_at_most, only, shared, sparse
 from moespec.spec import RouterOutput
 
 __all__ = ["PASSED", "ROUTERS"]
@@ -27,21 +27,20 @@ def _route(
 ) -> RouterOutput:
     """`NllbMoeTop2Router`."""
     float32_at_most(tokens)
-    second = getattr(options, "second_expert", "all")
-    if options.choices != 2 or not options.normalize_selected or options.batch_priority == "sum":
-        raise NotImplementedError(
-            "the router divides the gates of two experts, and knows the order of the largest gate"
-        )
-    if noise is not None and (second != "random" or options.hold_unkept):
-        raise NotImplementedError(
-            "the draws are those that keep a second expert, which uses up no place if it is not kept"
-        )
+    only(options, choices=2, normalize_selected=True)
+    prioritized = options.batch_priority != "none"
+    if prioritized:
+        only(options, batch_priority="max")
+    if noise is not None and getattr(options, "second_expert", "all") != "random":
+        raise NotImplementedError("the draws are those that keep a second expert")
+    if noise is not None:
+        only(options, hold_unkept=False)
     capacity = options.capacity(train=train)
     settings = module.NllbMoeConfig(
         hidden_size=options.width, num_experts=options.experts, expert_capacity=capacity, router_bias=False,
         router_dtype="float32", moe_eval_capacity_token_fraction=-1.0,
         second_expert_policy="all" if noise is None else "random",
-        batch_prioritized_routing=options.batch_priority == "max",
+        batch_prioritized_routing=prioritized,
     )  # fmt: skip
     gates = []
     for group, draws in zip(tokens, [None] * len(tokens) if noise is None else noise, strict=True):
@@ -49,9 +48,7 @@ def _route(
         with mock.patch.object(torch, "rand_like", return_value=draws):
             gates.append(functional_call(peer, {"classifier.weight": params["kernel"].T}, (group,))[1])
     scores = (tokens @ params["kernel"]).softmax(dim=-1)
-    order = (
-        scores.amax(dim=-1).argsort(dim=-1, descending=True, stable=True) if options.batch_priority == "max" else None
-    )
+    order = scores.amax(dim=-1).argsort(dim=-1, descending=True, stable=True) if prioritized else None
     return RouterOutput(sparse(scores, torch.stack(gates), 2, capacity, order), {}, {})
 
 

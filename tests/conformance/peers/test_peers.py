@@ -86,7 +86,7 @@ def test_the_committed_table_is_that_of_the_committed_records():
 @pytest.mark.parametrize("names", [["pot"], pytest.param(list(PEERS), marks=pytest.mark.full)], ids=["one", "all"])
 def test_the_committed_readings_are_those_of_the_committed_records(names):
     """After a change of the ledger, of the vectors or of the variants: `python -m moespec.conformance.peers`."""
-    found = json.loads((ROOT / "models" / "ledger" / "measured.json").read_text())
+    found = json.loads((ROOT / "spec" / "implementations" / "measured.json").read_text())
     assert [found[list(PEERS).index(name)] for name in names] == readings(
         [read_record(RECORDS / f"peer-{name}.json") for name in names], CASES
     )
@@ -189,37 +189,44 @@ def test_a_committed_record_is_of_the_pinned_version_and_of_known_cases(name):
     assert ids <= BY_ID.keys()
 
 
-def into(folder, **changes):
-    """The arguments for which everything is read from, and written to, a folder."""
-    names = {"records": ".", "table": "peers.md", "measured": "measured.json", "implementations": "implementations.md"}
-    return [word for name in names for word in (f"--{name}", str(folder / changes.get(name, names[name])))]
+@pytest.fixture
+def root(tmp_path):
+    """A checkout without records."""
+    for folder in ("conformance/reports", "docs", "spec/implementations"):
+        (tmp_path / folder).mkdir(parents=True)
+    return tmp_path
 
 
-@pytest.mark.parametrize("option", ["--records", "--table", "--measured", "--implementations"])
-def test_a_folder_that_is_not_there_is_named(option, tmp_path, capsys):
-    assert main(into(tmp_path, **{option.removeprefix("--"): "none/peers.md"})) == 1
-    assert capsys.readouterr().err.startswith(f"{option}: there is no folder ")
+def written(root):
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("folder", ["conformance/reports", "docs", "spec/implementations"])
+def test_a_folder_that_is_not_there_is_named(folder, root, capsys):
+    (root / folder).rmdir()
+    assert main(["--root", str(root)]) == 1
+    assert capsys.readouterr().err == f"--root: there is no folder {str(root / folder)!r}; expected a checkout\n"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
-def test_a_damaged_record_is_named(text, tmp_path, capsys):
-    path = tmp_path / "peer-pot.json"
+def test_a_damaged_record_is_named(text, root, capsys):
+    path = root / "conformance/reports/peer-pot.json"
     path.write_text(text)
-    assert main(into(tmp_path)) == 1
+    assert main(["--root", str(root)]) == 1
     assert f"{path}: no record of a peer" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [path]
+    assert written(root) == [path]
 
 
-def test_a_peer_that_is_not_installed_is_named(tmp_path):
+def test_a_peer_that_is_not_installed_is_named(root):
     program = """
         from moespec.conformance.peers.__main__ import main
         sys.exit(main(["--peer", "pot", *sys.argv[1:]]))
     """
-    result = run_without(["ot", "torch"], program, *into(tmp_path))
+    result = run_without(["ot", "torch"], program, "--root", str(root))
     assert result.returncode == 1
     assert result.stderr.startswith("--peer pot: No module named ")
     assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir())
+    assert not written(root)
 
 
 # torch's own functions, for real.

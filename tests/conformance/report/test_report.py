@@ -366,7 +366,7 @@ def test_a_failure_has_its_place_its_numbers_a_reproduction_and_the_specificatio
     opened = "'token_choice/tied', 'token_choice', target='my.router', dtype='float32', mode='eager'"
     assert f"open_case({opened})" in shown
     assert "conformance show token_choice/tied --target my.router --dtype float32 --mode eager" in shown
-    assert 'Specified in <a href="#spec.token_choice">' in text
+    assert 'Specified in <a href="#spec.algorithms.token_choice">' in text
     assert "all first choices before any second choice" in shown  # the text of the specification
 
 
@@ -383,12 +383,12 @@ def test_a_known_variant_is_named_with_its_question():
 
 def test_each_stage_is_linked_to_where_it_is_specified():
     for id, stage, module in (
-        ("sinkhorn_expert_choice/values", "sinkhorn_affinity/plan", "sinkhorn"),
+        ("sinkhorn_expert_choice/values", "sinkhorn_affinity/plan", "algorithms.sinkhorn"),
         ("sinkhorn_expert_choice/values", "route/slots", "routers.sinkhorn_expert_choice"),
-        ("token_choice/gradient", "gradient/scores", "token_choice"),
-        ("vit/soft_moe", "vit_forward/logits", "network"),
-        ("capacity/ceil", "call_1/capacity", "capacity"),
-        ("token_choice/tied", "waiver", "token_choice"),
+        ("token_choice/gradient", "gradient/scores", "algorithms.token_choice"),
+        ("vit/soft_moe", "vit_forward/logits", "algorithms.network"),
+        ("capacity/ceil", "call_1/capacity", "algorithms.capacity"),
+        ("token_choice/tied", "waiver", "algorithms.token_choice"),
     ):
         text = page([of(result(id, "fail", stage=stage))], [BY_ID[id]], flags())
         failure = text.split('<div class="failure">')[1].split("</div>")[0]

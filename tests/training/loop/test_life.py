@@ -108,7 +108,7 @@ def changed(name: str, change: Callable[..., Any], module: Any = None) -> Distur
 
 
 def signaled(name: str) -> Disturb:
-    """A signal within step 6, whose evaluation is then owed, and a terminal that is gone, as it is after SIGHUP."""
+    """A signal within step 6, whose evaluation is then pending, and a terminal that is gone, as it is after SIGHUP."""
 
     def step_of(update: Any, **options: Any) -> Any:
         def step(*arguments: Any, steps: Any = count(1)) -> Any:  # noqa: B008
@@ -256,7 +256,7 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
     monkeypatch.setattr(evaluation, "check", check)
     for command, message in (
         (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),
-        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),  # in the same evaluation, which is owed
+        (resume, "stopped by SIGTERM; the 12 steps done of 12 are saved"),  # in the same evaluation, which is pending
         (evaluate, "moespec: the evaluation was stopped by SIGTERM"),
     ):
         batches = count(1)
@@ -264,7 +264,7 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
         assert message in capsys.readouterr().err
         assert checkpoint.steps(run / "checkpoints")[-1] == 12
     with monkeypatch.context() as patch:
-        patch.setattr(training, "settle", gone)  # as when killed after the evaluation, which is then still owed
+        patch.setattr(training, "settle", gone)  # as when killed after the evaluation, which is then still pending
         assert cli.main(resume) != 0
     for message in (f"{run}: finished, 12 steps", f"{run}: finished already, 12 steps"):
         assert message in said(resume)

@@ -1,0 +1,40 @@
+"""Run tests and record how many statements of each room they cover: `nox -s coverage`, `benchmarks/results/coverage.json`.
+
+    python benchmarks/covered.py [PYTEST ARGUMENT ...]
+
+The default arguments are `-m fast`. Code that runs in other processes is not counted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from record import write
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("spec", "backends", "models", "training", "conformance")
+
+
+def measured(arguments: list[str]) -> dict[str, dict[str, int]]:
+    """The statements of each room, and how many of them these tests cover."""
+    folder = ROOT / "build" / "coverage"
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "COVERAGE_FILE": str(folder / "data")}
+    coverage, result = [sys.executable, "-m", "coverage"], folder / "result.json"
+    tests = [*coverage, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *arguments]
+    subprocess.run(tests, cwd=ROOT, env=environment, check=True)
+    subprocess.run([*coverage, "json", "-q", "-o", str(result)], cwd=ROOT, env=environment, check=True)
+    statements: Counter[str] = Counter()
+    covered: Counter[str] = Counter()
+    for name, file in json.loads(result.read_text())["files"].items():
+        room = Path(name).parts[0]
+        statements[room] += file["summary"]["num_statements"]
+        covered[room] += file["summary"]["covered_lines"]
+    return {room: {"statements": statements[room], "covered": covered[room]} for room in ROOMS}
+
+
+if __name__ == "__main__":
+    write("coverage", measured(sys.argv[1:] or ["-m", "fast"]), of_device=False)
