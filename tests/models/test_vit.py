@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -243,22 +244,19 @@ def test_bfloat16_is_near_float32(backend):
 STEM = vit.named("vit_tiny", image_size=16, patch_size=8, stem=2, channels=3, depth=1)
 
 
-def test_features_double_up_to_the_width_of_a_token():
-    shapes = vit.parameter_shapes(replace(STEM, stem=3))
-    assert [shapes["stem"][i]["kernel"] for i in "012"] == [(3, 3, 3, 16), (3, 3, 16, 32), (3, 3, 32, 64)]
-    assert shapes["stem"]["2"]["norm"] == {"scale": (64,), "bias": (64,)}
-    assert shapes["embedding"]["kernel"] == (1, 1, 64, 64)
-
-
-def test_a_deeper_stem_keeps_its_features_within_a_resolution():
-    shapes = vit.parameter_shapes(replace(STEM, stem_depth=2))
-    assert [shapes["stem"][i]["kernel"] for i in "0123"] == [
-        (3, 3, 3, 32),
-        (3, 3, 32, 32),
-        (3, 3, 32, 64),
-        (3, 3, 64, 64),
-    ]
-    assert shapes["embedding"]["kernel"] == (2, 2, 64, 64)
+@pytest.mark.parametrize(
+    ("fields", "features", "kernel"),
+    [
+        ({"stem": 3}, (3, 16, 32, 64), (1, 1, 64, 64)),
+        ({"stem_depth": 2}, (3, 32, 32, 64, 64), (2, 2, 64, 64)),
+    ],
+)
+def test_features_double_from_resolution_to_resolution_up_to_the_width_of_a_token(fields, features, kernel):
+    shapes = vit.parameter_shapes(replace(STEM, **fields))
+    convolutions = [shapes["stem"][str(number)] for number in range(len(features) - 1)]
+    assert [each["kernel"] for each in convolutions] == [(3, 3, *pair) for pair in pairwise(features)]
+    assert convolutions[-1]["norm"] == {"scale": (64,), "bias": (64,)}
+    assert shapes["embedding"]["kernel"] == kernel
 
 
 @pytest.mark.parametrize("depth", [1, 2])

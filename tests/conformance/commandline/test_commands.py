@@ -132,14 +132,6 @@ def test_a_target_that_cannot_be_imported(run, target, text):
     assert said.startswith(f"--target {name!r}: cannot be imported: ")
 
 
-def test_a_target_that_takes_no_arrays(run, target):
-    text = "def from_numpy(tree, dtype):\n    raise KeyError(dtype)\ndef to_numpy(tree):\n    return tree\n"
-    status, printed, _ = run("run", "--target", target("arrayless", text), "--algorithm", "z_loss")
-    assert status == 1
-    assert "nothing was collected" in printed
-    assert "float64: not supported: KeyError: 'float64'" in printed
-
-
 def test_a_target_that_promises_to_check_values_must(run, over_numpy):
     text = (
         "def z_loss(logits):\n"

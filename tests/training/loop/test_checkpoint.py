@@ -376,15 +376,6 @@ def test_what_can_be_read() -> None:
     assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
 
 
-def test_numbers_in_bfloat16_are_not_what_a_run_saved(tmp_path: Path) -> None:
-    """They can be read."""
-    offsets = {tree: [8 * number, 8 * number + 8] for number, tree in enumerate(TREES)}
-    entries = {f"{t}/tables": {"dtype": "BF16", "shape": [4], "data_offsets": offsets[t]} for t in TREES}
-    (tmp_path / "x").write_bytes(content(entries, bytes(24)))
-    with pytest.raises(CheckpointError, match=r"params/tables is BF16 \(4,\), expected F32"):
-        checkpoint.read(as_checkpoint(tmp_path / "x"), {"tables": (4,)})
-
-
 @pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F64", 8), ("I32", 4)])
 def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str, bytes_: int) -> None:
     """bfloat16 too would lose what k-means found."""
