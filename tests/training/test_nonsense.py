@@ -362,7 +362,7 @@ WRONG = {
     "count --model.depth 1 2": "'2': not expected here, after 1",
     "count --model.qk-norm maybe": "model.qk_norm='maybe': expected True or False",
     "list router": "what='router': expected one of 'all', 'models', 'routers', 'datasets', 'recipes'",
-    "scan . --workers 2000": "workers=2000: expected a number from 0 to 1024",
+    "scan . --workers 2000": "workers=2000: expected an integer of at least 0 and at most 1024",
     "evaluate x --fewshot 5 a": "fewshot='5 a': expected integers",
     "inspect x --step": "step: its value is missing",
     "convert x": "convert: target is missing (the file or folder to write, which comes last)",
