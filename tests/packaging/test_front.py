@@ -1,7 +1,6 @@
 """The front door: the package `moespec` itself, and its one command."""
 
 import pydoc
-import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,7 +9,6 @@ import pytest
 
 import moespec
 from moespec.__main__ import main
-from moespec.conformance.__main__ import main as suite
 from moespec.version import version as version_of
 
 
@@ -49,27 +47,6 @@ def test_the_suite_is_one_of_the_commands(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["conformance", "check"] in [words[:2] for words in lines]
     assert ["train", "train"] in [words[:2] for words in lines]
-
-
-def untimed(printed):
-    """What was printed, without the seconds at the ends of rows."""
-    return tuple(re.sub(r" +\d+\.\d+$", "", text, flags=re.MULTILINE) for text in printed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [
-        (["list"], 0),
-        (["run", "--target", "moespec.backends.numpy", "--algorithm", "capacity", "--dtype", "f64"], 0),
-        (["list", "--vectors", "no_such_folder"], 2),
-        (["check", "no_such_folder"], 2),
-    ],
-)
-def test_it_ends_and_prints_as_the_suite_does(arguments, status, capsys):
-    assert suite(arguments) == status
-    expected = untimed(capsys.readouterr())
-    assert main(["conformance", *arguments]) == status
-    assert untimed(capsys.readouterr()) == expected
 
 
 SCRIPT = "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as it starts
