@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
