@@ -25,7 +25,6 @@ from moespec.backends.jax.public import formula as _formula, public as _public
 from moespec.spec.routers import ROUTERS as _ROUTERS
 
 # Logits and noise.
-
 router_logits = _formula(_common.affinities.router_logits)
 cosine_logits = _formula(_common.cosine_logits.cosine_logits)
 cap_logits = _formula(_common.affinities.cap_logits)
@@ -37,7 +36,6 @@ pool_images = _formula(_common.image_pooling.pool_images)
 spread_images = _formula(_common.image_pooling.spread_images)
 
 # Affinities: logits to scores.
-
 softmax_affinity = _formula(_common.affinities.softmax_affinity)
 sigmoid_affinity = _formula(_common.affinities.sigmoid_affinity)
 sqrt_softplus_affinity = _formula(_common.affinities.sqrt_softplus_affinity)
@@ -53,7 +51,6 @@ project_simplex = _formula(_common.transport.project_simplex)
 project_sparse_simplex = _formula(_common.transport.project_sparse_simplex)
 
 # Scores and gates before selection.
-
 biased_scores = _formula(_common.loss_free.biased_scores)
 group_limited_scores = _formula(_common.group_limited.group_limited_scores)
 batchwise_mask = _formula(_common.strictly_balanced.batchwise_mask)
@@ -66,7 +63,6 @@ normalize_selected = _formula(_common.allocations.normalize_selected)
 scaled_gates = _formula(_common.affinities.scaled_gates)
 
 # Capacity and order.
-
 from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
 from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
 
@@ -74,7 +70,6 @@ batch_priority = _formula(_common.allocations.batch_priority)
 importance_score_order = _formula(_common.allocations.importance_score_order)
 
 # Allocations: scores to routings.
-
 token_choice = _formula(_common.allocations.token_choice)
 expert_choice = _formula(_common.allocations.expert_choice)
 importance_score_choice = _formula(_common.allocations.importance_score_choice)
@@ -85,7 +80,6 @@ soft_routing = _formula(_common.soft_moe.soft_routing)
 hash_routing = _public(_hashing.hash_routing)
 
 # DSelect-k.
-
 dselect_k_codes = _formula(_common.dselect_k.dselect_k_codes)
 dselect_k_selectors = _formula(_common.dselect_k.dselect_k_selectors)
 dselect_k_gate = _formula(_common.dselect_k.dselect_k_gate)
@@ -95,7 +89,6 @@ dselect_k_reachability = _formula(_common.dselect_k.dselect_k_reachability)
 smooth_step = _formula(_common.dselect_k.smooth_step)
 
 # Losses of routers.
-
 balance_loss = _formula(_common.losses.balance_loss)
 importance_loss = _formula(_common.losses.importance_loss)
 load_loss = _formula(_common.losses.load_loss)
@@ -109,7 +102,6 @@ local_entropy_loss = _formula(_common.losses.local_entropy_loss)
 global_entropy_loss = _formula(_common.losses.global_entropy_loss)
 
 # State of routers.
-
 expert_load = _formula(_common.loss_free.expert_load)
 balance_bias = _formula(_common.loss_free.balance_bias)
 required_biases = _formula(_common.quantile_balancing.required_biases)
@@ -120,7 +112,6 @@ excess_gates = _formula(_common.relu_routing.excess_gates)
 renewed_penalty = _formula(_common.relu_routing.renewed_penalty)
 
 # Statistics.
-
 routing_metrics = _public(_metrics.routing_metrics)
 collapse_metrics = _formula(_common.routing_statistics.collapse_metrics)
 summed_dispatch = _formula(_common.routing_statistics.summed_dispatch)
@@ -129,7 +120,6 @@ experts_per_token = _formula(_common.routing_statistics.experts_per_token)
 slot_similarity = _formula(_common.routing_statistics.slot_similarity)
 
 # Layers.
-
 from moespec.spec.algorithms.dropout import branch_rate as branch_rate
 
 moe_layer = _public(_slots.moe_layer)
@@ -146,7 +136,6 @@ gelu = _public(_network.gelu)
 dropout = _public(_network.dropout)
 
 # Losses of models.
-
 softmax_cross_entropy = _formula(_common.network.softmax_cross_entropy)
 sigmoid_cross_entropy = _formula(_common.network.sigmoid_cross_entropy)
 contrastive_loss = _formula(_common.pairs.contrastive_loss)
@@ -156,7 +145,6 @@ momentum_update = _formula(_common.pairs.momentum_update)
 batch_norm = _formula(_common.pairs.batch_norm)
 
 # Token ids and hash tables.
-
 from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
 from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
 from moespec.spec.algorithms.hash_tables import hash_table_dispersed as hash_table_dispersed
@@ -170,19 +158,16 @@ position_ids = _formula(_common.token_ids.position_ids)
 hash_table_of = _formula(_common.token_ids.hash_table_of)
 
 # Random numbers.
-
 threefry = _formula(_common.threefry.threefry)
 random_words = _formula(_common.threefry.random_words)
 unit_interval = _formula(_common.threefry.unit_interval)
 box_muller = _formula(_common.threefry.box_muller)
 
 # Records of a routing.
-
 from moespec.backends.jax.slots import SlotRouting as SlotRouting
 from moespec.backends.jax.slots import SoftRouting as SoftRouting
 
 # Arrays.
-
 from moespec.backends.jax.arrays import arange as arange
 from moespec.backends.jax.arrays import broadcast_to as broadcast_to
 from moespec.backends.jax.arrays import cast as cast
@@ -205,7 +190,6 @@ mean = _public(_arrays.mean)
 stop_gradient = _public(_arrays.stop_gradient)
 
 # Gradients and training.
-
 from moespec.backends.optimizer import OptimizerConfig as OptimizerConfig
 from moespec.backends.jax.training import TrainState as TrainState
 from moespec.backends.jax.training import recomputed as recomputed
@@ -221,7 +205,6 @@ from moespec.backends.jax.training import finite_state as finite_state
 from moespec.backends.jax.training import import_state as import_state
 
 # One device, in place of a mesh.
-
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process
@@ -231,12 +214,10 @@ from moespec.backends.single_device import sizes as sizes
 from moespec.backends.single_device import whole as whole
 
 # Export.
-
 from moespec.backends.jax.export import PLATFORMS as PLATFORMS
 from moespec.backends.jax.export import stablehlo_bytes as stablehlo_bytes
 
 # The backend itself.
-
 name = "jax"
 put = from_numpy
 ROUTERS = _ROUTERS.bind(_sys.modules[__name__])

@@ -14,7 +14,6 @@ from moespec.backends.numpy.groups import ROUTERS as _ROUTERS, batched as _batch
 from moespec.spec.names import public_names as _public_names
 
 # Logits and noise.
-
 router_logits = _batched(_spec.router_logits)
 cosine_logits = _batched(_spec.cosine_logits)
 cap_logits = _batched(_spec.cap_logits)
@@ -26,7 +25,6 @@ pool_images = _batched(_spec.pool_images)
 spread_images = _batched(_spec.spread_images)
 
 # Affinities: logits to scores.
-
 from moespec.backends.numpy.special import project_simplex as project_simplex
 from moespec.backends.numpy.special import project_sparse_simplex as project_sparse_simplex
 
@@ -43,7 +41,6 @@ transport_dual = _batched(_spec.transport_dual)
 transport_semi_dual = _batched(_spec.transport_semi_dual)
 
 # Scores and gates before selection.
-
 biased_scores = _batched(_spec.biased_scores)
 group_limited_scores = _batched(_spec.group_limited_scores)
 batchwise_mask = _batched(_spec.batchwise_mask)
@@ -56,7 +53,6 @@ normalize_selected = _batched(_spec.normalize_selected)
 scaled_gates = _batched(_spec.scaled_gates)
 
 # Capacity and order.
-
 from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
 from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
 
@@ -64,7 +60,6 @@ batch_priority = _batched(_spec.batch_priority)
 importance_score_order = _batched(_spec.importance_score_order)
 
 # Allocations: scores to routings.
-
 token_choice = _batched(_spec.token_choice)
 expert_choice = _batched(_spec.expert_choice)
 importance_score_choice = _batched(_spec.importance_score_choice)
@@ -75,7 +70,6 @@ soft_routing = _batched(_spec.soft_routing)
 hash_routing = _batched(_spec.hash_routing)
 
 # DSelect-k.
-
 from moespec.spec.algorithms.dselect_k_codes import dselect_k_codes as dselect_k_codes
 from moespec.spec.algorithms.dselect_k import dselect_k_selectors as dselect_k_selectors
 from moespec.spec.algorithms.dselect_k import dselect_k_gate as dselect_k_gate
@@ -85,7 +79,6 @@ from moespec.backends.numpy.special import dselect_k_entropy as dselect_k_entrop
 from moespec.backends.numpy.special import dselect_k_reachability as dselect_k_reachability
 
 # Losses of routers.
-
 balance_loss = _batched(_spec.balance_loss)
 importance_loss = _batched(_spec.importance_loss)
 load_loss = _batched(_spec.load_loss)
@@ -99,7 +92,6 @@ local_entropy_loss = _batched(_spec.local_entropy_loss)
 global_entropy_loss = _batched(_spec.global_entropy_loss)
 
 # State of routers.
-
 from moespec.spec.algorithms.loss_free import balance_bias as balance_bias
 from moespec.spec.algorithms.quantile_balancing import quantile_bias as quantile_bias
 from moespec.spec.algorithms.capacity_predictor import moved_thresholds as moved_thresholds
@@ -111,7 +103,6 @@ capacity_thresholds = _batched(_spec.capacity_thresholds)
 excess_gates = _batched(_spec.excess_gates)
 
 # Statistics.
-
 from moespec.spec.algorithms.routing_statistics import slot_similarity as slot_similarity
 
 routing_metrics = _batched(_spec.routing_metrics)
@@ -121,7 +112,6 @@ cumulative_dispatch = _batched(_spec.cumulative_dispatch)
 experts_per_token = _batched(_spec.experts_per_token)
 
 # Layers.
-
 from moespec.spec.algorithms.network import layer_norm as layer_norm
 from moespec.spec.algorithms.gelu import gelu as gelu
 from moespec.spec.algorithms.dropout import dropout as dropout
@@ -138,7 +128,6 @@ patch_embed = _batched(_spec.patch_embed)
 rescale = _batched(_spec.rescale)
 
 # Losses of models.
-
 from moespec.spec.algorithms.network import softmax_cross_entropy as softmax_cross_entropy
 from moespec.spec.algorithms.network import sigmoid_cross_entropy as sigmoid_cross_entropy
 from moespec.spec.algorithms.contrastive import contrastive_loss as contrastive_loss
@@ -148,7 +137,6 @@ from moespec.spec.algorithms.moco import momentum_update as momentum_update
 from moespec.spec.algorithms.moco import batch_norm as batch_norm
 
 # Token ids and hash tables.
-
 from moespec.spec.algorithms.hash_layers import hash_table_of as hash_table_of
 from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
 from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
@@ -162,19 +150,16 @@ pair_ids = _batched(_spec.pair_ids)
 position_ids = _batched(_spec.position_ids)
 
 # Random numbers.
-
 from moespec.spec.algorithms.threefry import threefry as threefry
 from moespec.spec.algorithms.threefry import random_words as random_words
 from moespec.spec.algorithms.threefry import unit_interval as unit_interval
 from moespec.spec.algorithms.threefry import box_muller as box_muller
 
 # Records of a routing.
-
 from moespec.backends.numpy.groups import SlotRouting as SlotRouting
 from moespec.backends.numpy.groups import SoftRouting as SoftRouting
 
 # Arrays.
-
 from moespec.backends.numpy.arrays import arange as arange
 from moespec.backends.numpy.arrays import broadcast_to as broadcast_to
 from moespec.backends.numpy.arrays import cast as cast
@@ -196,7 +181,6 @@ from moespec.backends.numpy.arrays import checks_values as checks_values
 from moespec.backends.numpy.arrays import mean as mean
 
 # Gradients and training.
-
 from moespec.backends.optimizer import OptimizerConfig as OptimizerConfig
 from moespec.backends.numpy.training import recomputed as recomputed
 from moespec.backends.numpy.training import compile as compile
@@ -210,7 +194,6 @@ from moespec.backends.numpy.training import finite_state as finite_state
 from moespec.backends.numpy.training import import_state as import_state
 
 # One device, in place of a mesh.
-
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process
@@ -220,7 +203,6 @@ from moespec.backends.single_device import sizes as sizes
 from moespec.backends.single_device import whole as whole
 
 # The backend itself.
-
 name = "numpy"
 put = from_numpy
 ROUTERS = _ROUTERS.bind(_sys.modules[__name__])

@@ -19,7 +19,6 @@ from moespec.spec.names import public_names as _public_names
 from moespec.spec.routers import ROUTERS as _ROUTERS
 
 # Logits and noise.
-
 router_logits = _formula(_common.affinities.router_logits)
 cosine_logits = _formula(_common.cosine_logits.cosine_logits)
 cap_logits = _formula(_common.affinities.cap_logits)
@@ -31,7 +30,6 @@ pool_images = _formula(_common.image_pooling.pool_images)
 spread_images = _formula(_common.image_pooling.spread_images)
 
 # Affinities: logits to scores.
-
 softmax_affinity = _formula(_common.affinities.softmax_affinity)
 sigmoid_affinity = _formula(_common.affinities.sigmoid_affinity)
 sqrt_softplus_affinity = _formula(_common.affinities.sqrt_softplus_affinity)
@@ -47,7 +45,6 @@ project_simplex = _formula(_common.transport.project_simplex)
 project_sparse_simplex = _formula(_common.transport.project_sparse_simplex)
 
 # Scores and gates before selection.
-
 biased_scores = _formula(_common.loss_free.biased_scores)
 group_limited_scores = _formula(_common.group_limited.group_limited_scores)
 batchwise_mask = _formula(_common.strictly_balanced.batchwise_mask)
@@ -60,7 +57,6 @@ normalize_selected = _formula(_common.allocations.normalize_selected)
 scaled_gates = _formula(_common.affinities.scaled_gates)
 
 # Capacity and order.
-
 from moespec.spec.algorithms.capacity import CAPACITY_RULES as CAPACITY_RULES
 from moespec.spec.algorithms.capacity import expert_capacity as expert_capacity
 
@@ -68,7 +64,6 @@ batch_priority = _formula(_common.allocations.batch_priority)
 importance_score_order = _formula(_common.allocations.importance_score_order)
 
 # Allocations: scores to routings.
-
 from moespec.backends.torch.base_layers import base_assignment as base_assignment
 from moespec.backends.torch.hashing import hash_routing as hash_routing
 
@@ -80,7 +75,6 @@ base_routing = _formula(_common.base_layers.base_routing)
 soft_routing = _formula(_common.soft_moe.soft_routing)
 
 # DSelect-k.
-
 dselect_k_codes = _formula(_common.dselect_k.dselect_k_codes)
 dselect_k_selectors = _formula(_common.dselect_k.dselect_k_selectors)
 dselect_k_gate = _formula(_common.dselect_k.dselect_k_gate)
@@ -90,7 +84,6 @@ dselect_k_reachability = _formula(_common.dselect_k.dselect_k_reachability)
 smooth_step = _formula(_common.dselect_k.smooth_step)
 
 # Losses of routers.
-
 balance_loss = _formula(_common.losses.balance_loss)
 importance_loss = _formula(_common.losses.importance_loss)
 load_loss = _formula(_common.losses.load_loss)
@@ -104,7 +97,6 @@ local_entropy_loss = _formula(_common.losses.local_entropy_loss)
 global_entropy_loss = _formula(_common.losses.global_entropy_loss)
 
 # State of routers.
-
 expert_load = _formula(_common.loss_free.expert_load)
 balance_bias = _formula(_common.loss_free.balance_bias)
 required_biases = _formula(_common.quantile_balancing.required_biases)
@@ -115,7 +107,6 @@ excess_gates = _formula(_common.relu_routing.excess_gates)
 renewed_penalty = _formula(_common.relu_routing.renewed_penalty)
 
 # Statistics.
-
 from moespec.backends.torch.metrics import routing_metrics as routing_metrics
 
 collapse_metrics = _formula(_common.routing_statistics.collapse_metrics)
@@ -125,7 +116,6 @@ experts_per_token = _formula(_common.routing_statistics.experts_per_token)
 slot_similarity = _formula(_common.routing_statistics.slot_similarity)
 
 # Layers.
-
 from moespec.spec.algorithms.dropout import branch_rate as branch_rate
 from moespec.backends.torch.slots import moe_layer as moe_layer
 from moespec.backends.torch.grouped import moe_mlp as moe_mlp
@@ -141,7 +131,6 @@ from moespec.backends.torch.network import gelu as gelu
 from moespec.backends.torch.rng import dropout as dropout
 
 # Losses of models.
-
 softmax_cross_entropy = _formula(_common.network.softmax_cross_entropy)
 sigmoid_cross_entropy = _formula(_common.network.sigmoid_cross_entropy)
 contrastive_loss = _formula(_common.pairs.contrastive_loss)
@@ -151,7 +140,6 @@ momentum_update = _formula(_common.pairs.momentum_update)
 batch_norm = _formula(_common.pairs.batch_norm)
 
 # Token ids and hash tables.
-
 from moespec.spec.algorithms.hash_tables import hash_table_balanced as hash_table_balanced
 from moespec.spec.algorithms.hash_tables import hash_table_clustered as hash_table_clustered
 from moespec.spec.algorithms.hash_tables import hash_table_dispersed as hash_table_dispersed
@@ -165,19 +153,16 @@ position_ids = _formula(_common.token_ids.position_ids)
 hash_table_of = _formula(_common.token_ids.hash_table_of)
 
 # Random numbers.
-
 threefry = _formula(_common.threefry.threefry)
 random_words = _formula(_common.threefry.random_words)
 unit_interval = _formula(_common.threefry.unit_interval)
 box_muller = _formula(_common.threefry.box_muller)
 
 # Records of a routing.
-
 from moespec.backends.torch.slots import SlotRouting as SlotRouting
 from moespec.backends.torch.slots import SoftRouting as SoftRouting
 
 # Arrays.
-
 from moespec.backends.torch.arrays import arange as arange
 from moespec.backends.torch.arrays import broadcast_to as broadcast_to
 from moespec.backends.torch.arrays import cast as cast
@@ -199,7 +184,6 @@ from moespec.backends.torch.arrays import mean as mean
 from moespec.backends.torch.arrays import stop_gradient as stop_gradient
 
 # Gradients and training.
-
 from moespec.backends.optimizer import OptimizerConfig as OptimizerConfig
 from moespec.backends.torch.training import TrainState as TrainState
 from moespec.backends.torch.training import recomputed as recomputed
@@ -216,7 +200,6 @@ from moespec.backends.torch.training import finite_state as finite_state
 from moespec.backends.torch.training import import_state as import_state
 
 # One device, in place of a mesh.
-
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process
@@ -226,12 +209,10 @@ from moespec.backends.single_device import sizes as sizes
 from moespec.backends.single_device import whole as whole
 
 # Export.
-
 from moespec.backends.torch.export import export_onnx as export_onnx
 from moespec.backends.torch.export import export_pt2 as export_pt2
 
 # The backend itself.
-
 name = "torch"
 put = from_numpy
 ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
