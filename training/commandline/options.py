@@ -38,7 +38,8 @@ class Option:
     def text(self) -> str:
         """What it does."""
         described = getattr(self.kind, "described_in", self.kind)
-        return {**help_texts(described), **getattr(self.kind, "helps", {})}.get(self.place[-1], "")
+        texts: dict[str, str] = {**help_texts(described), **getattr(self.kind, "helps", {})}
+        return texts.get(self.place[-1], "")
 
     @property
     def types(self) -> tuple[Any, ...]:
