@@ -62,7 +62,10 @@ class Option:
     def metavar(self) -> str:
         """What stands for a value in the help."""
         kind = next(kind for kind in self.types if kind is not type(None))
-        return f"{{{','.join(get_args(kind))}}}" if get_origin(kind) is Literal else METAVARS[kind]
+        if get_origin(kind) is not Literal:
+            return METAVARS[kind]
+        words = f"{{{','.join(get_args(kind))}}}"
+        return words if len(words) < 64 else "NAME"
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:

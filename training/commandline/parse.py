@@ -190,11 +190,13 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     parser = _Parser(
         usage=" ".join(["moespec", command, *places, "[options]"]),
         description="\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in kind.__doc__.split("\n\n")),
-        epilog="Rarely set options are not listed: every field of the configuration is one." if settings else None,
+        epilog="Rarely set options are not listed; every field of the configuration is an option."
+        if settings
+        else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups: dict[str, Any] = {"": parser}
-    for option in options:
+    for option in sorted(options, key=lambda option: len(option.place) > 1):
         if option.hidden:
             continue
         default = "" if option.switch or option.default in (MISSING, None, "", ()) else f" (default: {option.default})"
