@@ -20,7 +20,7 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 class Option:
     """An option. name: dotted, as in a TOML file and in messages. place: the names of the fields that lead to it.
 
-    off: the flag that makes a switch False, if there is one. hidden: help leaves it out, as it has no effect or is rarely set.
+    hidden: help leaves it out, as it has no effect or is rarely set.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Option:
     default: Any
     kind: Any
     flags: tuple[str, ...]
-    off: str
     hidden: bool
     positional: bool
     single: bool
@@ -52,6 +51,12 @@ class Option:
     def switch(self) -> bool:
         """Whether it has no value. An option of a router has one, True or False."""
         return self.hint is bool and not issubclass(self.kind, RouterSection)
+
+    @property
+    def off(self) -> str:
+        """The flag that makes a switch of the configuration False."""
+        section, dot, name = self.flags[-1].rpartition(".")
+        return f"{section}.no-{name}" if self.switch and dot else ""
 
     @property
     def several(self) -> bool:
@@ -82,14 +87,12 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            section, dot, last = flags[-1].rpartition(".")
             rare, useless = (
                 field.metadata.get("rare", False),
                 config and (no_effect(config, name) or _other(values, at[-1])),
             )
             yield Option(
                 *(max(flags, key=len).removeprefix("--").replace("-", "_"), at, hint, value, kind, (*short, *flags)),
-                off=f"{section}.no-{last}" if dot else "",
                 hidden=bool(rare or useless),
                 positional=field.metadata.get("positional", False),
                 single=field.metadata.get("single", False),
