@@ -31,13 +31,10 @@ class Only:
         found: Any = section if local else config
         for part in self.name.split("."):
             found = _value(found, part)
-        met = (
-            found == self.value
-            if self.value is not None
-            else bool(found)
-            if self.unless is None
-            else found != self.unless
-        )
+        if self.value is None and self.unless is None:
+            met = bool(found)
+        else:
+            met = found == self.value if self.unless is None else found != self.unless
         return "" if met else self.why or f"{prefix * local}{self.name} is {found!r}"
 
 
@@ -87,7 +84,8 @@ def no_effect(config: Any, name: str) -> str:
     """Why an option (dotted name), or the section that has it, has no effect in a configuration; "" if it has one."""
     section, prefix = config, ""
     for part in name.split("."):
-        for only in marks(type(section), part).get("only", ()):
+        conditions: tuple[Only, ...] = marks(type(section), part).get("only", ())
+        for only in conditions:
             if reason := only.reason(section, config, prefix):
                 return reason
         section, prefix = getattr(section, part, None), f"{prefix}{part}."

@@ -20,7 +20,7 @@ METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "
 class Option:
     """An option. name: dotted, as in a TOML file and in messages. place: the names of the fields that lead to it.
 
-    off: the flag that makes a switch False, if there is one. hidden: help leaves it out, as it has no effect or is rarely set.
+    hidden: help leaves it out, as it has no effect or is rarely set.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Option:
     default: Any
     kind: Any
     flags: tuple[str, ...]
-    off: str
     hidden: bool
     positional: bool
     single: bool
@@ -38,7 +37,8 @@ class Option:
     def text(self) -> str:
         """What it does."""
         described = getattr(self.kind, "described_in", self.kind)
-        return {**help_texts(described), **getattr(self.kind, "helps", {})}.get(self.place[-1], "")
+        texts: dict[str, str] = {**help_texts(described), **getattr(self.kind, "helps", {})}
+        return texts.get(self.place[-1], "")
 
     @property
     def types(self) -> tuple[Any, ...]:
@@ -53,6 +53,12 @@ class Option:
         return self.hint is bool and not issubclass(self.kind, RouterSection)
 
     @property
+    def off(self) -> str:
+        """The flag that makes a switch of the configuration False."""
+        section, dot, name = self.flags[-1].rpartition(".")
+        return f"{section}.no-{name}" if self.switch and dot else ""
+
+    @property
     def several(self) -> bool:
         """Whether it has several values."""
         return get_origin(self.hint) is tuple
@@ -61,7 +67,10 @@ class Option:
     def metavar(self) -> str:
         """What stands for a value in the help."""
         kind = next(kind for kind in self.types if kind is not type(None))
-        return f"{{{','.join(get_args(kind))}}}" if get_origin(kind) is Literal else METAVARS[kind]
+        if get_origin(kind) is not Literal:
+            return METAVARS[kind]
+        words = f"{{{','.join(get_args(kind))}}}"
+        return words if len(words) < 64 else "NAME"
 
 
 def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
@@ -78,14 +87,12 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            section, dot, last = flags[-1].rpartition(".")
             rare, useless = (
                 field.metadata.get("rare", False),
                 config and (no_effect(config, name) or _other(values, at[-1])),
             )
             yield Option(
                 *(max(flags, key=len).removeprefix("--").replace("-", "_"), at, hint, value, kind, (*short, *flags)),
-                off=f"{section}.no-{last}" if dot else "",
                 hidden=bool(rare or useless),
                 positional=field.metadata.get("positional", False),
                 single=field.metadata.get("single", False),

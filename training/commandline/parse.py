@@ -170,14 +170,15 @@ def _value(option: Option, given: Any) -> Any:
 def _converted(text: str, kinds: Sequence[Any]) -> Any:
     """A text as a value of the first of the types that has it. Raises ValueError if none does."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
-        words = {type(None): {"None": None}, bool: {"True": True, "False": False}}.get(kind)
-        if get_origin(kind) is Literal:
-            words = {word: word for word in get_args(kind)}
-        if words is None:
+        if kind is type(None) or kind is bool or get_origin(kind) is Literal:
+            words = (
+                {"None": None} if kind is type(None) else {str(word): word for word in get_args(kind) or (True, False)}
+            )
+            if text in words:
+                return words[text]
+        else:
             with suppress(ValueError):
                 return kind(text)
-        elif text in words:
-            return words[text]
     raise ValueError(text)
 
 
@@ -189,11 +190,13 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     parser = _Parser(
         usage=" ".join(["moespec", command, *places, "[options]"]),
         description="\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in kind.__doc__.split("\n\n")),
-        epilog="Rarely set options are not listed: every field of the configuration is one." if settings else None,
+        epilog="Rarely set options are not listed; every field of the configuration is an option."
+        if settings
+        else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     groups: dict[str, Any] = {"": parser}
-    for option in options:
+    for option in sorted(options, key=lambda option: len(option.place) > 1):
         if option.hidden:
             continue
         default = "" if option.switch or option.default in (MISSING, None, "", ()) else f" (default: {option.default})"

@@ -33,7 +33,7 @@ LARGEST = 2**31 - 2**20
 """Bytes of the parameters in a message of protobuf (ONNX) or a flat buffer (StableHLO), which have fewer than 2^31."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportArguments:
     """Export a model as a program that runs where moespec is not installed.
 

@@ -107,8 +107,8 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
     hints = _fields(kind)
     members: list[Any] = [("name", str, name)]
     for field, hint in {**hints, **dict.fromkeys(extra, int)}.items():
-        about = marks(kind, field)
-        only, rare = about.get("only", ()), about.get("rare", field in extra)
+        marked = marks(kind, field)
+        only, rare = marked.get("only", ()), marked.get("rare", field in extra)
         if field == "router_options":
             members.append((field, RouterSection, option(factory=RouterSection, only=only)))
         elif field == "block":  # tables of a TOML file, which have no options on a command line

@@ -1,6 +1,7 @@
 """Configurations: every field in TOML and on the command line, the command line wins, and mistakes are named."""
 
 import ast
+import importlib
 import math
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tomllib
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
+from moespec.training.commandline.options import options_of
 from moespec.training.commands import train
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
@@ -179,6 +182,18 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     flags = re.findall(r"^  (?:-h, )?(--.*)$", capsys.readouterr().out, re.MULTILINE)
     words = {word[2:] for flag in flags for word in re.findall(r"--[a-z][\w.-]*", flag)}
     return {word.replace("-", "_") for word in words if ".no-" not in word}
+
+
+@pytest.mark.parametrize("command", [name for name, command in cli.COMMANDS.items() if "training" in command.module])
+def test_every_option_of_a_command_is_described(command: str) -> None:
+    module = importlib.import_module(cli.COMMANDS[command].module)
+    (kind,) = [each for name, each in vars(module).items() if name == f"{command.title().replace('-', '')}Arguments"]
+    sections: Any = {"settings": digits(), "model": digits().model}
+    options = list(
+        options_of(kind, SimpleNamespace(**{name: sections[name] for name in sections if name in names(kind)}))
+    )
+    assert options
+    assert [option.name for option in options if not (isinstance(option.text, str) and option.text)] == []
 
 
 def rare(name: str) -> bool:
