@@ -18,15 +18,22 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("spec", "backends", "models", "training", "conformance")
 
 
-def measured(arguments: list[str]) -> dict[str, dict[str, int]]:
-    """The statements of each room, and how many of them these tests cover."""
-    folder = ROOT / "build" / "coverage"
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "COVERAGE_FILE": str(folder / "data")}
-    coverage, result = [sys.executable, "-m", "coverage"], folder / "result.json"
-    tests = [*coverage, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *arguments]
-    subprocess.run(tests, cwd=ROOT, env=environment, check=True)
-    subprocess.run([*coverage, "json", "-q", "-o", str(result)], cwd=ROOT, env=environment, check=True)
+FOLDER = ROOT / "build" / "coverage"
+COVERAGE = [sys.executable, "-m", "coverage"]
+FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
+
+
+def run(arguments: list[str]) -> None:
+    """Run pytest with these arguments, and keep which lines it ran."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    command = [*COVERAGE, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *arguments]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **FILE}, check=True)
+
+
+def counted() -> dict[str, dict[str, int]]:
+    """The statements of each room, and how many of them the run covered."""
+    result = FOLDER / "result.json"
+    subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
     statements: Counter[str] = Counter()
     covered: Counter[str] = Counter()
     for name, file in json.loads(result.read_text())["files"].items():
@@ -37,4 +44,5 @@ def measured(arguments: list[str]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    write("coverage", measured(sys.argv[1:] or ["-m", "fast"]), of_device=False)
+    run(sys.argv[1:] or ["-m", "fast"])
+    write("coverage", counted(), of_device=False)

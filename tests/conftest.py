@@ -48,6 +48,8 @@ EXTRAS = {
     **{"tokenizers": "text"},
 }
 """Packages that a test may need, and the extra of moespec that installs each."""
+OTHERS = ("triton", "transformers", "timm", "ml_dtypes")
+"""Packages that a test may need and no extra installs."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,9 +72,9 @@ def _explained(report: Any, error: BaseException | None, where: str) -> Any:
         name = (error.name or "").partition(".")[0]
     else:
         return report
-    if name in EXTRAS and find_spec(name) is None:
-        report.outcome = "skipped"
-        report.longrepr = (where, 0, f"Skipped: needs {name}: pip install 'moespec[{EXTRAS[name]}]'")
+    if (name in EXTRAS or name in OTHERS) and find_spec(name) is None:
+        wanted = f"'moespec[{EXTRAS[name]}]'" if name in EXTRAS else name
+        report.outcome, report.longrepr = "skipped", (where, 0, f"Skipped: needs {name}: pip install {wanted}")
     return report
 
 
