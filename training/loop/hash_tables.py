@@ -84,8 +84,8 @@ def check(params: dict[str, Any], model: families.Config, where: str) -> None:
     for block in vit.id_blocks(model):
         tables = np.asarray(params["blocks"][str(block)]["moe"]["router"]["tables"])
         if not np.isin(tables, np.arange(experts)).all():
-            found = f"{np.min(tables)} to {np.max(tables)}"
-            raise CheckpointError(f"{where}: tables of block {block} must hold 0 to {experts - 1}, not {found}")
+            wrong = f"must hold integers from 0 to {experts - 1}, found {np.min(tables)} to {np.max(tables)}"
+            raise CheckpointError(f"{where}: tables of block {block} {wrong}")
 
 
 def make(model: vit.VitConfig, config: Config, dataset: Dataset) -> HashTables:

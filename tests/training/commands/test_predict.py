@@ -16,12 +16,12 @@ from PIL import Image
 
 from moespec import cli
 from moespec.models import sparse_mlp, vit
+from moespec.models.pages import render
 from moespec.training import interop
 from moespec.training.commands.predict import Prediction, make_shares, table
 from moespec.training.data.pictures import read_image
 from moespec.training.inspection.inspect_run import alone
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.reports.templates import render
 from moespec.training.runs import load_run
 from moespec.training.weights.files import write_safetensors
 from moespec.training.weights.formats import PT
@@ -211,4 +211,4 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_page_shows_controls_as_text(tmp_path: Path) -> None:
     (tmp_path / "x.jinja").write_text("{{ text }} {{ text | breakable }}")
-    assert render("x.jinja", tmp_path, text="<\x1b\u202e\udcff") == " ".join(["&lt;\\x1b\\u202e\\udcff"] * 2)
+    assert render(tmp_path / "x.jinja", text="<\x1b\u202e\udcff") == " ".join(["&lt;\\x1b\\u202e\\udcff"] * 2)
