@@ -1,9 +1,11 @@
 """JSON damaged at random, of a fixed seed: an entry that is gone, or one of another type."""
 
 import copy
+import json
 import random
+import struct
 
-__all__ = ["damaged", "message_of"]
+__all__ = ["damaged", "message_of", "safetensors_of"]
 
 OTHER = {dict: [], list: {}, str: 3, int: "x", float: "x", bool: "x", type(None): []}
 """For each type a value that is not of it, and of no type that may stand in its place."""
@@ -16,6 +18,12 @@ def message_of(kind, function, *arguments):
     except kind as error:
         return str(error)
     return ""
+
+
+def safetensors_of(header, data=b"", *, length=None):
+    """The bytes of a safetensors file with that header, which may be no JSON and say that it is longer than it is."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
 def _places(content, place=()):

@@ -13,7 +13,7 @@ from moespec.conformance import compare as comparison
 from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.errors import verdict
 from moespec.conformance.check.files import check, expected
-from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.results import CaseResult, Report, counts
 from moespec.conformance.compare import (
     ALL_DTYPES,
     CONSTANTS,
@@ -28,7 +28,7 @@ from moespec.conformance.compare import (
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 from moespec.conformance.functions import FUNCTIONS
-from moespec.conformance.report import matrix, report
+from moespec.conformance.report import matrix
 from moespec.models.tensors import Found
 from moespec.spec import errors
 
@@ -130,11 +130,6 @@ def test_another_kind_of_dtype_fails(value, dtypes):
         assert "dtype" in outcome.message
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_any_width_of_float_is_a_float(dtype):
-    assert compare(COPIED, COPIED.array.astype(dtype), DTYPES["float64"]).passed
-
-
 def test_copies_of_zero_are_zero():
     for number, dtype, passes in (
         (-0.0, "float64", True),
@@ -205,10 +200,6 @@ def test_a_choice_is_certain_where_its_margin_exceeds_the_need(margin, certain):
     assert [certified(decision, dtype) for dtype in DTYPES.values()] == [n < certain for n in range(3)]
 
 
-def test_a_stage_without_choices_is_certain():
-    assert certified(None, DTYPES["bfloat16"])
-
-
 def compared(case, **names):
     """The result of a case in float64 on the NumPy backend with some names replaced."""
     (result,) = results_of(replaced(**names), [case])
@@ -225,8 +216,8 @@ def test_an_uncertain_choice_is_inconclusive_and_skipped(id):
     assert compared(BY_ID[id]).state == "pass"
     result = compared(uncertain(BY_ID[id]))
     assert result.state == "inconclusive"
-    assert report.counts([result]) == (0, 0, 1)
-    assert "too close to a tie for float64" in matrix.skips(report.Report("target", "changed", "", [result]))[0]
+    assert counts([result]) == (0, 0, 1)
+    assert "too close to a tie for float64" in matrix.skips(Report("target", "changed", "", [result]))[0]
 
 
 def test_an_uncertain_choice_decides_nothing():
@@ -249,7 +240,7 @@ def test_an_exception_fails_whatever_is_certain():
         result = compared(each, token_choice=broken)
         assert result.state == "error"
         assert "out of slots" in result.first.message
-        assert report.counts([result]) == (0, 1, 0)
+        assert counts([result]) == (0, 1, 0)
 
 
 def test_a_missing_result_and_one_too_many_fail():
@@ -291,7 +282,7 @@ def test_states_count_as_passed_failed_or_skipped():
     states = {"pass": 0, "fail": 1, "error": 1, "not implemented": 2, "inconclusive": 2, "unchecked": 2}
     for state, place in states.items():
         result = CaseResult("a/b", "token_choice", "value", "float64", "eager", [Outcome("stage", state)])
-        assert report.counts([result]) == tuple(int(place == i) for i in range(3))
+        assert counts([result]) == tuple(int(place == i) for i in range(3))
         worst = replace(result, outcomes=[Outcome("one", "pass"), Outcome("two", state)])
         assert worst.state == state
 

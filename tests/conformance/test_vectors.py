@@ -133,12 +133,6 @@ def test_a_choice_in_bfloat16_needs_the_margin_of_float32_unless_a_model_compute
     assert wide == {True: {False}, False: {True}}
 
 
-def test_the_preferred_experts_of_the_balance_loss_are_a_decision():
-    calls = [(case, stage.name) for case in CASES for stage in case.stages if stage.call == "balance_loss"]
-    assert {case.algorithm for case, _ in calls if case.expect is None} > {"balance_loss", "switch", "gshard"}
-    assert [(case.id, name) for case, name in calls if case.expect is None and name not in case.decisions] == []
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_has_cases_of_each_class(algorithm):
     kinds = {case.kind for case in of(algorithm)}

@@ -185,25 +185,6 @@ def test_layers_and_noise():
     assert sparse_mlp.moe_noise(tiny(experts=0), 4) == [Noise((1, 20, 3))]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"sparse_tokens": 0}, "sparse_tokens=0"),
-        ({"token_experts": 0}, "token_experts=0"),
-        ({"experts": -1}, "experts=-1"),
-        ({"group_size": -1}, "group_size=-1"),
-        ({"token_choices": 4}, "token_choices=4: there are token_experts=3"),
-        ({"choices": 4}, "choices=4: there are experts=3"),
-        ({"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
-        ({"expert_init": "copied"}, "expert_init='copied'"),
-        ({"router_options": {"choices": 2}}, r"router_options\.choices=2: importance_score does not have"),
-    ],
-)
-def test_config_errors(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        tiny(**fields)
-
-
 def test_errors_of_the_batch():
     config = tiny(group_size=10, group_images=2)
     params = sparse_mlp.init(config)

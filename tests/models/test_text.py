@@ -92,12 +92,6 @@ def test_sizes_and_counts():
         text.named("text_b16")
 
 
-@pytest.mark.parametrize(("name", "value"), [("vocabulary", 0), ("length", 0), ("pool", "token"), ("projection", -1)])
-def test_configurations_without_a_meaning(name, value):
-    with pytest.raises(ConfigError, match=f"{name}={value!r}"):
-        tiny(**{name: value})
-
-
 def test_texts_that_do_not_fit():
     config = tiny(**MOE, group_texts=2)
     params = params_of(config)

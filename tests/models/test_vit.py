@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,23 +44,6 @@ def tiny(**fields):
 def test_counts_of_dense_models(name, no_head, imagenet, jft_300m, jft_4b):
     counts = [vit.parameter_count(vit.named(name, classes=n)) for n in (0, IMAGENET, JFT_300M, JFT_4B)]
     assert counts == [no_head, imagenet, jft_300m, jft_4b]
-
-
-@pytest.mark.parametrize(
-    ("name", "experts", "capacity_factor", "count"),
-    [
-        ("vit_s16", 128, 128 / 196, 933_709_471),
-        ("vit_s14", 256, 1.0, 1_841_402_527),
-        ("vit_b16", 128, 128 / 196, 3_707_638_687),
-        ("vit_l16", 128, 128 / 196, 13_127_249_829),
-        ("vit_h14", 256, 1.0, 54_177_406_889),
-        ("vit_h14", 128, 0.5, 27_318_132_649),
-    ],
-)
-def test_counts_of_soft_moe(name, experts, capacity_factor, count):
-    options = {"capacity_factor": capacity_factor}  # of one slot an expert
-    config = vit.named(name, classes=JFT_4B, qk_norm=True, moe="last_half", experts=experts, router_options=options)
-    assert vit.parameter_count(config) == count
 
 
 def test_names():
@@ -260,22 +244,19 @@ def test_bfloat16_is_near_float32(backend):
 STEM = vit.named("vit_tiny", image_size=16, patch_size=8, stem=2, channels=3, depth=1)
 
 
-def test_features_double_up_to_the_width_of_a_token():
-    shapes = vit.parameter_shapes(replace(STEM, stem=3))
-    assert [shapes["stem"][i]["kernel"] for i in "012"] == [(3, 3, 3, 16), (3, 3, 16, 32), (3, 3, 32, 64)]
-    assert shapes["stem"]["2"]["norm"] == {"scale": (64,), "bias": (64,)}
-    assert shapes["embedding"]["kernel"] == (1, 1, 64, 64)
-
-
-def test_a_deeper_stem_keeps_its_features_within_a_resolution():
-    shapes = vit.parameter_shapes(replace(STEM, stem_depth=2))
-    assert [shapes["stem"][i]["kernel"] for i in "0123"] == [
-        (3, 3, 3, 32),
-        (3, 3, 32, 32),
-        (3, 3, 32, 64),
-        (3, 3, 64, 64),
-    ]
-    assert shapes["embedding"]["kernel"] == (2, 2, 64, 64)
+@pytest.mark.parametrize(
+    ("fields", "features", "kernel"),
+    [
+        ({"stem": 3}, (3, 16, 32, 64), (1, 1, 64, 64)),
+        ({"stem_depth": 2}, (3, 32, 32, 64, 64), (2, 2, 64, 64)),
+    ],
+)
+def test_features_double_from_resolution_to_resolution_up_to_the_width_of_a_token(fields, features, kernel):
+    shapes = vit.parameter_shapes(replace(STEM, **fields))
+    convolutions = [shapes["stem"][str(number)] for number in range(len(features) - 1)]
+    assert [each["kernel"] for each in convolutions] == [(3, 3, *pair) for pair in pairwise(features)]
+    assert convolutions[-1]["norm"] == {"scale": (64,), "bias": (64,)}
+    assert shapes["embedding"]["kernel"] == kernel
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -128,6 +128,35 @@ def test_create_names_what_is_wrong(fields: dict[str, Any]) -> None:
     assert type(models.create("vit_tiny", patch_size=np.int8(4)).config.patch_size) is int
 
 
+FAULTS: list[tuple[str, dict[str, Any], str]] = [
+    ("mixer", {"depth": 0}, "depth=0"),
+    ("mixer", {"token_hidden": 0}, "token_hidden=0"),
+    ("mixer", {"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
+    ("mixer", {"gelu": "relu"}, "gelu='relu'"),
+    ("mixer", {"dtype": "float16"}, "dtype='float16'"),
+    ("mixer", {"classes": -1}, "classes=-1"),
+    ("sparse_mlp", {"sparse_tokens": 0}, "sparse_tokens=0"),
+    ("sparse_mlp", {"token_experts": 0}, "token_experts=0"),
+    ("sparse_mlp", {"experts": -1}, "experts=-1"),
+    ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
+    ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: there are token_experts=3"),
+    ("sparse_mlp", {"experts": 3, "choices": 4}, "choices=4: there are experts=3"),
+    ("sparse_mlp", {"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
+    ("sparse_mlp", {"expert_init": "copied"}, "expert_init='copied'"),
+    ("sparse_mlp", {"router_options": {"choices": 2}}, r"router_options\.choices=2: importance_score does not have"),
+    ("text", {"vocabulary": 0}, "vocabulary=0"),
+    ("text", {"length": 0}, "length=0"),
+    ("text", {"pool": "token"}, "pool='token'"),
+    ("text", {"projection": -1}, "projection=-1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "fields", "message"), FAULTS)
+def test_configurations_without_a_meaning(family: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        families.of_name(f"{family}_tiny").named(f"{family}_tiny", **fields)
+
+
 def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moespec.models.chosen_backend", lambda: load_backend("numpy"))
     for name in MODELS:

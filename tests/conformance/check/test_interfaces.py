@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from absent import run_without
 from committed import BY_ID, CASES, of
+from damaged import safetensors_of
 from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
 
@@ -21,10 +21,10 @@ from moespec import spec
 from moespec.conformance import suite
 from moespec.conformance.check import files, reproduce, waivers
 from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.results import Report, counts
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
-from moespec.conformance.report import report
 
 # Adapters.
 
@@ -177,12 +177,6 @@ SKIPPED = len(of("token_choice", kinds=["negative"]))
 ONE_FAILS = f"{len(of('token_choice')) - SKIPPED - 1} passed, 1 failed, {SKIPPED} skipped"
 
 
-def raw(header, data=b"", length=None):
-    """The bytes of a safetensors file with that header."""
-    text = header if isinstance(header, bytes) else header.encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
 def change(path, stage="token_choice", **tensors):
     """Replaces tensors of a file; None removes."""
     changed = load_file(path) | {f"{stage}/{name}": array for name, array in tensors.items()}
@@ -194,7 +188,7 @@ def test_right_files_of_every_case_pass(tmp_path):
     results = files.check(tensors, CASES, files.dtype_of(tensors))
     assert {result.id for result in results if result.state != "pass"} == {c.id for c in CASES if c.expect is not None}
     assert {result.dtype for result in results} == {"float64"}
-    assert report.counts(results)[1] == 0
+    assert counts(results)[1] == 0
 
 
 def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):
@@ -264,7 +258,7 @@ def test_a_stage_of_another_name_fails(check, folder):
 
 NOT_READ = {
     "nothing": (Path.touch, "not a safetensors file: "),
-    "no offsets": (lambda path: path.write_bytes(raw('{"token_choice/slots": 3}')), "not a safetensors file: "),
+    "no offsets": (lambda path: path.write_bytes(safetensors_of({"token_choice/slots": 3})), "not a safetensors file: "),
     "holes": (lambda path: (path.touch(), os.truncate(path, 1 << 40)), "has 1,099,511,627,776 bytes, too many"),
     **{"a folder": (Path.mkdir, ""), "a pipe": (os.mkfifo, "")},
     **{f"a link to {target}": (lambda path, target=target: path.symlink_to(target), "") for target in ("nowhere", "/dev/zero")},
@@ -321,11 +315,11 @@ def test_the_files_decide_the_dtype(check, folder):
     for path in folder.rglob("*.safetensors"):
         save_file({n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in load_file(path).items()}, path)
     assert check(folder)[1].startswith("float32 files")
-    header = (
-        '{"token_choice/slots":{"dtype":"U8","shape":[2,3,2],"data_offsets":[0,12]},'
-        '"token_choice/weights":{"dtype":"BF16","shape":[2,3,2],"data_offsets":[12,36]}}'
-    )
-    (folder / TIED).write_bytes(raw(header, SLOTS.astype(np.uint8).tobytes() + bfloat16(WEIGHTS)))
+    header = {
+        "token_choice/slots": {"dtype": "U8", "shape": [2, 3, 2], "data_offsets": [0, 12]},
+        "token_choice/weights": {"dtype": "BF16", "shape": [2, 3, 2], "data_offsets": [12, 36]},
+    }
+    (folder / TIED).write_bytes(safetensors_of(header, SLOTS.astype(np.uint8).tobytes() + bfloat16(WEIGHTS)))
     status, printed, _ = check(folder, "--dtype", "bf16")
     assert status == 0
     assert printed.startswith("bfloat16 files")
@@ -446,7 +440,7 @@ def failing(interface, name, id):
         results = run_cases(kind(name, DTYPES["float64"]), [case], "eager")
     (result,) = results
     assert result.state in ("fail", "error")
-    return reproduce.code(report.Report(interface, name, "", results), result, case)
+    return reproduce.code(Report(interface, name, "", results), result, case)
 
 
 NEGATED = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"

@@ -31,11 +31,6 @@ def values_of(module, algorithms, dtype="float64", most=None):
     return results_of(module, list(cases), dtype)
 
 
-def changed(**replaced):
-    """The right backend with some functions replaced by `(B, *arguments)`."""
-    return module_of(replaced)
-
-
 def names(results):
     return {(match.algorithm, match.variant) for match in match_variants(results, KNOWN)}
 
@@ -112,7 +107,7 @@ def test_the_right_backend_is_not_a_variant():
 
 
 def test_an_unknown_mistake_has_no_name():
-    sharper = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(1.01 * logits))
+    sharper = module_of({"softmax_affinity": lambda B, logits: B.softmax_affinity(1.01 * logits)})
     results = values_of(sharper, {"softmax_affinity", "softmax_expert_choice"}, most=8)
     assert sum(result.state in FAILED for result in results) > 10
     assert not names(results)
@@ -135,7 +130,7 @@ def test_a_stage_that_the_target_passes_and_a_variant_fails_speaks_against_it():
         )
         return function(B, scores, choices=choices, **options)
 
-    (match,) = match_variants(values_of(changed(token_choice=sometimes), {"token_choice"}), KNOWN)
+    (match,) = match_variants(values_of(module_of({"token_choice": sometimes}), {"token_choice"}), KNOWN)
     assert match.variant == kept.name
     assert match.agree < match.of
     assert f"in {match.agree} of {match.of} stages" in match.text
@@ -143,7 +138,7 @@ def test_a_stage_that_the_target_passes_and_a_variant_fails_speaks_against_it():
 
 def test_a_drift_is_not_taken_for_a_variant():
     """Results a few bounds off, which is what a lower precision gives."""
-    drifting = changed(softmax_affinity=lambda B, logits: B.softmax_affinity(logits) * (1 + 2.0**-49))
+    drifting = module_of({"softmax_affinity": lambda B, logits: B.softmax_affinity(logits) * (1 + 2.0**-49)})
     results = values_of(drifting, {"softmax_affinity"})
     assert any(result.state in FAILED for result in results)
     assert not names(results)
@@ -163,7 +158,7 @@ def test_another_sum_of_the_columns_is_not_taken_for_an_ignored_tolerance(fracti
             plans.append(plan)
         return np.stack(plans)
 
-    assert names(values_of(changed(sinkhorn_affinity=sinkhorn_affinity), {"sinkhorn"})) == {
+    assert names(values_of(module_of({"sinkhorn_affinity": sinkhorn_affinity}), {"sinkhorn"})) == {
         ("sinkhorn", "another_column_sum")
     }
 

@@ -1,7 +1,6 @@
 """`moespec conformance`: what it prints, what it reads, and its exit status."""
 
 import json
-import re
 import shlex
 
 import pytest
@@ -132,14 +131,6 @@ def test_a_target_that_cannot_be_imported(run, target, text):
     assert said.startswith(f"--target {name!r}: cannot be imported: ")
 
 
-def test_a_target_that_takes_no_arrays(run, target):
-    text = "def from_numpy(tree, dtype):\n    raise KeyError(dtype)\ndef to_numpy(tree):\n    return tree\n"
-    status, printed, _ = run("run", "--target", target("arrayless", text), "--algorithm", "z_loss")
-    assert status == 1
-    assert "nothing was collected" in printed
-    assert "float64: not supported: KeyError: 'float64'" in printed
-
-
 def test_a_target_that_promises_to_check_values_must(run, over_numpy):
     text = (
         "def z_loss(logits):\n"
@@ -160,28 +151,6 @@ def test_a_folder_without_vectors_fails(run, tmp_path):
     status, _, said = run("run", *NUMPY, "--vectors", tmp_path / "elsewhere/vectors")
     assert status == 2
     assert "suite.json" in said
-
-
-def test_a_failure_names_case_stage_and_the_command_that_shows_it(run, over_numpy, tmp_path):
-    name = over_numpy("late", "def z_loss(logits):\n    return numpy.z_loss(logits) * (1 + 1e-12)\n")
-    path = tmp_path / "report.json"
-    status, printed, _ = run("run", "--target", name, *Z_LOSS, "--report", path)
-    lines, errors = printed.splitlines(), len(of("z_loss", kinds=["negative"]))
-    assert status == 1
-    assert lines[-1] == f"{errors} passed, {TOTAL - errors} failed, 0 skipped"
-    start = "FAIL z_loss/values [float64 eager] first at z_loss/loss"
-    (place,) = [i for i, line in enumerate(lines) if line.startswith(start)]
-    assert "expected" in lines[place + 1]
-    command = lines[place + 2].split()
-    assert command[:2] == ["moespec", "conformance"]
-    shown_status, shown, _ = run(*command[2:])
-    assert shown_status == 1
-    assert re.search(r"float64 eager z_loss/loss: fail, \S+ of the tolerance\. ", shown)
-    content = json.loads(path.read_text())
-    assert (content["passed"], content["failed"], content["skipped"]) == (errors, TOTAL - errors, 0)
-    states = {case["id"]: case["state"] for case in content["cases"]}
-    assert len(states) == TOTAL
-    assert states["z_loss/values"] == "fail"
 
 
 def test_a_target_that_raises_is_an_error(run, over_numpy):

@@ -26,7 +26,7 @@ from moespec.training.configuration.config import Config, MeshConfig, ModelConfi
 from moespec.training.configuration.configfile import digits, dump, read
 from moespec.training.configuration.modelconfig import SHORT
 from moespec.training.data.datasets import load
-from moespec.training.loop.resolve import choose_backend, model_config, resolve, schedule
+from moespec.training.loop.resolve import choose_backend, model_config, resolve
 
 
 def names(kind: type) -> set[str]:
@@ -221,11 +221,6 @@ def test_a_model_of_larger_images_than_the_data_set_has() -> None:
 def test_options_that_a_model_does_not_leave_open(name: str, option: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.router_options{option}: .* does not have this option"):
         ModelConfig(name=name, router_options={"choices": 2})
-
-
-def test_schedule() -> None:
-    rate = schedule(replace(Config(), schedule=ScheduleConfig(name="linear", peak=1.0, warmup=2, end=0.5)))
-    assert [rate(0), rate(1), rate(2)] == [0.0, 0.5, 1.0]
 
 
 def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,12 +46,6 @@ def test_epochs_are_the_decimal_number_that_was_written() -> None:
     assert in_steps(TrainingConfig(epochs=1.1, batch=10), 100).steps == 11
 
 
-@pytest.mark.parametrize("given", [{"steps": 1, "epochs": 1.0}, {"epochs": 1.0, "examples": 5}])
-def test_one_unit_is_given(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^training\.\w+=1.*, training\.\w+=.*: expected only one of them"):
-        TrainingConfig(**given)
-
-
 def chosen(words: str, base: Config) -> Config:
     """The configuration of a command line."""
     return entries([f"own: {words}"], base)["own"]

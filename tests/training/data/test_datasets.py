@@ -123,12 +123,6 @@ def test_damaged_idx(idx_folder: Path, damage, message: str) -> None:  # type: i
     assert str(idx_folder) in str(error.value)
 
 
-def test_idx_class_without_training_images(idx_folder: Path) -> None:
-    (idx_folder / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.zeros(12, np.uint8)))
-    with pytest.raises(DataError, match="no training image of class 1, 2"):
-        load("idx", str(idx_folder))
-
-
 @pytest.fixture(params=["cifar10", "cifar100"])
 def cifar_folder(request, tmp_path: Path, monkeypatch) -> tuple[str, Path]:  # type: ignore[no-untyped-def]
     """Files of 20 images, of which white is the red of 0, the green of 1 and the blue of 2."""

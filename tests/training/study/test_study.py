@@ -90,15 +90,6 @@ def test_entries_are_compared_on_the_same_images_and_seeds() -> None:
     assert (same.low, same.high, same.sure) == (0.0, 0.0, False)
 
 
-def test_the_error_of_seeds_is_that_of_their_mean() -> None:
-    """All images alike, seeds not: s / sqrt(S), with the divisor S - 1."""
-    accuracies = np.array([0.50, 0.60, 0.55])
-    right = np.arange(2000)[None] / 2000 < accuracies[:, None]
-    replicates = statistics._replicates(right[None], np.random.default_rng(0))[:, 0]
-    expected = np.hypot(accuracies.std(ddof=1) / np.sqrt(3), np.sqrt(0.55 * 0.45 / 2000))
-    assert replicates.std() == pytest.approx(expected, rel=0.05)
-
-
 def test_pareto() -> None:
     points = {"slow": (9, 0.9), "fast": (1, 0.5), "worse": (2, 0.5), "middle": (3, 0.7), "beaten": (4, 0.6)}
     assert pareto(points) == ["fast", "middle", "slow"]

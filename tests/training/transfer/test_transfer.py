@@ -43,6 +43,7 @@ def logits(config, params):
 
 
 MOE = {"moe": "last_1", "experts": 4}
+SOFT = {"router": "soft_moe", "positions": "sincos2d", **MOE}
 
 
 def test_what_both_have_is_copied():
@@ -123,22 +124,6 @@ def test_positions_that_are_no_square_are_refused():
         resized_positions(np.zeros((1, 5, 2)), 9, prefix=0)
 
 
-def test_slots_are_pinned_at_another_resolution():
-    """As many slots as before: other options give as many more as there are more tokens."""
-    source = weights(router="soft_moe", positions="sincos2d", **MOE)
-    larger = replace(source.config, image_size=16)
-    with pytest.raises(
-        ConfigError, match=r"slots has shape \(8, 4, 4\), the model \(8, 4, 16\); --model\.router-options"
-    ):
-        taken(source, larger)
-    section = replace(model_of(source), image_size=16, channels=1, classes=3)
-    pinned = model_config(section)
-    assert vit.router_config(pinned).capacity() == 4
-    result, _ = taken(source, pinned)
-    assert result.new == []
-    logits(pinned, result.params)
-
-
 @pytest.mark.parametrize(
     ("router", "options", "same"),
     [
@@ -170,30 +155,24 @@ def test_an_upcycled_model_computes_what_the_dense_one_did(router, options, same
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("of_source", "fields", "message"),
     [
-        ({"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), the model \(2, 2, 1, 16\)"),
-        ({"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), the model \(8, 24\)"),
-        (
-            {"hidden": 24, "moe": "0,1", "experts": 2},
-            r"an expert's blocks/0/moe/experts/w1 has shape \(8, 24\), the source's",
-        ),
-        ({"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale starts it anew"),
-        ({"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
-        ({"qk_norm": True}, r"blocks/0/attention/query_norm/scale \(4,\) is missing"),
-        ({"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
+        ({}, {"width": 16}, r"embedding/kernel has shape \(2, 2, 1, 8\), the model \(2, 2, 1, 16\)"),
+        ({}, {"hidden": 24}, r"blocks/0/mlp/w1 has shape \(8, 12\), the model \(8, 24\)"),
+        ({}, {"hidden": 24, "moe": "0,1", "experts": 2}, r"an expert's blocks/0/moe/experts/w1 has shape \(8, 24\), the source's"),
+        ({}, {"depth": 3}, r"blocks/2/norm1/scale \(8,\) is missing; --init-skip blocks/2/norm1/scale starts it anew"),
+        ({}, {"depth": 1}, r"blocks/1/attention/key/bias \(2, 4\) is unexpected"),
+        ({}, {"qk_norm": True}, r"blocks/0/attention/query_norm/scale \(4,\) is missing"),
+        ({}, {"positions": "sincos2d"}, r"positions \(1, 16, 8\) is unexpected"),
+        (SOFT, {"moe": "none"}, r"blocks/1/mlp/w1 \(8, 12\) is missing"),
+        (SOFT, {"image_size": 16}, r".*slots has shape \(8, 4, 4\), the model \(8, 4, 16\); --model\.router-options"),
     ],
-)
-def test_what_does_not_fit_is_named(fields, message):
-    source = weights()
+)  # fmt: skip
+def test_what_does_not_fit_is_named(of_source, fields, message):
+    """At another resolution options give as many more slots as there are more tokens, unless fine-tuning pins them."""
+    source = weights(**of_source)
     with pytest.raises(ConfigError, match=f"init: {message}"):
         taken(source, replace(source.config, **fields))
-
-
-def test_experts_do_not_become_a_dense_layer():
-    source = weights(router="soft_moe", **MOE)
-    with pytest.raises(ConfigError, match=r"init: blocks/1/mlp/w1 \(8, 12\) is missing"):
-        taken(source, replace(source.config, moe="none"))
 
 
 def test_another_family_is_refused():

@@ -2,15 +2,13 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
-import textwrap
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from absent import run_without
 from of_models import drawn
 
 from moespec import cli, training
@@ -138,12 +136,6 @@ def test_onnx_of_equal_scores_many_experts_and_groups_of_images(router, scores, 
 
 
 WITHOUT = """
-    import sys
-    class Absent:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == "moespec":
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    sys.meta_path.insert(0, Absent())
     import numpy as np
     folder, *names = sys.argv[1:]
     for name in names:
@@ -174,8 +166,7 @@ def test_programs_run_without_moespec(format, backend, names, tmp_path):
     programs = [exported(source, format) for source in sources]
     for count in (1, 6):
         np.save(tmp_path / f"images{count}.npy", images(count))
-    arguments = [sys.executable, "-I", "-c", textwrap.dedent(WITHOUT), str(tmp_path), *(file.name for file in programs)]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+    result = run_without(["moespec"], WITHOUT, str(tmp_path), *(file.name for file in programs))
     assert result.returncode == 0, result.stderr
     for source, program in zip(sources, programs, strict=True):
         for count in (6,) if program.name.startswith("base") else (1, 6):
