@@ -86,12 +86,3 @@ def test_the_operator_is_what_a_compiler_takes_it_for(count):
     scores = (4 * torch.rand(2, 9, 7, generator=torch.Generator().manual_seed(1))).round()
     for each in (scores, scores.mT):
         torch.library.opcheck(selection._top_indices, (each, count), test_utils=("test_schema", "test_faketensor"))
-
-
-def test_compiled():
-    scores = (4 * torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(1))).round()
-    both = torch.compile(
-        lambda x: (selection.top_indices(x, 1), selection.top_indices(x, 3)), backend="eager", fullgraph=True
-    )
-    for indices, count in zip(both(scores), (1, 3), strict=True):
-        assert torch.equal(indices, by_a_sort(scores, count))

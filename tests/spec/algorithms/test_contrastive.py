@@ -55,12 +55,6 @@ def test_moco_compares_a_query_with_the_keys_of_the_other_view(B, seed, temperat
     np.testing.assert_allclose(B.moco_loss(q1, q2, k1, k2, temperature=temperature), expected, rtol=1e-11)
 
 
-@holds(wrong=("unbiased_batch_norm", "norm_of_half"), seed=seeds)
-def test_batch_norm_is_of_each_feature_with_the_variance_of_the_population(B, seed):
-    (x,) = rows(seed, 1)
-    np.testing.assert_allclose(B.batch_norm(x), (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5), rtol=1e-10, atol=1e-12)
-
-
 @holds(wrong=("epsilon_in_the_logarithm", "global_entropy_of_all_groups", "threshold_ignored"), logits=logits)
 def test_entropies_of_tokens_and_of_their_mean(B, logits):
     scores = B.softmax_affinity(logits)

@@ -107,17 +107,6 @@ def test_a_code_is_that_of_the_nearest_codeword(B, seed):
     np.testing.assert_allclose(normalized_patches(patches[0]), standard[0])
 
 
-@holds(wrong=("pairs_the_other_way", "places_from_one"), seed=seeds)
-def test_ids_of_places_and_of_pairs(B, seed):
-    """Places count from 0 in each group; the previous ids are shifted by one, from 0; a pair tells both ids."""
-    tokens, ids, *_ = problem(seed)
-    np.testing.assert_array_equal(B.position_ids(tokens), [np.arange(T)] * GROUPS)
-    previous = B.previous_ids(ids)
-    np.testing.assert_array_equal(previous, np.pad(ids, ((0, 0), (1, 0)))[:, :-1])
-    pairs = B.pair_ids(previous, ids, vocabulary=V)
-    np.testing.assert_array_equal(pairs, previous.astype(int) * V + ids)
-
-
 # Routing and MultiHash.
 
 

@@ -7,9 +7,7 @@ from scipy.stats import norm
 from strategies import logits, one_of, seeds, spread
 
 from moespec.spec import (
-    ConfigError,
     balance_loss,
-    expert_load,
 )
 
 
@@ -67,11 +65,6 @@ def test_the_balance_loss_of_a_batch_in_a_router_is_that_of_one_group(name):
         losses.append(float(router.route({"kernel": arrays[0]}, arrays[1], options).losses["balance"]))
     assert losses[:2] == pytest.approx([losses[2]] * 2, rel=1e-6)
     assert losses[3] != pytest.approx(losses[2], rel=1e-2)
-
-
-def test_a_load_of_another_scope():
-    with pytest.raises(ConfigError, match="scope: expected one of 'batch', 'global', got 'group'"):
-        expert_load(np.full((2, 3), 1 / 3), choices=1, scope="group")
 
 
 @pytest.mark.parametrize("experts", [2, 3, 8, 64])

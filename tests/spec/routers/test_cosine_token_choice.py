@@ -1,11 +1,10 @@
 """The logits of a cosine router as angles, and its parameters at the start."""
 
 import numpy as np
-import pytest
 from properties import holds
 from strategies import one_of, seeds
 
-from moespec.spec import ROUTERS, ContractError, cosine_logits
+from moespec.spec import ROUTERS, cosine_logits
 
 D, P, E = 5, 3, 4
 
@@ -32,8 +31,3 @@ def test_both_forms_start_with_the_same_logits():
         params = router.init(np.random.default_rng(1), options)
         found.append(cosine_logits(tokens, **params, form=form))
     np.testing.assert_allclose(*found, rtol=1e-6)
-
-
-def test_a_temperature_that_divides_is_positive():
-    with pytest.raises(ContractError, match=r"^temperature: expected a number greater than 0, got 0"):
-        cosine_logits(np.ones((2, D)), np.ones((D, P)), np.ones((P, E)), 0.0, form="divide")
