@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from generator.docstrings import markdown
 from generator.sources import head
 
-__all__ = ["ROOMS", "Entry", "Room", "Section", "entries", "sections"]
-
 
 class Room(NamedTuple):
     """A page: its title, what it is about, and its modules, each with its names; without any, those of `__all__`."""
