@@ -16,8 +16,6 @@ from moespec.spec.algorithm import Algorithm
 from moespec.spec.ledger import LedgerEntry, entries
 from moespec.spec.routers.record import Router
 
-__all__ = ["ROOT", "Page", "home", "pages"]
-
 ROOT = Path(__file__).parents[2]
 """The repository."""
 

@@ -9,8 +9,6 @@ import yaml
 from generator.catalogue import ROOT, Page
 from moespec.spec import ALGORITHMS
 
-__all__ = ["CitationError", "citations", "software", "version"]
-
 REFERENCES = ROOT / "docs" / "references.bib"
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from moespec.spec.ledger import PITFALLS
 
-__all__ = ["axes_of", "introduction", "markdown"]
-
 SECTION = re.compile(r"^(Args|Returns|Raises|Source|Sources|Checked):[ \n]", re.MULTILINE)
 ENTRY = re.compile(r"^(?P<name>[\w, *]+): ", re.MULTILINE)
 HEADINGS = {"Args": "Arguments", "Returns": "Returns", "Raises": "Raises", "Source": "Source", "Sources": "Sources"}

@@ -14,8 +14,6 @@ from moespec.conformance.report.reading import read
 from moespec.conformance.report.report import distinct
 from moespec.conformance.suite import digest, load
 
-__all__ = ["Measured", "Row", "measured", "peers", "reports", "rows"]
-
 
 @dataclass(frozen=True)
 class Row:

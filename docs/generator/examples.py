@@ -23,8 +23,6 @@ from moespec.conformance.functions import FUNCTIONS
 from moespec.spec import ROUTERS
 from moespec.spec.examples import LOGITS
 
-__all__ = ["ExampleError", "Routed", "Step", "hold", "routed", "steps_of_examples"]
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "soft_moe": {"slots_per_expert": 2},
     "dselect_k": {"choices": 1, "selector_gamma": 4.0},

@@ -21,8 +21,6 @@ from moespec.spec import LEDGER
 from moespec.spec.implementations.places import code, places
 from moespec.spec.ledger import Taker
 
-__all__ = ["cited", "find", "line_of", "named", "sources"]
-
 PLACES = ROOT / "spec" / "implementations" / "places.json"
 REPOSITORY = r"(?<![\w./-])[\w.-]+/[\w-]+(?:@[0-9a-f]{40})?(?=, )"
 NAME = r"\w+(?:\.\w+)*"

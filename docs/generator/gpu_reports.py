@@ -14,8 +14,6 @@ from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import counts
 from moespec.conformance.suite import digest
 
-__all__ = ["REPORTS", "rows"]
-
 REPORTS = ROOT / "conformance" / "reports"
 HEAD = "| device | backend | suite | dtype | mode | passed | failed | skipped | what failed, and its error over what is allowed |"
 

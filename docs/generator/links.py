@@ -5,8 +5,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["broken"]
-
 
 class Links(HTMLParser):
     """The addresses that a page names, and the anchors that it has."""

@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["NAMES", "not_found"]
-
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
     "batch_expert_choice": ("Batch-level Expert Choice",),

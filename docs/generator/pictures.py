@@ -13,8 +13,6 @@ from moespec.training.data.datasets import load
 from moespec.training.inspection.inspect_run import draw, make_route
 from moespec.training.loop.resolve import load_backend
 
-__all__ = ["draw_image", "draw_routing"]
-
 STYLE: Any = {"svg.hashsalt": "moespec", "font.size": 9, "axes.titlesize": 10, "font.family": "sans-serif"}
 IMAGE = 11
 """Number of the validation digit whose routing is drawn."""

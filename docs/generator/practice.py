@@ -10,8 +10,6 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.entries import entries_of
 from moespec.spec.implementations.positions import find, implementations, seen
 
-__all__ = ["beyond", "concerned", "known_of", "variants_of", "with_issues"]
-
 
 def concerned() -> dict[str, list[str]]:
     """By entry the rows of the matrix that it concerns: routers, and functions."""

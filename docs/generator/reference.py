@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
@@ -10,8 +11,6 @@ from typing import Any, NamedTuple
 
 from generator.docstrings import markdown
 from generator.sources import head
-
-__all__ = ["ROOMS", "Entry", "Room", "Section", "entries", "sections"]
 
 
 class Room(NamedTuple):
@@ -129,7 +128,8 @@ def _signature(value: Any) -> str:
     lines = textwrap.dedent(inspect.getsource(inspect.unwrap(value))).splitlines()
     node = ast.parse("\n".join(lines)).body[0]
     if not isinstance(node, ast.ClassDef):
-        return head(lines, node).removesuffix(":")
+        text = head(lines, node).removesuffix(":")
+        return re.sub(r"\bself,\s*", "", text, count=1) if inspect.ismethod(value) else text
     own = node.body[1:] if ast.get_docstring(node) is not None else node.body
     fields = [each for each in own if isinstance(each, (ast.AnnAssign, ast.Expr))]
     parts = ["\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in fields]

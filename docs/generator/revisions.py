@@ -10,8 +10,6 @@ from pathlib import Path
 from generator.catalogue import ROOT, Page
 from moespec.spec import ALGORITHMS
 
-__all__ = ["Change", "ChangelogError", "Past", "changes", "git", "past"]
-
 ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.+(?:\n  .+)*)", re.MULTILINE)
 
 

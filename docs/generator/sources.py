@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from generator.catalogue import ROOT, Page
 from moespec.models.options import help_texts
 
-__all__ = ["TABS", "Option", "Text", "head", "options", "signature", "sources"]
-
 TABS = {
     "spec": "Specification (NumPy)",
     "backends/common": "JAX and torch",

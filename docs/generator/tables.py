@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LARGEST", "number", "table"]
-
 LARGEST = 160
 """Numbers that a table shows at most; of a larger array only the shape is told."""
 

@@ -29,8 +29,6 @@ from moespec.spec.implementations.positions import implementations
 from moespec.spec.implementations.positions import measured as packages
 from moespec.spec.implementations.table import groups, takers
 
-__all__ = ["write"]
-
 DOCS = ROOT / "docs"
 TEMPLATES = Environment(
     loader=FileSystemLoader(DOCS / "templates"), undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True

@@ -14,8 +14,6 @@ from torch import Tensor
 from moespec.conformance.peers.adapters.on_torch import ONE_FACTOR, Routed, log_of, only, shared
 from moespec.spec import RouterOutput
 
-__all__ = ["ROUTERS", "balance_loss", "token_choice"]
-
 __getattr__ = shared
 
 

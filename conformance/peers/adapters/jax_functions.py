@@ -9,11 +9,6 @@ from jax import lax
 
 from moespec.conformance.peers.adapters.on_jax import SlotRouting, shared
 
-__all__ = [
-    *("attention", "batch_priority", "expert_choice", "gelu", "layer_norm", "patch_embed", "router_logits"),
-    *("sigmoid_cross_entropy", "softmax_affinity", "softmax_cross_entropy"),
-]
-
 __getattr__ = shared
 
 

@@ -9,8 +9,6 @@ from jaxopt import projection
 
 from moespec.conformance.peers.adapters.on_jax import shared
 
-__all__ = ["project_simplex", "project_sparse_simplex", "sinkhorn_affinity", "sparse_transport_affinity"]
-
 __getattr__ = shared
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from moespec.conformance.peers.adapters.on_torch import SIGMOID, only, shared, top_k_router
 
-__all__ = ["ROUTERS", "balance_bias", "balance_loss", "expert_load", "sinkhorn_affinity", "z_loss"]
-
 __getattr__ = shared
 
 

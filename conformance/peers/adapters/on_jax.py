@@ -3,8 +3,6 @@
 import importlib
 from typing import Any
 
-__all__ = ["SlotRouting", "shared"]
-
 _backend: Any = importlib.import_module("moespec.backends.jax")
 SlotRouting = _backend.SlotRouting
 SHARED = ("cast", "from_numpy", "sum", "to_numpy", "value_and_grad", "with_dtype")

@@ -13,22 +13,6 @@ from torch.overrides import TorchFunctionMode
 from moespec.spec import RouterOutput
 from moespec.spec.values import present
 
-__all__ = [
-    *(
-        "ONE_FACTOR",
-        "PAPER",
-        "SIGMOID",
-        "Recorded",
-        "Routed",
-        "SlotRouting",
-        "SuiteExpert",
-        "SuiteExperts",
-        "dense",
-        "dropless",
-    ),
-    *("float32_at_most", "log_of", "only", "shared", "soft_moe_router", "sparse", "top_k_router", "transformers_gates"),
-]
-
 _backend: Any = importlib.import_module("moespec.backends.torch")
 SlotRouting = _backend.SlotRouting
 SHARED = ("cast", "expert_mlp", "from_numpy", "moe_layer", "sum", "to_numpy", "value_and_grad")

@@ -10,8 +10,6 @@ from ott.solvers.linear.sinkhorn import Sinkhorn
 
 from moespec.conformance.peers.adapters.on_jax import shared
 
-__all__ = ["sinkhorn_affinity"]
-
 __getattr__ = shared
 
 

@@ -16,11 +16,6 @@ from torch import Tensor
 from moespec.conformance.peers.adapters.on_torch import shared
 from moespec.spec import Dual, SemiDual
 
-__all__ = [
-    *("project_simplex", "project_sparse_simplex", "sinkhorn_affinity", "sparse_transport_affinity"),
-    *("transport_dual", "transport_semi_dual"),
-]
-
 __getattr__ = shared
 
 

@@ -22,8 +22,6 @@ from moespec.conformance.peers.adapters.on_torch import (
 )
 from moespec.spec.values import present
 
-__all__ = ["ROUTERS", "moe_layer", "soft_routing"]
-
 __getattr__ = shared
 
 

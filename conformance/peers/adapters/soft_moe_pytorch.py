@@ -22,8 +22,6 @@ from moespec.conformance.peers.adapters.on_torch import (
     soft_moe_router,
 )
 
-__all__ = ["ROUTERS", "expert_mlp", "moe_layer", "soft_routing"]
-
 __getattr__ = shared
 
 

@@ -19,8 +19,6 @@ from torch.func import functional_call
 from moespec.conformance.peers.adapters.on_torch import ONE_FACTOR, Routed, SuiteExperts, log_of, only, shared
 from moespec.spec import RouterOutput
 
-__all__ = ["ROUTERS", "balance_loss", "moe_layer", "token_choice", "z_loss"]
-
 __getattr__ = shared
 
 

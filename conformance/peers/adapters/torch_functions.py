@@ -8,11 +8,6 @@ from torch.nn import functional as F
 
 from moespec.conformance.peers.adapters.on_torch import SlotRouting, shared
 
-__all__ = [
-    *("attention", "batch_norm", "batch_priority", "expert_choice", "gelu", "layer_norm", "patch_embed"),
-    *("router_logits", "sigmoid_cross_entropy", "softmax_affinity", "softmax_cross_entropy"),
-]
-
 __getattr__ = shared
 
 

@@ -11,8 +11,6 @@ from torchtitan.models.common.moe import TokenChoiceTopKRouter
 
 from moespec.conformance.peers.adapters.on_torch import SIGMOID, dense, only, shared, top_k_router
 
-__all__ = ["ROUTERS", "balance_bias"]
-
 __getattr__ = shared
 
 

@@ -12,8 +12,6 @@ from transformers.models.switch_transformers import modeling_switch_transformers
 from moespec.conformance.peers.adapters.on_torch import Routed, SuiteExpert, float32_at_most, only, shared
 from moespec.spec import RouterOutput
 
-__all__ = ["ROUTERS", "balance_loss", "moe_layer", "z_loss"]
-
 __getattr__ = shared
 
 

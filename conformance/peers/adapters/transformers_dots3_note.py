@@ -7,8 +7,6 @@ from torch import Tensor
 
 from moespec.conformance.peers.adapters.on_torch import SIGMOID, only, shared, top_k_router, transformers_gates
 
-__all__ = ["ROUTERS"]
-
 __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.dots3_note.modeling_dots3_note")
 

@@ -10,8 +10,6 @@ from torch.func import functional_call
 
 from moespec.conformance.peers.adapters.on_torch import Routed, dropless, float32_at_most, shared
 
-__all__ = ["moe_layer", "token_choice"]
-
 __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.llama4.modeling_llama4")
 

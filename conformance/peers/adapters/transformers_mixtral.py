@@ -15,8 +15,6 @@ from moespec.conformance.peers.adapters.on_torch import (
     transformers_gates,
 )
 
-__all__ = ["ROUTERS", "balance_loss", "token_choice"]
-
 __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
 

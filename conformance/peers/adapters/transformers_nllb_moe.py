@@ -15,8 +15,6 @@ from torch.func import functional_call
 from moespec.conformance.peers.adapters.on_torch import float32_at_most, only, shared, sparse
 from moespec.spec import RouterOutput
 
-__all__ = ["PASSED", "ROUTERS"]
-
 __getattr__ = shared
 module: Any = importlib.import_module("transformers.models.nllb_moe.modeling_nllb_moe")
 PASSED = ("normalize_when",)
