@@ -4,6 +4,7 @@ Every session installs what it needs. `constraints.txt` holds the versions that 
 installed with CUDA (torch's plain wheel has it already).
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -42,26 +43,22 @@ def _install(session: nox.Session, *extras: str, editable: tuple[str, ...] = ())
     session.install(*CONSTRAINTS, "-e", f".[{wanted}]" if wanted else ".", *editable)
 
 
-def _option(session: nox.Session, name: str, default: str) -> str:
-    """The value of `--name VALUE` or `--name=VALUE` among the session's arguments."""
-    arguments = list(session.posargs)
-    for position, argument in enumerate(arguments):
-        if argument == f"--{name}" and position + 1 < len(arguments):
-            return arguments[position + 1]
-        if argument.startswith(f"--{name}="):
-            return argument.split("=", 1)[1]
-    return default
+def _options(session: nox.Session, **defaults: str) -> tuple[argparse.Namespace, list[str]]:
+    """The values of `--name VALUE` or `--name=VALUE` among the session's arguments, and its other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", default=default)
+    return parser.parse_known_args(session.posargs)
 
 
 @nox.session
 def train(session: nox.Session) -> None:
     """Train a vision MoE on the embedded digits: `nox -s train [-- --backend torch --router ...]`."""
-    backend = _option(session, "backend", "jax")
-    if backend not in BACKENDS:
-        session.error(f"--backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-    _install(session, "train", _extra(backend))
-    chosen = any(argument.split("=", 1)[0] == "--backend" for argument in session.posargs)
-    session.run("moespec", "train", *session.posargs, *(() if chosen else ("--backend", backend)), env=QUIET)
+    given, arguments = _options(session, backend="jax")
+    if given.backend not in BACKENDS:
+        session.error(f"--backend {given.backend!r}: expected one of {', '.join(BACKENDS)}")
+    _install(session, "train", _extra(given.backend))
+    session.run("moespec", "train", *arguments, "--backend", given.backend, env=QUIET)
     command = os.path.relpath(Path(session.bin, "moespec"))
     session.log(f"the command is {command}; next: {command} predict RUN FOLDER --html new.html, or docs/quickstart.md")
 
@@ -113,25 +110,18 @@ def conformance(session: nox.Session, backend: str) -> None:
     `-- --mode compiled --dtype f32 --algorithm soft_moe` only that.
     """
     _install(session, _extra(backend), "conformance")
-    modes, chosen = _option(session, "mode", "eager,compiled").split(","), _option(session, "dtype", "")
+    given, arguments = _options(session, mode="eager,compiled", dtype="")
+    modes = given.mode.split(",")
     if not set(modes) <= {"eager", "compiled"}:
-        session.error(f"--mode {','.join(modes)}: expected some of eager, compiled")
+        session.error(f"--mode {given.mode}: expected some of eager, compiled")
     runs = [run for run in RUNS[backend] if run[0] in modes]
     if not runs:
         session.skip(f"{backend} compiles nothing")
-    if chosen:
-        runs = _in(chosen, runs)
+    if given.dtype:
+        runs = _in(given.dtype, runs)
     elif session.posargs:
         runs = [(mode, dtypes, environment, ()) for mode, dtypes, environment, _ in runs]
-    # Options that are given again add up, so those that each run has of its own are not passed on.
-    _run_suite(session, backend, runs, *_without(session.posargs, "mode", "dtype"))
-
-
-def _without(arguments: Sequence[str], *names: str) -> list[str]:
-    """The arguments without these options, given as `--name VALUE` or `--name=VALUE`."""
-    options = {f"--{name}" for name in names}
-    pairs = zip(("", *arguments), arguments, strict=False)
-    return [word for before, word in pairs if before not in options and word.partition("=")[0] not in options]
+    _run_suite(session, backend, runs, *arguments)
 
 
 def _in(dtypes: str, runs: Sequence[Run]) -> list[Run]:
@@ -323,10 +313,11 @@ def study(session: nox.Session) -> None:
 
     `-- --data.path FOLDER --seeds 3 --backend torch`: options of `moespec study`; `--config digits` compares on the digits.
     """
-    _install(session, "train", _extra(_option(session, "backend", "jax")))
+    given, arguments = _options(session, backend="jax", config="benchmarks/study.toml")
+    _install(session, "train", _extra(given.backend))
     session.run(
-        "moespec", "study", "--routers", *ENTRIES, "--config", _option(session, "config", "benchmarks/study.toml"),
-        "--out", "benchmarks/study", *session.posargs, env={**QUIET, **CACHE},
+        "moespec", "study", "--routers", *ENTRIES, "--config", given.config, "--out", "benchmarks/study",
+        "--backend", given.backend, *arguments, env={**QUIET, **CACHE},
     )  # fmt: skip
     session.run("python", "benchmarks/table.py")
 

@@ -1,6 +1,6 @@
 """The complex step in many directions at once: one pass computes what would take one for each.
 
-A `Moved` array is complex arrays with one real part, of which each has the imaginary part of its own direction. NumPy's
+A `Perturbed` array is complex arrays with one real part, of which each has the imaginary part of its own direction. NumPy's
 functions, of which the specification is made, work on all of them. What these decide (an order, a comparison) is decided by
 the real part, and so is the same for all.
 """
@@ -53,7 +53,7 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
     return {name: np.broadcast_to(slope, (*slope.shape[:-1], count)) for name, slope in each.items()}
 
 
-class Moved(np.ndarray[Any, Any]):
+class Perturbed(np.ndarray[Any, Any]):
     """Complex arrays with one real part, `each` (*shape, directions).
 
     As a plain array it has that real part and the imaginary part NaN: whatever does not know of `each` makes a derivative
@@ -100,14 +100,14 @@ def moved(each: Array) -> Any:
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
     own.real, own.imag = each[..., 0].real, np.nan
-    new = own.view(Moved)
+    new = own.view(Perturbed)
     new.each = each
     return new
 
 
 def _each(array: Any) -> Array:
     """An array with the axis of directions, of one for all in a plain array."""
-    return array.each if isinstance(array, Moved) else np.asarray(array)[..., None]
+    return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 
 def _one(tree: Any, i: int) -> Any:
@@ -116,7 +116,7 @@ def _one(tree: Any, i: int) -> Any:
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [_one(value, i) for value in tree]
-    return tree.each[..., i] if isinstance(tree, Moved) else tree
+    return tree.each[..., i] if isinstance(tree, Perturbed) else tree
 
 
 def _index(index: Any) -> tuple[Any, ...]:
@@ -132,8 +132,8 @@ def _reduced(function: Callable[..., Array], x: Any, axis: Any = None, **options
 def _einsum(subscripts: str, *arrays: Any, **options: Any) -> Any:
     inputs, output = subscripts.split("->")
     free = next(letter for letter in ascii_letters if letter not in subscripts)
-    parts = [part + free * isinstance(array, Moved) for part, array in zip(inputs.split(","), arrays, strict=True)]
-    each = [array.each if isinstance(array, Moved) else array for array in arrays]
+    parts = [part + free * isinstance(array, Perturbed) for part, array in zip(inputs.split(","), arrays, strict=True)]
+    each = [array.each if isinstance(array, Perturbed) else array for array in arrays]
     return moved(np.einsum(f"{','.join(parts)}->{output}{free}", *each))
 
 
@@ -168,5 +168,5 @@ def _method(name: str, method: Any) -> Callable[..., Any]:
 
 
 for _name, _function in vars(np.ndarray).items():
-    if callable(_function) and not _name.startswith("__") and _name not in vars(Moved):
-        setattr(Moved, _name, _method(_name, _function))
+    if callable(_function) and not _name.startswith("__") and _name not in vars(Perturbed):
+        setattr(Perturbed, _name, _method(_name, _function))

@@ -110,18 +110,18 @@ def recorded(name: str, part: str = "rows") -> Any:
     return json.loads(path.read_text())[part] if path.is_file() else []
 
 
-def add(name: str, row: dict[str, Any], of: tuple[str, ...], *packages: str) -> None:
+def add(name: str, row: dict[str, Any], of: tuple[str, ...]) -> None:
     """Prints a row and puts it into the list of a file, in place of the one that has the same values of the keys `of`."""
     print(json.dumps(row), flush=True)
     rows = {json.dumps([one[key] for key in of]): one for one in [*recorded(name), row]}
-    write(name, {"rows": list(rows.values())}, *packages)
+    write(name, {"rows": list(rows.values())})
 
 
-def write(name: str, figures: dict[str, Any], *packages: str) -> None:
+def write(name: str, figures: dict[str, Any]) -> None:
     """Writes a file of results, with what made it."""
     report = {
         "command": f"python benchmarks/{Path(sys.argv[0]).name}",
         "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
-        "versions": {package: importlib.metadata.version(package) for package in packages},
+        "versions": {package: importlib.metadata.version(package) for package in ("moespec", "jax", "libtpu")},
     }
     (RESULTS / f"{name}.json").write_text(json.dumps({**report, **figures}, indent=1) + "\n")

@@ -36,21 +36,17 @@ WARM = 2
 CHANGES: dict[str, dict[str, Any]] = {
     "crop": {"crop": "inception", "mixup": 0.0},
     "crop, flip, mixup": {"crop": "inception", "flip": True, "mixup": 0.2},
-    "crop, flip, RandAugment(2, 15), mixup": {
-        **{"crop": "inception", "flip": True, "mixup": 0.2},
-        **{"randaugment": 2, "magnitude": 15.0},
-    },
 }
+CHANGES["crop, flip, RandAugment(2, 15), mixup"] = {**CHANGES["crop, flip, mixup"], "randaugment": 2, "magnitude": 15.0}
 
 
 def main() -> None:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, rounds=3)
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--pictures", type=int, default=1000, help="JPEG files (default: 1000)")
     parser.add_argument("--size", type=int, default=224, help="side of an image in pixels (default: 224)")
     parser.add_argument("--batch", type=int, default=128, help="images of a batch (default: 128)")
     parser.add_argument("--batches", type=int, default=8, help="timed batches of each worker in a round (default: 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds (default: 3)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_pictures(Path(folder), options.pictures)
@@ -88,11 +84,10 @@ def ours(folder: str, changes: dict[str, Any], options: argparse.Namespace) -> d
     config = DataConfig(name="folder", path=folder, workers=options.workers, **changes)
     dataset = load("folder", folder, image_size=options.size, workers=options.workers, **changes)
     make = functools.partial(training_batch, dataset, config, options.batch, SEED)
-    warm = WARM * options.workers
     counted = options.batches * options.workers
     with Prefetcher(make, 0, 2**40, ahead=config.prefetch, workers=options.workers) as batches:
         iterator = iter(batches)
-        for _ in range(warm):
+        for _ in range(WARM * options.workers):
             next(iterator)
         begun, busy = time.perf_counter(), processor_time()
         for _ in range(counted):
@@ -104,17 +99,15 @@ def pillow(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """The processes that decode and crop: they begin together."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(options.workers + 1)
-    of = [(folder, worker, options, barrier) for worker in range(options.workers)]
-    processes = [context.Process(target=decode, args=each) for each in of]
-    for process in processes:
-        process.start()
+    for worker in range(options.workers):
+        context.Process(target=decode, args=(folder, worker, options, barrier)).start()
     barrier.wait()
     begun, busy = time.perf_counter(), processor_time()
     barrier.wait()
     images = options.batch * options.batches * options.workers
     measured = rates(images, time.perf_counter() - begun, processor_time() - busy)
     barrier.wait()
-    for process in processes:
+    for process in multiprocessing.active_children():
         process.join()
     return measured
 

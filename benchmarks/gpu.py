@@ -13,7 +13,7 @@ import argparse
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import record
@@ -27,15 +27,11 @@ ROUTERS = list(vits.ROUTERS)[:-1]
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
-    parser.add_argument("--model", default="vit_b16", help="a ViT (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=256, help="images of the batch (default: %(default)s)")
+    parser = record.parser(__doc__, backends=True, model="vit_b16", image_size=224, images=256, rounds=20)
     parser.add_argument("--experts", type=int, nargs="+", default=[8], help="experts (default: 8)")
     parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=ROUTERS, help="default: all")
     parser.add_argument("--recompute", action="store_true", help="compute blocks anew in the backward pass")
     parser.add_argument("--plain", action="store_true", help="torch without its Triton kernels, to compare with")
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds (default: %(default)s)")
     options = parser.parse_args()
     result = f"gpu-{options.backend}"
     if options.plain:
@@ -43,7 +39,10 @@ def main() -> None:
         for name in ("operators", "products"):
             vars(importlib.import_module(f"moespec.backends.torch.{name}"))["on_gpu"] = lambda x: False
     rows: list[dict[str, Any]] = []
-    for name, experts, config in tqdm(list(models(options)), desc="models"):
+    cases = [("dense", 0), *((name, experts) for experts in options.experts for name in options.routers)]
+    of_images = {"image_size": options.image_size, "channels": 3, "classes": 1000, "dtype": "bfloat16"}
+    for name, experts in tqdm(cases, desc="models"):
+        config = vits.of_case(name, options.model, experts, **of_images)
         try:
             row = measured(config, options)
         except (MemoryError, RuntimeError) as error:  # of the device, mostly
@@ -55,12 +54,6 @@ def main() -> None:
                 rows[-1][f"{key}_per_operation"] = row[key] / rows[0][key] * rows[0]["flops"] / row["flops"]
         print(rows[-1], flush=True)
         print(record.write(result, {"config": vars(options), "models": rows}))
-
-
-def models(options: argparse.Namespace) -> Iterator[tuple[str, int, vit.VitConfig]]:
-    of_images = {"image_size": options.image_size, "channels": 3, "classes": 1000, "dtype": "bfloat16"}
-    for name, experts in [("dense", 0), *((name, experts) for experts in options.experts for name in options.routers)]:
-        yield name, experts, vits.of_case(name, options.model, experts, **of_images)
 
 
 def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, Any]:

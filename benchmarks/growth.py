@@ -17,12 +17,11 @@ WIDTH, HIDDEN = 64, 256
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
+    parser = record.parser(__doc__, backends=True, rounds=5)
     parser.add_argument("--experts", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="E")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="T")
     parser.add_argument("--tokens-of-experts", type=int, default=2048, help="tokens at each number of experts")
     parser.add_argument("--experts-of-tokens", type=int, default=32, help="experts at each number of tokens")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
     options = parser.parse_args()
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     cases = [(options.tokens_of_experts, experts) for experts in options.experts]

@@ -36,21 +36,14 @@ Pass = Callable[[], Any]
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
-    parser.add_argument("--groups", type=int, default=8, help="groups of tokens (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=196, help="tokens of a group (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=384, help="width of a token (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=1536, help="hidden width of an expert (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
+    sizes = {"groups": 8, "tokens": 196, "width": 384, "hidden": 1536, "experts": 8}
+    parser = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=7)
     parser.add_argument(
         "--routers", nargs="+", help="only these, added to the result, or all of one with a --name (default: all)"
     )
-    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
     parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
     options = parser.parse_args()
-    sys.path += options.vmoe
-    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
+    record.import_from(options.vmoe)
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     layers = dict(passes(B, options))
     rows = measure({name: one for name, (one, _) in layers.items()}, options.rounds)
@@ -101,7 +94,7 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
 
     def dense(p: Any, batch: Any) -> Any:
         x = p["tokens"].reshape((groups * count, width))
-        return B.gelu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+        return B.mean((B.gelu(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]) ** 2), {}
 
     yield "dense", (one_pass(B, dense, {**perceptrons(), "tokens": tokens}, {}), 1.0)
     sizes = {"groups": groups, "tokens": count, "width": width, "experts": options.experts}
@@ -114,20 +107,16 @@ def passes(B: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pas
         soft = type(routing).__name__ == "SoftRouting"
         work = float(dispatch[0, 0].size * layer.shape[0] if soft else dispatch.sum()) / (groups * count)
 
-        def output(p: Any, batch: Any, layer: Any = layer) -> Any:
+        def loss(p: Any, batch: Any, layer: Any = layer) -> Any:
             x = p["tokens"].reshape((*layer.shape, width))
-            return B.moe_mlp(x, layer.route(p, batch, x).routing, p["experts"])
+            return B.mean(B.moe_mlp(x, layer.route(p, batch, x).routing, p["experts"]) ** 2), {}
 
-        yield name, (one_pass(B, output, params, layer.batch), round(work, 3))
+        yield name, (one_pass(B, loss, params, layer.batch), round(work, 3))
     yield from (of_jax if options.backend == "jax" else of_torch)(tokens, options)
 
 
-def one_pass(B: Any, layer: Callable[[Any, Any], Any], params: Any, batch: Any) -> Pass:
-    """The compiled layer with JAX, op by op with torch, and its gradients by `params`; both wait for the loss."""
-
-    def loss(p: Any, batch: Any) -> tuple[Any, dict[str, Any]]:
-        return B.mean(layer(p, batch) ** 2), {}
-
+def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str = "tokens") -> Pass:
+    """A compiled loss with JAX, op by op with torch, and its gradients by `params`; waits for it, and for the gradient of one."""
     run = B.value_and_grad(loss)
     if B.name == "jax":
         run = B.compile(run)
@@ -135,7 +124,7 @@ def one_pass(B: Any, layer: Callable[[Any, Any], Any], params: Any, batch: Any) 
 
     def one() -> None:
         (value, _), gradient = run(*arrays)
-        B.to_numpy((value, gradient["tokens"]))
+        B.to_numpy((value, gradient[of]))
 
     return one
 

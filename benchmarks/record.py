@@ -1,7 +1,6 @@
 """One result file: the figures of one run with the machine, the versions and the command that made them."""
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,16 +11,44 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from moespec.models.files import write_atomically
+from moespec.version import UNKNOWN, version
+
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch")
 
 
-def parser(text: str | None, *, backends: bool = False) -> argparse.ArgumentParser:
-    """The parser of a benchmark with this docstring. backends: whether it needs one that is chosen."""
+HELP = {
+    "model": "a ViT",
+    "image_size": "pixels",
+    "images": "images of the batch",
+    "groups": "groups of tokens",
+    "tokens": "tokens of a group",
+    "width": "width of a token",
+    "hidden": "hidden width of an expert",
+    "experts": "experts of a layer",
+    "rounds": "timed rounds",
+    "topology": "name of the TPU topology",
+}
+
+
+def parser(text: str | None, *, backends: bool = False, vmoe: bool = False, **defaults: Any) -> argparse.ArgumentParser:
+    """The parser of a benchmark with this docstring. backends, vmoe: whether it has these options. defaults: of options in `HELP`."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)
+    for name, default in defaults.items():
+        words = {"type": type(default), "default": default, "help": f"{HELP[name]} (default: %(default)s)"}
+        options.add_argument(f"--{name.replace('_', '-')}", **words)
+    if vmoe:
+        options.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
     return options
+
+
+def import_from(folders: list[str]) -> None:
+    """Import from these folders, too, which the recorded command does not name."""
+    sys.path += folders
+    sys.argv = ["FOLDER" if argument in folders else argument for argument in sys.argv]
 
 
 def device_slug() -> str:
@@ -46,7 +73,7 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
             "system": platform.system(),
             "python": platform.python_version(),
         },
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN},
         "figures": figures,
     }
     path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
@@ -70,9 +97,7 @@ def _command() -> str:
 
 def _written(path: Path, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n")
-    temporary.replace(path)
+    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 
 
@@ -81,13 +106,6 @@ def _earlier(path: Path) -> dict[str, Any]:
     """What a file had before this run first wrote it; nothing of one that is not there."""
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return result
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:

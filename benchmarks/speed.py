@@ -4,6 +4,7 @@ python benchmarks/speed.py            # rewrites what stands between the marks t
 """
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,11 @@ def of_tpu_layers(tpu: Any) -> str:
 
 
 def of_tpu_steps(steps: Any) -> str:
-    dense = {key(row): row for row in steps["rows"] if row["of"]["case"] == "dense"}
+    key = itemgetter("model", "images", "topology")
+    dense = {key(row["of"]): row for row in steps["rows"] if row["of"]["case"] == "dense"}
     rows = []
     for row in steps["rows"]:
-        of, beside = row["of"], dense.get(key(row), {})
+        of, beside = row["of"], dense.get(key(row["of"]), {})
         ratios = [
             f"{row[name] / beside[name]:.2f}" if name in row and name in beside else ""
             for name in ("gigabytes_accessed", "temporary_mib", "compile_seconds")
@@ -130,10 +132,8 @@ def of_gpu(paths: list[Path]) -> str:
     rows, made = [], {}
     for path in paths:
         result = json.loads(path.read_text())
-        backend, gpu = (
-            result["figures"]["config"]["backend"],
-            result["machine"]["gpu"].removeprefix("NVIDIA ").split()[0],
-        )
+        backend = result["figures"]["config"]["backend"]
+        gpu = result["machine"]["gpu"].removeprefix("NVIDIA ").split()[0]
         for row in result["figures"]["models"]:
             seconds = [f"{1e3 * row[kind]:.1f}" for kind in ("pass", "step")]
             over = [(row[f"{kind}_over_dense"], row[f"{kind}_per_operation"]) for kind in ("pass", "step")]
@@ -143,10 +143,6 @@ def of_gpu(paths: list[Path]) -> str:
         made[f"{backend}: {versions(result['versions'])}"] = None
     head = ["on", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
     return "\n\n".join([page.table(head, rows), f"{'; '.join(made)}."])
-
-
-def key(row: Any) -> tuple[Any, ...]:
-    return row["of"]["model"], row["of"]["images"], row["of"]["topology"]
 
 
 def of_recipes(recipes: Any) -> str:

@@ -11,11 +11,10 @@ google-research/vision_transformer, beside JAX, which need flax.
 
 import argparse
 import importlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from layers import Pass, measure  # isort: skip  # first: it sees to one core
+from layers import Pass, measure, one_pass  # isort: skip  # first: it sees to one core
 import record
 import vits
 
@@ -26,16 +25,9 @@ CASES = ("dense", "softmax_token_choice", "softmax_token_choice, k = 2", "softma
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True)
-    parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
-    parser.add_argument("--image-size", type=int, default=224, help="pixels (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=8, help="images of the batch (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: %(default)s)")
-    parser.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
-    options = parser.parse_args()
-    sys.path += options.vmoe
-    sys.argv = ["FOLDER" if argument in options.vmoe else argument for argument in sys.argv]  # as it is recorded
+    sizes = {"model": "vit_s16", "image_size": 224, "images": 8, "experts": 8}
+    options = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=5).parse_args()
+    record.import_from(options.vmoe)
     rows = measure(dict(passes(options)), options.rounds)
     for name, row in rows.items():
         row["times_dense"] = round(row["cpu_seconds"] / rows["dense"]["cpu_seconds"], 3)
@@ -50,16 +42,7 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
     for name in CASES:
         config = vits.of_case(name, options.model, options.experts, **of_images)
         batch = vits.batch_of(config, options.images)
-        run = B.value_and_grad(make_loss(B, config, "softmax"))
-        if B.name == "jax":
-            run = B.compile(run)
-        arrays = B.from_numpy(vit.init(config)), B.from_numpy(batch)
-
-        def one(run: Any = run, arrays: Any = arrays) -> None:
-            (loss, _), gradients = run(*arrays)
-            B.to_numpy((loss, gradients["norm"]))
-
-        yield name, one
+        yield name, one_pass(B, make_loss(B, config, "softmax"), vit.init(config), batch, "norm")
     config = vits.of_case("dense", options.model, 0, **of_images)
     images, targets = batch["images"], batch["targets"]
     if options.backend == "torch":

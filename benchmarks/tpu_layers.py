@@ -20,6 +20,7 @@ The figures are written to `benchmarks/results/layers-tpu.json`. With --check no
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import ahead  # isort: skip  # first: it sets which compiler is used
@@ -90,17 +91,14 @@ def compile_layer(name: str, options: dict[str, Any], device: Any) -> dict[str, 
     routing = jax.eval_shape(of.route, of.params, of.batch, x).routing
     if name == "soft_moe":
         slots = int(np.prod(routing.dispatch.shape[-2:]))
-        return over_count(
-            row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=2 * WIDTH * TOKENS * 2 * slots * GROUPS
-        )
+        parts = 2 * WIDTH * TOKENS * 2 * slots * GROUPS
+        return over_count(row, flops, jaxpr, slots=slots, others=TOKENS * 3 * slots, parts=parts)
     if mostly_empty(routing):  # then rows are multiplied, in whole tiles
         slots = -(-routing.slot.size // megablox.TILE) * megablox.TILE / GROUPS
     else:
         slots = int(np.prod(routing.token.shape[-2:])) * of.shape[0] // GROUPS
     own, others = of.params.get("router", {}), EXPERTS
-    if (
-        "w1" in own
-    ):  # a predictor, whose first product needs no gradient of its tokens, which are constants: two products of three
+    if "w1" in own:  # a predictor, whose first product needs no gradient of its constant tokens: two products of three
         others += 2 * WIDTH // 3 + EXPERTS
     if "projection" in own:
         others = own["projection"].shape[1] * (WIDTH + EXPERTS) // WIDTH
@@ -171,9 +169,8 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 
 def main() -> int:
     """Compile each layer and print its figures as JSON; 1 if --check finds one above its limit."""
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, topology="v5e:2x2")
     parser.add_argument("names", nargs="*", metavar="ROUTER", help=f"only these of: dense, {', '.join(CASES)}")
-    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="compare with the committed figures instead")
     parser.add_argument("--vmoe", nargs=2, metavar="FOLDER", help="checkouts of vmoe and its vision_transformer")
     arguments = parser.parse_args()
@@ -182,11 +179,10 @@ def main() -> int:
         parser.error(f"{', '.join(sorted(unknown))}: expected dense, {', '.join(CASES)}")
     device = ahead.devices(arguments.topology)[0]
     committed = ahead.recorded("layers-tpu")
+    names = arguments.names or ("dense", *CASES)
+    ours = ((name, compile_layer(*CASES.get(name, ("dense", {})), device)) for name in names)
     rows = {}
-    for name in arguments.names or ("dense", *CASES):
-        rows[name] = compile_layer(*CASES.get(name, ("dense", {})), device)
-        print(json.dumps({name: rows[name]}), flush=True)
-    for name, row in compile_vmoe(device) if arguments.vmoe else ():
+    for name, row in chain(ours, compile_vmoe(device) if arguments.vmoe else ()):
         rows[name] = row
         print(json.dumps({name: row}), flush=True)
     if arguments.check:
@@ -194,7 +190,7 @@ def main() -> int:
         return int(bool(above))
     shape = {"groups": GROUPS, "tokens": TOKENS, "width": WIDTH, "hidden": HIDDEN, "experts": EXPERTS}
     figures = {"topology": arguments.topology, "shape": shape, "rows": {**dict(committed), **rows}}
-    ahead.write("layers-tpu", figures, "jax", "libtpu")
+    ahead.write("layers-tpu", figures)
     return 0
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     if options.check:
         compare(rows, ahead.recorded("mesh-tpu", "steps"))
     elif not options.routers:
-        ahead.write("mesh-tpu", {"steps": rows}, "moespec", "jax", "libtpu")
+        ahead.write("mesh-tpu", {"steps": rows})
 
 
 def compiled(router: str, sizes: MeshSizes, devices: Any) -> dict[str, Any]:

@@ -45,10 +45,8 @@ def compile_step(model: families.Config, config: Config, device: Any) -> dict[st
 
 
 def main() -> None:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, images=8, topology="v5e:2x2")
     parser.add_argument("recipes", nargs="*", choices=[[], *LARGE], metavar="RECIPE", help=f"of {', '.join(LARGE)}")
-    parser.add_argument("--images", type=int, default=8, help="images in the batch (default: %(default)s)")
-    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     arguments = parser.parse_args()
     device = ahead.devices(arguments.topology)[0]
     for name in arguments.recipes or LARGE:
@@ -59,7 +57,7 @@ def main() -> None:
         config = objective_of(config).settled(replace(config, training=training), model, None)
         figures = compile_step(model, config, device)
         row = {"recipe": name, "topology": arguments.topology, "images": arguments.images, **figures}
-        ahead.add("recipes-tpu", row, ("recipe", "topology"), "jax", "libtpu")
+        ahead.add("recipes-tpu", row, ("recipe", "topology"))
 
 
 if __name__ == "__main__":

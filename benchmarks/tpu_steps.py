@@ -16,22 +16,13 @@ from tpu_recipes import compile_step
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.training.configuration.config import Config, TrainingConfig
 
-CASES = (
-    "dense",
-    "dense, recomputed",
-    "softmax_token_choice",
-    "softmax_token_choice, recomputed",
-    *list(vits.ROUTERS)[1:],
-)
+RECOMPUTED = ("dense, recomputed", "softmax_token_choice, recomputed")
+CASES = ("dense", RECOMPUTED[0], "softmax_token_choice", RECOMPUTED[1], *list(vits.ROUTERS)[1:])
 
 
 def main() -> None:
-    parser = record.parser(__doc__)
+    parser = record.parser(__doc__, model="vit_s16", images=32, experts=8, topology="v5e:2x2")
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], metavar="CASE", help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--model", default="vit_s16", help="a ViT (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=32, help="images in the batch (default: %(default)s)")
-    parser.add_argument("--experts", type=int, default=8, help="experts of a layer (default: %(default)s)")
-    parser.add_argument("--topology", default="v5e:2x2", help="name of the TPU topology (default: %(default)s)")
     options = parser.parse_args()
     device = ahead.devices(options.topology)[0]
     for case in options.cases or CASES:
@@ -42,7 +33,7 @@ def main() -> None:
         model = vits.of_case(name, options.model, options.experts, dtype="bfloat16")
         training = TrainingConfig(batch=options.images, recompute=case != name)
         run = Config(optimizer=OptimizerConfig("adamw", clip=1.0), training=training)
-        ahead.add("steps-tpu", {"of": of, **compile_step(model, run, device)}, ("of",), "jax", "libtpu")
+        ahead.add("steps-tpu", {"of": of, **compile_step(model, run, device)}, ("of",))
 
 
 if __name__ == "__main__":

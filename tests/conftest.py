@@ -1,4 +1,4 @@
-"""What all tests share: JAX without optimisations, and skips that name the extra to install.
+"""What all tests share: the files of `-m fast`, skips that name the extra to install, and JAX without optimisations.
 
 JAX compiles small programs that run once: what XLA would optimise takes more time than it saves.
 """
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,24 @@ except PackageNotFoundError:
 FLAGS = ("--xla_backend_optimization_level=0", *(("--xla_cpu_use_fusion_emitters=false",) if older else ()))
 os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
 
+FAST = (
+    *("test_house.py", "test_readme.py", "test_benchmarks.py", "packaging/test_names.py", "spec"),
+    *(
+        "backends/numpy",
+        "backends/common",
+        "backends/test_arrays.py",
+        "backends/test_contract.py",
+        "backends/test_mesh.py",
+    ),
+    *("backends/test_edge_gradients.py", "backends/test_optimizers.py", "backends/jax/test_arrays.py"),
+    *("backends/torch/test_precision.py", "backends/torch/test_slots.py"),
+    *("models/test_mixer.py", "models/test_sparse_mlp.py", "models/test_states.py", "models/test_text.py"),
+    *("models/test_vit.py", "training/configuration", "training/data/test_datasets.py", "training/data/test_pairs.py"),
+    *("training/data/test_sources.py", "training/data/test_tokens.py", "training/data/test_transforms.py"),
+    *("conformance/test_compare.py", "conformance/test_manifest.py", "conformance/check/test_waivers.py"),
+)
+"""The folders and files of the tests that `pytest -m fast` runs: each room, in two minutes on two cores."""
+
 EXTRAS = {
     **{"jax": "jax", "optax": "jax", "torch": "torch", "flax": "flax", "equinox": "equinox", "tensorboard": "data"},
     **dict.fromkeys(("datasets", "pyarrow", "huggingface_hub"), "huggingface"),
@@ -29,6 +48,17 @@ EXTRAS = {
     **{"tokenizers": "text"},
 }
 """Packages that a test may need, and the extra of moespec that installs each."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the fast tests, before pytest selects by mark."""
+    folders = [Path(__file__).parent / name for name in FAST]
+    if missing := [str(folder) for folder in folders if not folder.exists()]:
+        raise pytest.UsageError(f"FAST of tests/conftest.py lists {', '.join(missing)}, and there is no such file")
+    for item in items:
+        if not item.get_closest_marker("full") and any(item.path.is_relative_to(folder) for folder in folders):
+            item.add_marker("fast")
 
 
 def _explained(report: Any, error: BaseException | None, where: str) -> Any:

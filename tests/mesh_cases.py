@@ -22,7 +22,7 @@ from moespec.spec import SpecError
 from moespec.training.configuration.config import Config, LitConfig, MocoConfig, ModelConfig
 from moespec.training.evaluation.metrics import make_forward
 from moespec.training.objectives.classification import make_loss
-from moespec.training.objectives.table import besides, objective_of
+from moespec.training.objectives.table import extra_params, objective_of
 
 BATCH, STEPS, RATE = 16, 3, 0.01
 SMALL = 300
@@ -182,7 +182,7 @@ def of_objective(B: Any, name: str, **options: Any) -> dict[str, Any]:
     config = Config(objective=name, optimizer=optimizer, text=tower.but(router="softmax_token_choice"))  # type: ignore[arg-type]
     config = replace(config, moco=MocoConfig(hidden=6, output=4), lit=LitConfig(locked=False, loss="sigmoid"))
     objective = objective_of(config)
-    state, metrics = B.init_state({**params(one), **moved(besides(config, one))}, optimizer), []
+    state, metrics = B.init_state({**params(one), **moved(extra_params(config, one))}, optimizer), []
     step = B.make_step(objective.make_loss(B, config, one), optimizer, averaged=objective.averaged, **options)
     rng = np.random.default_rng(2)
     for number in range(STEPS):

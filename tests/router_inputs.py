@@ -23,3 +23,9 @@ def noise(rng, name, options, groups):
     shape = (groups, *wanted.shape)
     drawn = rng.standard_normal(shape) if wanted.interval is None else rng.uniform(*wanted.interval, shape)
     return drawn.astype(np.float32)
+
+
+def perceptrons(draw, experts, width, hidden):
+    """The parameters of experts, each of what `draw` makes of its shape."""
+    shapes = {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,)}
+    return {name: draw(experts, *shape) for name, shape in shapes.items()}

@@ -349,10 +349,11 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 
 LINES = {
-    **{"spec": 11_700, "backends": 13_400, "models": 3_400, "training": 15_500, "conformance": 22_100, "src": 100},
-    **{"tests": 29_400, "benchmarks": 2_000, "docs": 1_700, "noxfile.py": 460},
+    **{"spec": 11_700, "backends": 13_350, "models": 3_350, "training": 15_450, "conformance": 22_000, "src": 300},
+    **{"tests": 29_250, "benchmarks": 2_000, "docs": 1_700, "noxfile.py": 450},
 }
-"""How many lines of Python each room may have. Whoever needs more takes them from another room: all have 95 000."""
+"""How many lines of Python each room may have. Whoever needs more takes them from another room."""
+ALL = 100_000
 
 
 def test_rooms_have_no_more_lines_than_they_may():
@@ -362,4 +363,5 @@ def test_rooms_have_no_more_lines_than_they_may():
         if (ROOT / name).is_file():
             counted[name.partition("/")[0]] += len((ROOT / name).read_text().splitlines())
     over = [f"{room} has {n}, {n - LINES[room]} too many" for room, n in counted.items() if n > LINES.get(room, 0)]
+    assert sum(LINES.values()) <= ALL
     assert not over, f"lines of Python, {counted.total()} in all: {'; '.join(over)}"

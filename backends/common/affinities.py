@@ -37,7 +37,7 @@ def router_logits(xp: Namespace[Array], tokens: Array, kernel: Array, bias: Arra
         return xp.product(tokens, kernel)
     check_scores("bias", bias, "experts")
     check_size("bias", bias, 0, kernel.shape[1], "the experts of kernel")
-    logits, bias = xp.widest(xp.product(tokens, kernel), bias)
+    logits, bias = xp.promote_all(xp.product(tokens, kernel), bias)
     return logits + bias
 
 
@@ -45,7 +45,7 @@ def cap_logits(xp: Namespace[Array], logits: Array, *, cap: float) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
     cap = check_positive("cap", cap)
-    return cap * xp.tanh(xp.wide(logits) / cap)
+    return cap * xp.tanh(xp.promote(logits) / cap)
 
 
 def add_gating_noise(xp: Namespace[Array], logits: Array, noise: Array | None, *, multiplier: float = 1.0) -> Array:
@@ -53,10 +53,10 @@ def add_gating_noise(xp: Namespace[Array], logits: Array, noise: Array | None, *
     check_scores("logits", logits, AXES)
     check_non_negative("multiplier", multiplier)
     if noise is None:
-        return xp.wide(logits)
+        return xp.promote(logits)
     check_scores("noise", noise, AXES)
     check_same_shape("noise", noise, "logits", logits)
-    logits, noise = xp.widest(logits, noise)
+    logits, noise = xp.promote_all(logits, noise)
     return logits + (multiplier / logits.shape[2]) * noise
 
 
@@ -65,10 +65,10 @@ def router_jitter(xp: Namespace[Array], tokens: Array, noise: Array | None, *, e
     check_scores("tokens", tokens, "groups tokens width")
     check_non_negative("epsilon", epsilon)
     if noise is None:
-        return xp.wide(tokens)
+        return xp.promote(tokens)
     check_scores("noise", noise, "groups tokens width")
     check_same_shape("noise", noise, "tokens", tokens)
-    tokens, noise = xp.widest(tokens, noise)
+    tokens, noise = xp.promote_all(tokens, noise)
     return tokens * (1 + epsilon * noise)
 
 
@@ -77,7 +77,7 @@ def gshard_sample(xp: Namespace[Array], logits: Array, noise: Array) -> Array:
     check_scores("logits", logits, AXES)
     check_scores("noise", noise, AXES)
     check_same_shape("noise", noise, "logits", logits)
-    logits, noise = xp.widest(xp.stop_gradient(logits), xp.stop_gradient(noise))
+    logits, noise = xp.promote_all(xp.stop_gradient(logits), xp.stop_gradient(noise))
     sampled = logits - xp.log(-xp.log(noise))
     first = xp.argmax(logits) == xp.indices(logits.shape[2], logits)
     return xp.where(first, xp.max(sampled, 2, keepdims=True) + 1, sampled)
@@ -86,26 +86,26 @@ def gshard_sample(xp: Namespace[Array], logits: Array, noise: Array) -> Array:
 def softmax_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
-    return xp.softmax(xp.wide(logits), 2)
+    return xp.softmax(xp.promote(logits), 2)
 
 
 def sigmoid_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
-    return xp.sigmoid(xp.wide(logits))
+    return xp.sigmoid(xp.promote(logits))
 
 
 def sqrt_softplus_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
     check_scores("logits", logits, AXES)
-    softplus = xp.softplus(xp.wide(logits))
+    softplus = xp.softplus(xp.promote(logits))
     return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
 
 
 def scaled_gates(xp: Namespace[Array], gates: Array, *, scale: float) -> Array:
     """gates (G, T, E) -> (G, T, E)."""
     check_scores("gates", gates, AXES)
-    return xp.wide(gates) * check_positive("scale", scale)
+    return xp.promote(gates) * check_positive("scale", scale)
 
 
 def sinkhorn_affinity(
@@ -120,7 +120,7 @@ def sinkhorn_affinity(
     iterations = check_at_least("iterations", iterations, 1)
     if tolerance is not None:
         check_positive("tolerance", tolerance)
-    logits = xp.wide(logits)
+    logits = xp.promote(logits)
     return (
         xp.whole(sinkhorn_plan)(xp, logits, iterations)
         if tolerance is None

@@ -40,7 +40,7 @@ def batch_priority(xp: Namespace[Array], scores: Array, *, by: str = "max", choi
     check_scores("scores", scores, AXES)
     check_option("by", by, ("max", "sum"))
     choices = check_choices(choices, scores.shape[2])
-    return xp.argsort(-xp.sum(xp.top_values(xp.wide(scores), choices if by == "sum" else 1), 2))
+    return xp.argsort(-xp.sum(xp.top_values(xp.promote(scores), choices if by == "sum" else 1), 2))
 
 
 def normalize_selected(
@@ -57,7 +57,7 @@ def normalize_selected(
     choices = check_choices(choices, scores.shape[2])
     check_option("norm", norm, NORMS)
     epsilon = check_non_negative("epsilon", epsilon)
-    return _divided(xp, weights, xp.top_indices(xp.wide(scores), choices), norm, epsilon)
+    return _divided(xp, weights, xp.top_indices(xp.promote(scores), choices), norm, epsilon)
 
 
 def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
@@ -76,7 +76,7 @@ def gshard_keep(xp: Namespace[Array], gates: Array, noise: Array) -> Array:
     check_choices(2, gates.shape[2])
     check_size("noise", noise, 0, gates.shape[0], "the groups of gates")
     check_size("noise", noise, 1, gates.shape[1], "the tokens of gates")
-    kept = 2 * xp.top_values(xp.wide(gates), 2)[..., 1] > xp.wide(noise)
+    kept = 2 * xp.top_values(xp.promote(gates), 2)[..., 1] > xp.promote(noise)
     return xp.stack([xp.full(kept.shape, True, kept), kept], 2)
 
 
@@ -152,7 +152,7 @@ def _serve(
     slots = experts * capacity
 
     # Selection.
-    best = xp.top_indices(xp.wide(scores), tries)
+    best = xp.top_indices(xp.promote(scores), tries)
     if keep is not None:
         check_mask("keep", keep, (groups, tokens, tries), "choice")
     if order is not None:
@@ -234,7 +234,7 @@ def expert_choice(
     """scores and combine_scores (G, T, E) -> SlotRouting with `slot` None."""
     combine_scores = _checked(xp, scores, combine_scores)
     tokens = scores.shape[1]
-    columns = xp.swapaxes(xp.stop_gradient(xp.wide(scores)), 1, 2)
+    columns = xp.swapaxes(xp.stop_gradient(xp.promote(scores)), 1, 2)
     token = xp.top_indices(columns, check_capacity(capacity, tokens))
     if drop_zero:
         token = xp.where(xp.take(columns, token) > 0, token, tokens)
@@ -259,10 +259,10 @@ def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) 
     """The combine scores (default: `scores`) in float32 or better, after the checks of both."""
     check_scores("scores", scores, AXES)
     if combine_scores is None:
-        return xp.wide(scores)
+        return xp.promote(scores)
     check_scores("combine_scores", combine_scores, AXES)
     check_same_shape("combine_scores", combine_scores, "scores", scores)
-    return xp.wide(combine_scores)
+    return xp.promote(combine_scores)
 
 
 def mostly_empty(routing: BySlot) -> bool:

@@ -10,13 +10,13 @@ __all__ = ["base_greedy", "base_routing"]
 def base_greedy(xp: Namespace[Array], scores: Array) -> Array:
     """scores (G, T, E) -> (G, T) int32."""
     check_scores("scores", scores, "groups tokens experts")
-    return xp.top_indices(xp.wide(scores), 1)[..., 0]
+    return xp.top_indices(xp.promote(scores), 1)[..., 0]
 
 
 def base_routing(xp: RoutingNamespace[Array, BySlot, Dense], scores: Array, expert: Array, *, capacity: int) -> BySlot:
     """scores (G, T, E), expert (G, T) integers -> SlotRouting. Whether an expert exists is not checked."""
     check_scores("scores", scores, "groups tokens experts")
     check_one_per_token("expert", expert, scores.shape[:2])
-    scores = xp.wide(scores)
+    scores = xp.promote(scores)
     chosen = xp.cast(expert[..., None] == xp.indices(scores.shape[2], scores), scores.dtype)
     return token_choice(xp, chosen, choices=1, capacity=capacity, combine_scores=xp.sigmoid(scores))

@@ -23,7 +23,7 @@ def capacity_logits(xp: Namespace[Array], tokens: Array, w1: Array, b1: Array, w
     for (name, array), names in zip(arrays.items(), axes, strict=True):
         check_scores(name, array, names)
     check_predictor(*arrays.values())  # type: ignore[arg-type]
-    tokens, w1, b1, w2, b2 = xp.widest(xp.stop_gradient(tokens), w1, b1, w2, b2)
+    tokens, w1, b1, w2, b2 = xp.promote_all(xp.stop_gradient(tokens), w1, b1, w2, b2)
     hidden = xp.product(tokens, w1) + b1
     return xp.product(hidden * xp.sigmoid(hidden), w2) + b2
 
@@ -32,14 +32,14 @@ def capacity_loss(xp: Namespace[Array], logits: Array, mask: Array) -> Array:
     """The mean over the groups: logits (G, T, E), mask (G, T, E) booleans -> a scalar."""
     check_scores("logits", logits, AXES)
     check_mask("mask", mask, tuple(logits.shape), "logit")
-    logits = xp.wide(logits)
+    logits = xp.promote(logits)
     return xp.mean(xp.softplus(xp.where(mask, -logits, logits)))
 
 
 def capacity_thresholds(xp: Namespace[Array], scores: Array, *, capacity: int) -> Array:
     """The sum over the groups: scores (G, T, E) -> (2, E)."""
     check_scores("scores", scores, AXES)
-    columns = xp.swapaxes(xp.wide(xp.stop_gradient(scores)), 1, 2)
+    columns = xp.swapaxes(xp.promote(xp.stop_gradient(scores)), 1, 2)
     reached = xp.largest(columns, check_capacity(capacity, scores.shape[1]))[0][..., -1]
     return xp.sum(xp.stack([reached, xp.zeros_like(reached) + 1], 1), 0)
 
@@ -51,7 +51,7 @@ def moved_thresholds(xp: Namespace[Array], thresholds: Array, reached: Array, *,
     check_size("reached", reached, 0, 2, "sums and their number")
     check_size("reached", reached, 1, thresholds.shape[0], "the experts of thresholds")
     decay = check_non_negative("decay", decay)
-    thresholds, reached = xp.widest(thresholds, reached)
+    thresholds, reached = xp.promote_all(thresholds, reached)
     return decay * thresholds + (1 - decay) * (reached[0] / reached[1])
 
 
@@ -64,7 +64,7 @@ def scores_above(
     check_scores("thresholds", thresholds, "experts")
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[2], "the experts of scores")
-    scores, predicted, thresholds = xp.widest(scores, predicted, thresholds)
+    scores, predicted, thresholds = xp.promote_all(scores, predicted, thresholds)
     taken = predicted > thresholds
     if largest:
         order = xp.top_indices(xp.swapaxes(scores, 1, 2), scores.shape[1])

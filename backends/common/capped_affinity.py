@@ -16,7 +16,7 @@ def capped_affinity(
     check_scores("scores", scores, "groups tokens experts")
     check_cap(capacity, cap, *scores.shape[1:])
     iterations = check_at_least("iterations", iterations, 1)
-    start = xp.stop_gradient(xp.wide(scores)) / check_positive("regularization", regularization)
+    start = xp.stop_gradient(xp.promote(scores)) / check_positive("regularization", regularization)
     return xp.whole(dykstra)(xp, start, capacity, cap, iterations)
 
 

@@ -30,8 +30,8 @@ def cosine_logits(
     if projection_bias is not None:
         check_scores("projection_bias", projection_bias, "dimensions")
         check_size("projection_bias", projection_bias, 0, projection.shape[1], "the dimensions of projection")
-        projected = projected + xp.wide(projection_bias)
-    embeddings, temperature = xp.wide(embeddings), xp.wide(temperature)
+        projected = projected + xp.promote(projection_bias)
+    embeddings, temperature = xp.promote(embeddings), xp.promote(temperature)
     rows = projected * inverse_norm(xp, projected, 2, "clamped", EPSILON)
     cosines = xp.product(rows, embeddings * inverse_norm(xp, embeddings, 0, "clamped", EPSILON))
     if form == "divide":

@@ -27,7 +27,7 @@ def dselect_k_codes(
     """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
-    scores = xp.wide(bias)
+    scores = xp.promote(bias)
     if kernel is not None:
         logits = router_logits(xp, tokens, kernel)
         check_size("kernel", kernel, 1, bias.shape[0], "the columns of bias")
@@ -39,7 +39,7 @@ def dselect_k_codes(
 def smooth_step(xp: Namespace[Array], z: Array, *, gamma: float = 1.0) -> Array:
     """Of any shape."""
     check_scores("z", z, "...")
-    return _step(xp, xp.wide(z), check_positive("gamma", gamma))
+    return _step(xp, xp.promote(z), check_positive("gamma", gamma))
 
 
 def _step(xp: Namespace[Array], z: Array, gamma: float) -> Array:
@@ -52,7 +52,7 @@ def dselect_k_selectors(xp: Namespace[Array], codes: Array, *, experts: int, gam
     check_scores("codes", codes, "... choices bits*")
     bits = code_bits(experts)
     check_size("codes", codes, codes.ndim - 1, bits, "ceil(log2 experts)")
-    gamma, codes = check_positive("gamma", gamma), xp.wide(codes)
+    gamma, codes = check_positive("gamma", gamma), xp.promote(codes)
     pairs = xp.stack([_step(xp, -codes, gamma), _step(xp, codes, gamma)], -1)
     selectors = xp.full((*codes.shape[:-1], 1), 1.0, codes)
     for bit in range(bits):  # each digit doubles the number of codes
@@ -66,7 +66,7 @@ def dselect_k_gate(xp: Namespace[Array], selectors: Array, logits: Array) -> Arr
     check_scores("selectors", selectors, "... choices experts")
     check_scores("logits", logits, "... choices")
     check_mixture(selectors, logits)
-    return xp.sum(xp.softmax(xp.wide(logits), -1)[..., None] * xp.wide(selectors), -2)
+    return xp.sum(xp.softmax(xp.promote(logits), -1)[..., None] * xp.promote(selectors), -2)
 
 
 def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *, like: Array | None = None) -> BySlot:
@@ -80,18 +80,18 @@ def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *
     used = xp.stop_gradient(gate) > 0
     token = xp.where(xp.swapaxes(used, 1, 2), place, tokens)
     slot = xp.where(used, place[:, None] + first, experts * tokens)
-    return xp.SlotRouting(token, xp.swapaxes(xp.wide(gate), 1, 2), slot, tokens)
+    return xp.SlotRouting(token, xp.swapaxes(xp.promote(gate), 1, 2), slot, tokens)
 
 
 def dselect_k_entropy(xp: Namespace[Array], selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
-    r = xp.wide(selectors)
+    r = xp.promote(selectors)
     return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
 def dselect_k_reachability(xp: Namespace[Array], selectors: Array) -> Array:
     """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
     groups = check_selectors(selectors)
-    mass = xp.sum(xp.wide(selectors), -1)
+    mass = xp.sum(xp.promote(selectors), -1)
     return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

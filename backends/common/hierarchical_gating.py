@@ -18,7 +18,7 @@ AXES = "groups tokens columns"
 def hierarchical_affinity(xp: Namespace[Array], noisy_logits: Array, *, branches: int, choices: int) -> Array:
     """noisy_logits (G, T, a + E) -> (G, T, E)."""
     check_scores("noisy_logits", noisy_logits, AXES)
-    primary, secondary = _levels(xp.wide(noisy_logits), branches)
+    primary, secondary = _levels(xp.promote(noisy_logits), branches)
     choices = check_at_least("choices", choices, 1)
     upper = noisy_top_k_affinity(xp, primary, choices=min(choices, primary.shape[2]))
     lower = noisy_top_k_affinity(xp, secondary, choices=min(choices, secondary.shape[2]))
@@ -34,7 +34,7 @@ def hierarchical_load_loss(
     for name, array in arrays.items():
         check_scores(name, array, AXES)
         check_same_shape(name, array, "logits", logits)
-    levels = [_levels(array, branches) for array in xp.widest(*arrays.values())]
+    levels = [_levels(array, branches) for array in xp.promote_all(*arrays.values())]
     primary, secondary = zip(*levels, strict=True)
     choices = check_at_least("choices", choices, 1)
     upper, lower = (min(choices, level[0].shape[2]) for level in (primary, secondary))

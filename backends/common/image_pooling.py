@@ -11,7 +11,7 @@ def pool_images(xp: Namespace[Array], tokens: Array, *, images: int, pool: str =
     """tokens (G, T, D) -> (G, images, D)."""
     check_scores("tokens", tokens, "groups tokens width")
     groups, count, width = tokens.shape
-    of_image = xp.wide(tokens).reshape((groups, images, check_images(images, count), width))
+    of_image = xp.promote(tokens).reshape((groups, images, check_images(images, count), width))
     check_option("pool", pool, POOLS)
     return xp.mean(of_image, 2) if pool == "mean" else of_image[:, :, 0]
 

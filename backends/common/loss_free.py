@@ -20,7 +20,7 @@ def biased_scores(xp: Namespace[Array], scores: Array, bias: Array) -> Array:
     check_scores("scores", scores, AXES)
     check_scores("bias", bias, "experts")
     check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
-    scores, bias = xp.widest(scores, bias)
+    scores, bias = xp.promote_all(scores, bias)
     return xp.stop_gradient(scores + bias)
 
 
@@ -28,7 +28,7 @@ def expert_load(xp: Namespace[Array], scores: Array, *, choices: int, scope: str
     """The sum over the groups: scores (G, T, E) -> (E,)."""
     check_scores("scores", scores, AXES)
     check_option("scope", scope, ("batch", "global"))
-    scores = xp.wide(xp.stop_gradient(scores))
+    scores = xp.promote(xp.stop_gradient(scores))
     chosen = xp.is_chosen(xp.top_indices(scores, check_choices(choices, scores.shape[2])), scores)
     return xp.sum(xp.cast(chosen, scores.dtype), (0, 1))
 
@@ -38,7 +38,7 @@ def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float,
     check_scores("bias", bias, "experts")
     check_scores("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    bias, load = xp.widest(bias, load)
+    bias, load = xp.promote_all(bias, load)
     change = -check_non_negative("rate", rate) * _excess_sign(xp, load)
     return bias + (change - xp.mean(change) if recentre else change)
 

@@ -13,7 +13,7 @@ AXES = "groups tokens experts"
 def importance_loss(xp: Namespace[Array], scores: Array) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
-    return squared_variation(xp, xp.sum(xp.wide(scores), 1))
+    return squared_variation(xp, xp.sum(xp.promote(scores), 1))
 
 
 def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
@@ -23,7 +23,7 @@ def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choic
     check_same_shape("noisy_logits", noisy_logits, "logits", logits)
     choices = check_choices(choices, logits.shape[2])
     noise_std = check_positive("noise_std", noise_std)
-    logits, noisy_logits = xp.widest(logits, noisy_logits)
+    logits, noisy_logits = xp.promote_all(logits, noisy_logits)
     threshold = xp.pick(noisy_logits, xp.top_indices(noisy_logits, choices)[..., -1:])
     return squared_variation(xp, xp.sum(upper_tail(xp, threshold - logits, noise_std), 1))
 
@@ -31,7 +31,7 @@ def load_loss(xp: Namespace[Array], logits: Array, noisy_logits: Array, *, choic
 def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
     """The mean over the groups: scores (G, T, E), load (E,) -> a scalar."""
     check_scores("scores", scores, AXES)
-    scores = xp.wide(scores)
+    scores = xp.promote(scores)
     experts = scores.shape[2]
     if check_choices(choices, experts) == 1:
         counted = xp.argmax(scores) == xp.indices(experts, scores)
@@ -41,7 +41,7 @@ def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None,
     if load is not None:
         check_scores("load", load, "experts")
         check_size("load", load, 0, experts, "the experts of scores")
-        scores, load = xp.widest(scores, load)
+        scores, load = xp.promote_all(scores, load)
         fraction = choices * load / xp.sum(load)
     return experts * xp.mean(xp.sum(xp.stop_gradient(fraction) * xp.mean(scores, 1), 1))
 
@@ -49,19 +49,19 @@ def balance_loss(xp: Namespace[Array], scores: Array, load: Array | None = None,
 def z_loss(xp: Namespace[Array], logits: Array) -> Array:
     """The mean over the groups: logits (G, T, E) -> a scalar."""
     check_scores("logits", logits, AXES)
-    return xp.mean(xp.square(xp.logsumexp(xp.wide(logits), 2)))
+    return xp.mean(xp.square(xp.logsumexp(xp.promote(logits), 2)))
 
 
 def local_entropy_loss(xp: Namespace[Array], scores: Array) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
-    return xp.mean(_entropy(xp, xp.wide(scores)))
+    return xp.mean(_entropy(xp, xp.promote(scores)))
 
 
 def global_entropy_loss(xp: Namespace[Array], scores: Array, *, threshold: float | None = None) -> Array:
     """The mean over the groups: scores (G, T, E) -> a scalar."""
     check_scores("scores", scores, AXES)
-    entropy = _entropy(xp, xp.mean(xp.wide(scores), 1))
+    entropy = _entropy(xp, xp.mean(xp.promote(scores), 1))
     if threshold is None:
         return -xp.mean(entropy)
     lacking = check_positive("threshold", threshold) - entropy

@@ -56,10 +56,10 @@ class Namespace(Protocol[Array]):
 
     # Precision.
 
-    def wide(self, x: Array, /) -> Array:
+    def promote(self, x: Array, /) -> Array:
         """`x` in float32, or in float64 if it is float64."""
 
-    def widest(self, *arrays: Array) -> Sequence[Array]:
+    def promote_all(self, *arrays: Array) -> Sequence[Array]:
         """All in float64 if one of them is, else in float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:

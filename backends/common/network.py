@@ -106,4 +106,4 @@ def _checked(xp: Namespace[Array], logits: Array, targets: Array) -> Any:
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")
     check_same_shape("targets", targets, "logits", logits)
-    return xp.widest(logits, targets)
+    return xp.promote_all(logits, targets)

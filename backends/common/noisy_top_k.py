@@ -16,9 +16,9 @@ def noisy_top_k_logits(xp: Namespace[Array], logits: Array, noise_logits: Array,
     """logits, noise_logits and noise (G, T, E) -> (G, T, E)."""
     _check(logits, noise_logits=noise_logits)
     if noise is None:
-        return xp.wide(logits)
+        return xp.promote(logits)
     _check(logits, noise=noise)
-    logits, noise_logits, noise = xp.widest(logits, noise_logits, noise)
+    logits, noise_logits, noise = xp.promote_all(logits, noise_logits, noise)
     return logits + noise * xp.softplus(noise_logits)
 
 
@@ -26,7 +26,7 @@ def noisy_top_k_affinity(xp: Namespace[Array], noisy_logits: Array, *, choices: 
     """noisy_logits (G, T, E) -> (G, T, E)."""
     check_scores("noisy_logits", noisy_logits, AXES)
     choices = check_choices(choices, noisy_logits.shape[2])
-    logits = xp.wide(noisy_logits)
+    logits = xp.promote(noisy_logits)
     chosen = xp.is_chosen(xp.top_indices(logits, choices), logits)
     return xp.softmax(xp.where(chosen, logits, -math.inf), 2)
 
@@ -37,7 +37,7 @@ def noisy_top_k_load_loss(
     """The mean over the groups: logits, noise_logits and noisy_logits (G, T, E) -> a scalar."""
     _check(logits, noise_logits=noise_logits, noisy_logits=noisy_logits)
     choices = check_choices(choices, logits.shape[2])
-    arrays = xp.widest(logits, noise_logits, noisy_logits)
+    arrays = xp.promote_all(logits, noise_logits, noisy_logits)
     if choices == logits.shape[2]:
         return 0.0 * xp.mean(arrays[0])  # every expert is chosen by every token
     return squared_variation(xp, xp.sum(choice_probability(xp, *arrays, choices=choices), 1))

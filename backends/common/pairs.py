@@ -43,8 +43,8 @@ def moco_loss(
         check_scores(name, array, "batch width")
         check_same_shape(name, array, "first_query", first_query)
     temperature = check_positive("temperature", temperature)
-    queries = _units(xp, xp.widest(first_query, second_query), "clamped", moco.EPSILON)
-    keys = _units(xp, [xp.stop_gradient(key) for key in xp.widest(second_key, first_key)], "clamped", moco.EPSILON)
+    queries = _units(xp, xp.promote_all(first_query, second_query), "clamped", moco.EPSILON)
+    keys = _units(xp, [xp.stop_gradient(key) for key in xp.promote_all(second_key, first_key)], "clamped", moco.EPSILON)
     total = 0.0
     for query, key in zip(queries, keys, strict=True):
         logits = _product(xp, query, key) / temperature
@@ -57,7 +57,7 @@ def momentum_update(xp: Namespace[Array], average: Array, current: Array, decay:
     check_scores("average", average, "...")
     check_scores("current", current, "...")
     check_same_shape("current", current, "average", average)
-    average, current = xp.widest(average, current)
+    average, current = xp.promote_all(average, current)
     decay = _scalar(xp, "decay", decay, average)
     return decay * average + (1 - decay) * current
 
@@ -67,7 +67,7 @@ def batch_norm(xp: Namespace[Array], x: Array, *, epsilon: float = 1e-5) -> Arra
     check_scores("x", x, "batch width")
     moco.check_batch(x)
     check_positive("epsilon", epsilon)
-    values = xp.wide(x)
+    values = xp.promote(x)
     centred = values - xp.mean(values, 0, keepdims=True)
     return xp.cast(centred * xp.rsqrt(xp.mean(xp.square(centred), 0, keepdims=True) + epsilon), x.dtype)
 
@@ -77,7 +77,7 @@ def _logits(xp: Namespace[Array], first: Array, second: Array, log_scale: Array 
     check_scores("first", first, "pairs width")
     check_scores("second", second, "pairs width")
     check_same_shape("second", second, "first", first)
-    units = _units(xp, xp.widest(first, second), "paper", contrastive.EPSILON)
+    units = _units(xp, xp.promote_all(first, second), "paper", contrastive.EPSILON)
     return xp.exp(_scalar(xp, "log_scale", log_scale, units[0])) * _product(xp, *units)
 
 
@@ -95,4 +95,4 @@ def _scalar(xp: Namespace[Array], name: str, value: Array | float, like: Array) 
     if isinstance(value, int | float):
         return xp.full((), value, like)
     check_scores(name, value, "")
-    return xp.wide(value)
+    return xp.promote(value)

@@ -13,7 +13,7 @@ def required_biases(xp: Namespace[Array], scores: Array, bias: Array, *, choices
     check_size("bias", bias, 0, scores.shape[2], "the experts of scores")
     choices, experts = check_rivals(choices, scores.shape[2]), scores.shape[2]
     bins = check_at_least("bins", bins, 1)
-    scores, bias = xp.widest(xp.stop_gradient(scores), xp.stop_gradient(bias))
+    scores, bias = xp.promote_all(xp.stop_gradient(scores), xp.stop_gradient(bias))
     cutoff = xp.largest(scores + bias, choices + 1)[0][..., choices:]
     low, width = _bounds(xp, bias)
     position = xp.cast(xp.clip((cutoff - scores - low) * (bins / width), 0, bins - 1), "int32")
@@ -25,7 +25,7 @@ def quantile_bias(xp: Namespace[Array], bias: Array, counts: Array, *, choices: 
     check_scores("bias", bias, "experts")
     check_scores("counts", counts, "experts bins")
     check_size("counts", counts, 0, bias.shape[0], "the experts of bias")
-    bias, counts = xp.widest(bias, counts)
+    bias, counts = xp.promote_all(bias, counts)
     experts, bins = counts.shape
     rank = check_rivals(choices, experts) * xp.sum(counts, 1, keepdims=True)
     below = experts * xp.cumsum(counts, 1) < rank

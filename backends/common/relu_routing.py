@@ -11,7 +11,7 @@ AXES = "groups tokens experts"
 def relu_affinity(xp: Namespace[Array], logits: Array) -> Array:
     """logits (G, T, E) -> (G, T, E)."""
     check_scores("logits", logits, AXES)
-    logits = xp.wide(logits)
+    logits = xp.promote(logits)
     return xp.where(logits > 0, logits, 0.0)
 
 
@@ -19,7 +19,7 @@ def relu_loss(xp: Namespace[Array], gates: Array, penalty: Array, *, choices: in
     """The mean over the groups: gates (G, T, E), penalty, a scalar -> a scalar."""
     check_scores("gates", gates, AXES)
     check_scores("penalty", penalty, "")
-    gates, penalty = xp.widest(gates, penalty)
+    gates, penalty = xp.promote_all(gates, penalty)
     experts = gates.shape[2]
     choices = check_choices(choices, experts)
     active = xp.mean(xp.cast(gates > 0, gates.dtype), 1)
@@ -31,7 +31,7 @@ def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
     # Less the choices of each token before the sum, which float32 has not exactly from 2^24 gates on.
-    return xp.sum(xp.sum(xp.cast(gates > 0, xp.wide(gates).dtype), 2) - choices)
+    return xp.sum(xp.sum(xp.cast(gates > 0, xp.promote(gates).dtype), 2) - choices)
 
 
 def renewed_penalty(xp: Namespace[Array], penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
@@ -39,5 +39,5 @@ def renewed_penalty(xp: Namespace[Array], penalty: Array, excess: Array, *, mult
     check_scores("penalty", penalty, "")
     check_scores("excess", excess, "")
     multiplier = check_positive("multiplier", multiplier)
-    penalty, excess = xp.widest(penalty, excess)
+    penalty, excess = xp.promote_all(penalty, excess)
     return xp.where(excess > 0, penalty * multiplier, xp.where(excess < 0, penalty / multiplier, penalty))

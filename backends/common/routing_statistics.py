@@ -12,7 +12,7 @@ def collapse_metrics(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot
     if isinstance(routing, xp.SlotRouting):
         weight = xp.by_expert(routing, xp.stop_gradient(routing.weight))
         return {"dispatch_max": xp.mean(_filled(xp, routing)), "combine_max": xp.mean(xp.max(weight, 2))}
-    combine = xp.stop_gradient(xp.wide(routing.combine))
+    combine = xp.stop_gradient(xp.promote(routing.combine))
     return {
         "dispatch_max": xp.mean(xp.max(_dispatch(xp, routing), 1)),
         "combine_max": xp.mean(xp.max(xp.max(combine, 3), 2)),
@@ -50,14 +50,14 @@ def experts_per_token(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlo
 def slot_similarity(xp: Namespace[Array], slots: Array) -> Array:
     """slots (D, E, C) -> (E * C, E * C)."""
     check_scores("slots", slots, "width experts capacity")
-    phi = xp.stop_gradient(xp.wide(slots)).reshape(slots.shape[0], -1)
+    phi = xp.stop_gradient(xp.promote(slots)).reshape(slots.shape[0], -1)
     unit = phi * inverse_norm(xp, phi, 0, "paper")
     return xp.product(xp.swapaxes(unit, 0, 1)[None], unit)[0]
 
 
 def _dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:
     """The dispatch of a dense routing: (G, T, E, C)."""
-    return xp.stop_gradient(xp.wide(routing.dispatch))
+    return xp.stop_gradient(xp.promote(routing.dispatch))
 
 
 def _filled(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> Array:

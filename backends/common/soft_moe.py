@@ -26,9 +26,9 @@ def soft_routing(
     check_size("slots", slots, 0, tokens.shape[2], "the width of tokens")
     if not isinstance(scale, int | float):
         check_scores("scale", scale, "")
-        scale = xp.wide(scale)
+        scale = xp.promote(scale)
     check_forms(norm_form, dispatch, combine)
-    x, phi = xp.widest(tokens, slots)
+    x, phi = xp.promote_all(tokens, slots)
     _, count, experts, capacity = shape = (*x.shape[:2], *phi.shape[1:])
     if dispatch == "identity":
         check_one_slot_each(count, experts, capacity)

@@ -17,7 +17,7 @@ def batchwise_mask(xp: Namespace[Array], gates: Array, *, capacity: int) -> Arra
     """gates (G, T, E) -> (G, T, E) booleans."""
     check_scores("gates", gates, AXES)
     capacity = check_capacity(capacity, gates.shape[1])
-    columns = xp.swapaxes(xp.wide(gates), 1, 2)
+    columns = xp.swapaxes(xp.promote(gates), 1, 2)
     return xp.put_true(xp.swapaxes(xp.top_indices(columns, capacity), 1, 2), gates, 1)
 
 
@@ -31,7 +31,7 @@ def masked_gates(xp: Namespace[Array], gates: Array, mask: Array) -> Array:
     """gates (G, T, E), mask (G, T, E) booleans -> (G, T, E)."""
     check_scores("gates", gates, AXES)
     check_mask("mask", mask, tuple(gates.shape), "gate")
-    masked = xp.where(mask, xp.wide(gates), 0.0)
+    masked = xp.where(mask, xp.promote(gates), 0.0)
     total = xp.sum(masked, 2, keepdims=True)
     return masked / xp.where(total > 0, total, 1.0)
 
@@ -48,4 +48,4 @@ def _pair(xp: Namespace[Array], gates: Array, thresholds: Array) -> Sequence[Arr
     check_scores("gates", gates, AXES)
     check_scores("thresholds", thresholds, "experts")
     check_size("thresholds", thresholds, 0, gates.shape[2], "the experts of gates")
-    return xp.widest(gates, thresholds)
+    return xp.promote_all(gates, thresholds)

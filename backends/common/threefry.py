@@ -38,7 +38,7 @@ def box_muller(xp: Namespace[Array], uniform: Array) -> Array:
     check_floating("uniform", uniform)
     check_rank("uniform", uniform, "... pair")
     check_size("uniform", uniform, -1, 2, "the numbers of a pair")
-    uniform = xp.wide(uniform)
+    uniform = xp.promote(uniform)
     radius, angle = xp.sqrt(-2 * xp.log(1 - uniform[..., 0])), math.pi * (2 * uniform[..., 1] - 1)
     return xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], -1)
 

@@ -16,7 +16,7 @@ def patch_codes(xp: Namespace[Array], patches: Array, codebook: Array) -> Array:
     check_scores("patches", patches, "groups tokens pixels")
     check_scores("codebook", codebook, "codes pixels")
     check_size("codebook", codebook, 1, patches.shape[2], "the pixels of patches")
-    pixels = xp.stop_gradient(xp.wide(patches))
+    pixels = xp.stop_gradient(xp.promote(patches))
     words = xp.cast(xp.stop_gradient(codebook), pixels.dtype)
     centred = pixels - xp.mean(pixels, 2, keepdims=True)
     normalized = centred / xp.sqrt(xp.mean(xp.square(centred), 2, keepdims=True) + EPSILON)

@@ -24,14 +24,14 @@ AXES = "groups tokens experts"
 def project_simplex(xp: Namespace[Array], values: Array, *, mass: float = 1.0) -> Array:
     """Along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
-    return _project(xp, xp.wide(values), values.shape[-1], check_positive("mass", mass))
+    return _project(xp, xp.promote(values), values.shape[-1], check_positive("mass", mass))
 
 
 def project_sparse_simplex(xp: Namespace[Array], values: Array, *, nonzeros: int, mass: float = 1.0) -> Array:
     """Along the last axis: (..., n) -> (..., n)."""
     check_scores("values", values, "... n")
     nonzeros = check_capacity(nonzeros, values.shape[-1], name="nonzeros", of="values")
-    return _project(xp, xp.wide(values), nonzeros, check_positive("mass", mass))
+    return _project(xp, xp.promote(values), nonzeros, check_positive("mass", mass))
 
 
 def transport_semi_dual(
@@ -44,7 +44,7 @@ def transport_semi_dual(
     _, tokens, experts = utility.shape
     capacity = check_capacity(capacity, tokens)
     gamma = check_positive("regularization", regularization)
-    alpha, columns = xp.widest(potential, xp.swapaxes(utility, 1, 2))
+    alpha, columns = xp.promote_all(potential, xp.swapaxes(utility, 1, 2))
     plan = _Problem(columns, 1.0, tokens / experts, capacity, gamma).plan(xp, alpha)
     conjugate = xp.sum(plan * (alpha[:, None] + columns - 0.5 * gamma * plan), (1, 2))
     return SemiDual(xp.sum(alpha, 1) - conjugate, 1 - xp.sum(plan, 1), xp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def transport_dual(
     _, tokens, experts = utility.shape
     capacity = check_capacity(capacity, tokens)
     gamma, mass = check_positive("regularization", regularization), tokens / experts
-    alpha, beta, columns = xp.widest(token_potential, expert_potential, xp.swapaxes(utility, 1, 2))
+    alpha, beta, columns = xp.promote_all(token_potential, expert_potential, xp.swapaxes(utility, 1, 2))
     plan = _thresholded(xp, alpha[:, None] + beta[:, :, None] + columns, capacity, gamma)
     value = xp.sum(alpha, 1) + mass * xp.sum(beta, 1) - 0.5 * gamma * xp.sum(plan * plan, (1, 2))
     return Dual(value, 1 - xp.sum(plan, 1), mass - xp.sum(plan, 2), xp.swapaxes(plan, 1, 2))  # type: ignore[arg-type]
@@ -108,7 +108,7 @@ def sparse_transport_affinity(
     check_positive("tolerance", tolerance)
     gamma = check_positive("regularization", regularization)
     tokens, experts = utility.shape[1:]
-    utility = xp.stop_gradient(xp.wide(utility))
+    utility = xp.stop_gradient(xp.promote(utility))
     options = (gamma, objective, steps, learning_rate, tolerance)
     if sparsity == "token":
         nonzeros = check_capacity(capacity, experts, of="experts")

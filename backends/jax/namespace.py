@@ -14,7 +14,12 @@ from moespec.backends.jax.arrays import Array
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
-stop_gradient, top_indices, top_values, wide = arrays.stop_gradient, arrays.top_indices, arrays.top_values, arrays.wide
+stop_gradient, top_indices, top_values, promote = (
+    arrays.stop_gradient,
+    arrays.top_indices,
+    arrays.top_values,
+    arrays.wide,
+)
 positions, take_rows = positions_in_expert.positions, gathers.take_rows
 
 abs, clip, cos, exp, log, maximum = jnp.abs, jnp.clip, jnp.cos, jnp.exp, jnp.log, jnp.maximum
@@ -31,9 +36,9 @@ def shift_right_logical(words: Array, bits: int) -> Array:
     return lax.shift_right_logical(words, words.dtype.type(bits))
 
 
-def widest(*values: Any) -> list[Array]:
+def promote_all(*values: Any) -> list[Array]:
     """All in float64 if one of them is, else in float32."""
-    dtype = jnp.result_type(jnp.float32, *(wide(value).dtype for value in values))
+    dtype = jnp.result_type(jnp.float32, *(promote(value).dtype for value in values))
     return [jnp.asarray(value).astype(dtype) for value in values]
 
 
@@ -109,7 +114,7 @@ def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Ar
 
 def product(x: Array, matrix: Array) -> Array:
     """(G, T, D) and (D, S) -> (G, T, S), at the highest precision of the device."""
-    result: Array = lax.platform_dependent(wide(x), wide(matrix), tpu=_product, default=_flat_product)
+    result: Array = lax.platform_dependent(promote(x), promote(matrix), tpu=_product, default=_flat_product)
     return result
 
 

@@ -12,7 +12,7 @@ from moespec.backends.torch.operators import NAMESPACE
 
 SlotRouting, SoftRouting = slots.SlotRouting, slots.SoftRouting
 broadcast_to, cast, concatenate = arrays.broadcast_to, arrays.cast, arrays.concatenate
-stop_gradient, wide, product = arrays.stop_gradient, arrays.widen, products.product
+stop_gradient, promote, product = arrays.stop_gradient, arrays.widen, products.product
 invert_index, positions, top_indices = gathers.invert_index, positions_in_expert.positions, selection.top_indices
 shift_right_logical, threefry = rng.shift_right_logical, rng.threefry
 
@@ -22,7 +22,7 @@ sign, sin, sqrt, square, stack = torch.sign, torch.sin, torch.sqrt, torch.square
 swapaxes, tanh, where, zeros_like = torch.swapaxes, torch.tanh, torch.where, torch.zeros_like
 
 
-def widest(*tensors: Tensor) -> list[Tensor]:
+def promote_all(*tensors: Tensor) -> list[Tensor]:
     """All in float64 if one of them is, else in float32."""
     dtype = arrays.wide(*(tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]

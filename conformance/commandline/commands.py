@@ -37,12 +37,16 @@ __all__ = ["main"]
 OUTPUTS = ("report", "html", "badge", "shields")
 """Options that name a file to write."""
 
-NEEDS = 'needs {}: pip install "moespec[conformance]"'
+
+def _check_installed(command: str, *packages: str) -> None:
+    """ConfigError, with the command that installs it, for a package that a command needs and that is not installed."""
+    for module, package in ((name.removeprefix("pytest-"), name) for name in packages):
+        if find_spec(module) is None:
+            raise ConfigError(f'{command} needs {package}: pip install "moespec[conformance]"')
 
 
 def _run(options: argparse.Namespace) -> int:
-    if find_spec("pytest") is None:
-        raise ConfigError(f"moespec conformance run: {NEEDS.format('pytest')}")
+    _check_installed("moespec conformance run", "pytest", "tqdm")
     from moespec.conformance import plugin
 
     only = _only(options)
@@ -64,8 +68,7 @@ def _of_pytest(options: argparse.Namespace) -> list[str]:
     """The options for pytest, and its plugin for several processes if there are to be some."""
     if options.processes is None:
         return list(options.pytest)
-    if find_spec("xdist") is None:
-        raise ConfigError(f"-n {NEEDS.format('pytest-xdist')}")
+    _check_installed("-n", "pytest-xdist")
     return ["-p", "xdist", "-n", options.processes, *options.pytest]
 
 
@@ -82,15 +85,18 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if options.html:
+        _check_installed("--html", "jinja2")
     from moespec.conformance.author import large
     from moespec.conformance.report.badge import badge, shields
-    from moespec.conformance.report.page import flags, page
 
     cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
     reports = distinct({path: reading.read(path, cases, digest) for path in options.reports})
     run_ = {result.id for one in reports for result in one.results}
     cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:
+        from moespec.conformance.report.page import flags, page
+
         write_text(options.html, page(reports, cases, flags()))
     if options.badge:
         write_text(options.badge, badge(reports))
@@ -185,6 +191,7 @@ def _status(reports: Sequence[Report]) -> int:
 
 
 def _golden(options: argparse.Namespace) -> int:
+    _check_installed("moespec conformance golden", "tqdm")
     from moespec.conformance.golden.generate import StaleError, generate
 
     try:
@@ -196,6 +203,7 @@ def _golden(options: argparse.Namespace) -> int:
 
 
 def _variants(options: argparse.Namespace) -> int:
+    _check_installed("moespec conformance variants", "tqdm")
     from moespec.conformance.cases import variants
     from moespec.conformance.check.mutation_report import mutation_report, table
 

@@ -7,7 +7,6 @@ moespec.conformance.peers` runs the suite on those that are named and writes the
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 __all__ = ["PEERS", "Peer"]
 
@@ -35,14 +34,8 @@ class Peer:
         return f"moespec.conformance.peers.adapters.{self.adapter}"
 
 
-def _peers() -> dict[str, Peer]:
-    content = tomllib.loads((Path(__file__).parent / "peers.toml").read_text())
-    return {name: Peer(name, **_values(entry)) for name, entry in content.items()}
-
-
-def _values(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-
-
-PEERS: dict[str, Peer] = _peers()
+PEERS: dict[str, Peer] = {
+    name: Peer(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+    for name, entry in tomllib.loads((Path(__file__).parent / "peers.toml").read_text()).items()
+}
 """The peers by name."""

@@ -26,14 +26,8 @@ RECORDS, MEASURED = "conformance/reports", "spec/implementations/measured.json"
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 when the table was written, whatever the peers compute; 1 when a peer could not be run."""
     parser = argparse.ArgumentParser(prog="python -m moespec.conformance.peers", description=__doc__)
-    parser.add_argument(
-        "--peer",
-        action="append",
-        choices=list(PEERS),
-        default=[],
-        metavar="NAME",
-        help=f"run the suite on this (repeatable): {', '.join(PEERS)}; without it only what the records say is written",
-    )
+    words = f"run the suite on this (repeatable): {', '.join(PEERS)}; without it only what the records say is written"
+    parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], metavar="NAME", help=words)
     parser.add_argument("--root", type=Path, default=Path(), help="the checkout (default: this folder)")
     parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)")
     options = parser.parse_args(arguments)
@@ -50,10 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = [read_record(path) for path in paths.values() if path.exists()]
         rows = readings(found, cases)
     except (ImportError, PackageNotFoundError) as error:
-        print(
-            f"--peer {name}: {error}; `nox -s \"peers(peer='{PEERS[name].package}')\"` installs what it needs",
-            file=sys.stderr,
-        )
+        session = f"peers(peer='{PEERS[name].package}')"
+        print(f'--peer {name}: {error}; `nox -s "{session}"` installs what it needs', file=sys.stderr)
         return 1
     except (VectorError, ValueError) as error:
         print(error, file=sys.stderr)

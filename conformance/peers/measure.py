@@ -6,7 +6,8 @@ import inspect
 import io
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.conformance.check.match_variant import Known, match_variants
-from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_part
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
@@ -24,7 +25,7 @@ from moespec.conformance.report.report import write_text
 from moespec.models.files import read_file
 from moespec.spec import ROUTERS
 
-__all__ = ["MEASURED", "measure", "read_record", "write_record"]
+__all__ = ["MEASURED", "counts", "measure", "read_record", "write_record"]
 
 SCHEMA = 2
 MEASURED = ("float64", "float32")
@@ -109,6 +110,13 @@ def _entry(part: CaseResult) -> dict[str, Any]:
     if part.state != "pass":
         entry |= {"stage": part.first.stage, "message": part.first.message.split("\n")[0]}
     return entry
+
+
+def counts(cases: Sequence[Mapping[str, Any]], dtype: str) -> tuple[int, int, int]:
+    """How many cases of records passed, failed, and came to neither, in a dtype."""
+    states = Counter(case["state"] for case in cases if case["dtype"] == dtype)
+    failed = sum(states[state] for state in FAILED)
+    return states["pass"], failed, states.total() - states["pass"] - failed
 
 
 def write_record(record: dict[str, Any], path: Path) -> None:

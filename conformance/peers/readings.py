@@ -39,14 +39,9 @@ def readings(records: Sequence[Record], cases: Sequence[Case]) -> list[dict[str,
             others = set(_others(name, function, dtype))
             for reading in sorted({*others, *_ours(name, function, dtype, others, peer.answers, failing)}):
                 taken.setdefault(reading, []).append(function["runs"])
-        rows.append(
-            {
-                "package": record["package"],
-                "version": record["versions"][record["package"]],
-                "repository": peer.repository,
-                "readings": {reading: " and ".join(dict.fromkeys(runs)) for reading, runs in sorted(taken.items())},
-            }
-        )
+        row = {"package": record["package"], "version": record["versions"][record["package"]]}
+        words = {reading: " and ".join(dict.fromkeys(runs)) for reading, runs in sorted(taken.items())}
+        rows.append({**row, "repository": peer.repository, "readings": words})
     return rows
 
 
@@ -83,15 +78,11 @@ def _ours(
         alternatives = {reading.id for reading in LEDGER[id].readings[1:]}
         rivals, beaten, contradicted = set[str](), set[str](), bool(others & alternatives)
         for case in _ran(function, dtype):
-            failing_variants = failing(case["id"], name, dtype)
-            mine = {
-                variant: fails
-                for variant, fails in failing_variants.items()
-                if variants()[variant].ledger in alternatives
-            }
-            fail = {variant for variant, fails in mine.items() if fails}
+            fails = failing(case["id"], name, dtype)
+            mine = {variant for variant in fails if variants()[variant].ledger in alternatives}
+            fail = {variant for variant in mine if fails[variant]}
             why = named.get(case["id"].split("/")[0], set()) - {""}
-            rivals |= mine.keys()
+            rivals |= mine
             if case["state"] == "pass":
                 beaten |= fail
             elif fail and (not why or id in why):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.peers.measure import MEASURED
+from moespec.conformance.peers.measure import MEASURED, counts
 from moespec.spec.implementations.places import of_package, places
 
 __all__ = ["table"]
@@ -58,14 +58,9 @@ def table(records: Sequence[Record]) -> str:
         functions = record["functions"]
         differing = [f"`{name}`" for name, function in functions.items() if _failing(function)]
         entries = [entry for function in functions.values() for entry in function["cases"]]
-        rows.append(
-            [
-                f"[{record['peer']}](#{_anchor(record)})",
-                f"[{_version(record)}]({of_package(record['package'], _version(record))})",
-                *_numbers(entries),
-                ", ".join(differing) or "nothing",
-            ]
-        )
+        section = f"[{record['peer']}](#{_anchor(record)})"
+        package = f"[{_version(record)}]({of_package(record['package'], _version(record))})"
+        rows.append([section, package, *_numbers(entries), ", ".join(differing) or "nothing"])
     sections = (line for record in records for line in _section(record))
     return "\n".join([HEAD, *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
 
@@ -116,12 +111,7 @@ def _failing(function: Record) -> list[Record]:
 
 def _numbers(entries: Sequence[Record]) -> list[str]:
     """Passed / failed / everything else, in each dtype."""
-    cells = []
-    for dtype in MEASURED:
-        states = Counter(entry["state"] for entry in entries if entry["dtype"] == dtype)
-        failed = sum(states[state] for state in FAILED)
-        cells.append(f"{states['pass']} / {failed} / {states.total() - states['pass'] - failed}")
-    return cells
+    return [" / ".join(map(str, counts(entries, dtype))) for dtype in MEASURED]
 
 
 def _variants(found: Sequence[Record]) -> list[str]:

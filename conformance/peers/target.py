@@ -9,7 +9,7 @@ from moespec.conformance import call
 from moespec.conformance.check.target import Facts, Job, Target, Values
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
-from moespec.conformance.format import Case, Stage, Value
+from moespec.conformance.format import Case, Stage
 from moespec.spec import ROUTERS
 
 __all__ = ["PeerTarget", "checked_function", "checked_stages", "router_of", "routing_only"]
@@ -52,18 +52,14 @@ def routing_only(case: Case) -> Case:
     """A case of a router without its losses, metrics and the update of its state; any other case unchanged."""
     if not router_of(case):
         return case
-    stages = (stage for stage in case.stages if not stage.call.endswith(".update"))
-    return replace(
-        case,
-        stages=tuple(replace(stage, outputs=_routing(stage.outputs)) for stage in stages),
-        gradients=None if case.gradients and case.gradients.losses else case.gradients,
-    )
-
-
-def _routing(outputs: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        name: value for name, value in outputs.items() if not name.startswith(("losses/", "metrics/", "statistics/"))
-    }
+    stages = []
+    for stage in case.stages:
+        left_out = [name for name in stage.outputs if name.startswith(("losses/", "metrics/", "statistics/"))]
+        if not stage.call.endswith(".update"):
+            outputs = {name: value for name, value in stage.outputs.items() if name not in left_out}
+            stages.append(replace(stage, outputs=outputs))
+    gradients = None if case.gradients and case.gradients.losses else case.gradients
+    return replace(case, stages=tuple(stages), gradients=gradients)
 
 
 def _lacking(module: Any, stage: Stage) -> str:

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.record.explanation import (
+    Choice,
     Explanation,
+    Weights,
     choice_fit,
     choices_of,
     explained,
@@ -104,9 +106,8 @@ def _parting(a: Gate, b: Gate) -> Parting:
             ours, theirs = (a, b) if a.logits is not None else (b, a)
             mixed = replace(ours, dtypes={**b.dtypes, **a.dtypes}, choices=theirs.choices, weights=None)
             if choices_of(a) == choices_of(b):
-                near, coarse = (
-                    differs & (f.agrees | f.near) for f in (choice_fit(rule, g) for g in (mixed, in_bfloat16(mixed)))
-                )
+                fits = [choice_fit(rule, gate) for gate in (mixed, in_bfloat16(mixed))]
+                near, coarse = (differs & (fit.agrees | fit.near) for fit in fits)
             if a.logits is not None and b.logits is not None and not rounds:
                 fit = choice_fit(rule, b)
                 follows = differs & ~near & (fit.agrees | fit.near)
@@ -114,23 +115,17 @@ def _parting(a: Gate, b: Gate) -> Parting:
             dense = [_wide(_dense(gate), max(a.experts, b.experts))[~differs] for gate in (a, b)]
             largest = np.abs(dense[0]).max(axis=1)
             error = np.abs(dense[0] - dense[1]).max(axis=1) / np.where(largest == 0, 1, largest)
-            away, same = (
-                float(error.max()),
-                bool((error <= 2 * max(a.rounding("weights", "logits"), b.rounding("weights", "logits"))).all()),
-            )
-            if (
-                not same
-                and not rounds
-                and logits is not None
-                and first.weights is not None
-                and second.weights is not None
-            ):
-                forms = [
-                    f for f in weights_fit(first.weights.rule, b, second.choice) if f.divided == first.weights.divided
-                ]
-                bound = max(a.rounding("weights"), b.rounding("weights"))
-                same = any(bool(f.agrees.all()) and abs(f.scale - first.weights.scale) <= 2 * bound for f in forms)
+            rounding = max(gate.rounding("weights", "logits") for gate in (a, b))
+            away, same = float(error.max()), bool((error <= 2 * rounding).all())
+            if not same and not rounds and logits is not None and first.weights is not None:
+                same = _follow(first.weights, b, second.choice, max(a.rounding("weights"), b.rounding("weights")))
     return Parting(first, second, logits, rounds, differs, near, coarse, follows, decisions, away, same)
+
+
+def _follow(weights: Weights, other: Gate, choice: Choice | None, bound: float) -> bool:
+    """Whether the weights of another recording are those of its logits by this rule."""
+    forms = [form for form in weights_fit(weights.rule, other, choice) if form.divided == weights.divided]
+    return any(bool(form.agrees.all()) and abs(form.scale - weights.scale) <= 2 * bound for form in forms)
 
 
 def _wide(array: NDArray[Any], experts: int) -> NDArray[Any]:
@@ -184,17 +179,11 @@ def _of_gate(one: Parting) -> Iterator[str]:
         yield "  logits   not in both recordings, so that it cannot be told whether they differ already"
     else:
         most = float(np.abs(a.logits).max()) if a.logits is not None else 0.0
-        how = (
-            "equal"
-            if not one.logits
-            else f"differ by up to {one.logits:.2g} of {most:.2g}, {'within' if one.rounds else 'more than'} rounding"
-        )
-        halves = [
-            f"the {word}'s are all numbers of bfloat16"
-            for word, gate, other in (("first", a, b), ("second", b, a))
-            if _half(gate) and not _half(other)
-        ]
-        yield f"  logits   {'; '.join([how, *halves])}"
+        how = f"differ by up to {one.logits:.2g} of {most:.2g}, {'within' if one.rounds else 'more than'} rounding"
+        text = f"  logits   {how if one.logits else 'equal'}"
+        if _half(a) != _half(b):
+            text += f"; the {'first' if _half(a) else 'second'}'s are all numbers of bfloat16"
+        yield text
     if one.differs.any():
         rest = one.differs & ~one.near & ~one.follows
         counts = (

@@ -54,12 +54,9 @@ class Weights:
 
     @property
     def text(self) -> str:
-        by = {
-            "": "",
-            "after": ", divided by the sum of the chosen",
-            "before": ", divided by the sum of the chosen before drops",
-        }
-        return f"{self.rule.text}{by[self.divided]}{'' if self.scale == 1 else f', times {self.scale:.4g}'}"
+        by = ", divided by the sum of the chosen" if self.divided else ""
+        by += " before drops" if self.divided == "before" else ""
+        return f"{self.rule.text}{by}{'' if self.scale == 1 else f', times {self.scale:.4g}'}"
 
 
 @dataclass(frozen=True)
@@ -76,10 +73,9 @@ class Explanation:
     @property
     def whole(self) -> bool:
         """Whether all that was recorded is explained."""
-        parts = (self.choice is not None and self.choice.holds == len(self.choice.agrees), self.gate.choices is None)
-        return any(parts) and (
-            self.gate.weights is None or (self.weights is not None and bool(self.weights.agrees.all()))
-        )
+        choice = self.choice is not None and self.choice.holds == len(self.choice.agrees)
+        weights = self.weights is not None and bool(self.weights.agrees.all())
+        return (choice or self.gate.choices is None) and (weights or self.gate.weights is None)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -156,13 +152,8 @@ def _explained(gate: Gate) -> Explanation:
     fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
     best = _best(fits)
     if best.holds < len(best.agrees):
-        few = replace(
-            gate,
-            calls=(min(SAMPLE, gate.tokens),),
-            logits=present("logits", gate.logits)[:SAMPLE],
-            choices=gate.chosen[:SAMPLE],
-            weights=None,
-        )
+        logits, choices = present("logits", gate.logits)[:SAMPLE], gate.chosen[:SAMPLE]
+        few = replace(gate, calls=(len(logits),), logits=logits, choices=choices, weights=None)
         rules = [(choice_fit(rule, few).holds, rule) for rule in grouped(gate, choices_of(gate))]
         most = max((holds for holds, _ in rules), default=0)
         fits += [choice_fit(rule, gate) for rule in [rule for holds, rule in rules if holds == most > 0][:8]]
@@ -208,11 +199,11 @@ def router(explanation: Explanation) -> str:
         options |= {} if weights.scale == 1 else {"scale": float(f"{weights.scale:.4g}")}
     else:
         return ""
-    readings = [
-        *choice.rule.readings,
-        *(["SA-3b" if weights.divided else "SA-3"] if name == "softmax_token_choice" else []),
-    ]
-    readings += ["TC-1c"] if (choice.exact.any()) else []
+    readings = list(choice.rule.readings)
+    if name == "softmax_token_choice":
+        readings.append("SA-3b" if weights.divided else "SA-3")
+    if choice.exact.any():
+        readings.append("TC-1c")
     known = [each for each in readings if each.rstrip("bcd") in LEDGER]
     text = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     return f"{text}, reading{'s' if len(known) > 1 else ''} {', '.join(known)}" if known else text
@@ -240,9 +231,7 @@ def _lines(group: Sequence[Explanation]) -> Iterable[str]:
         fits = [one.choice for one in group if one.choice is not None]
         what = "experts" if first.choice.rule.by_expert else "tokens"
         yield f"  choice   the {choices} largest of {first.words[0]}: {_holds(fits, what)}"
-        dropped = sum(
-            choices * gate.tokens - int((gate.choices >= 0).sum()) for gate in gates if gate.choices is not None
-        )
+        dropped = choices * tokens - sum(int((gate.chosen >= 0).sum()) for gate in gates)
         if dropped and what == "tokens":
             yield f"           {plural(dropped, 'choices')} of {choices * tokens} not made: dropped by a capacity or a threshold"
     if first.weights is not None:

@@ -116,20 +116,10 @@ class Gate:
 
 def write(path: Path, gates: Sequence[Gate]) -> None:
     """Write a recording, whole or not at all."""
-    arrays = {
-        f"{i}/{part}": value
-        for i, gate in enumerate(gates)
-        for part in PARTS
-        if (value := getattr(gate, part)) is not None
-    }
-    described = [{"name": gate.name, "calls": list(gate.calls), "dtypes": dict(gate.dtypes)} for gate in gates]
-    record = {
-        "format": FORMAT,
-        "version": VERSION,
-        "moespec": version("moespec"),
-        "tensors": _digest(arrays),
-        "gates": described,
-    }
+    every = {f"{i}/{part}": getattr(gate, part) for i, gate in enumerate(gates) for part in PARTS}
+    arrays = {name: array for name, array in every.items() if array is not None}
+    record = {"format": FORMAT, "version": VERSION, "moespec": version("moespec"), "tensors": _digest(arrays)}
+    record["gates"] = [{"name": gate.name, "calls": list(gate.calls), "dtypes": dict(gate.dtypes)} for gate in gates]
     write_atomically(path, sealed(arrays, {KEY: signed(record, indent=None).decode()}))
 
 
@@ -151,9 +141,8 @@ def read(path: Path | str) -> list[Gate]:
 
 def _gates(record: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> list[Gate]:
     if record["format"] != FORMAT or record["version"] != VERSION:
-        raise ValueError(
-            f"{record['format']!r} version {record['version']!r}, this moespec reads {FORMAT!r} version {VERSION}"
-        )
+        own = f"{record['format']!r} version {record['version']!r}"
+        raise ValueError(f"{own}, this moespec reads {FORMAT!r} version {VERSION}")
     if record["tensors"] != _digest(arrays):
         raise ValueError("damaged, the checksum is not that of its tensors")
     if unknown := [name for name in arrays if not re.fullmatch(rf"\d+/({'|'.join(PARTS)})", name)]:

@@ -78,10 +78,10 @@ class Recorder:
 
 def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Gate:
     """The calls of a gate one after the other; choices of different numbers are filled up with -1."""
-    kinds = {
-        tuple(sorted((part, a.shape[-1] if part in ("logits", "bias") else 0) for part, a in arrays.items()))
-        for arrays, _ in calls
-    }
+    widths = [
+        {part: a.shape[-1] if part in ("logits", "bias") else 0 for part, a in arrays.items()} for arrays, _ in calls
+    ]
+    kinds = {tuple(sorted(width.items())) for width in widths}
     if len(kinds) > 1:
         raise ValueError(f"{name}: arrays differ from call to call: {' and '.join(map(str, sorted(kinds)[:2]))}")
     sizes = tuple(len(next(array for part, array in arrays.items() if part != "bias")) for arrays, _ in calls)
@@ -94,9 +94,8 @@ def _joined(name: str, calls: list[tuple[dict[str, Any], dict[str, str]]]) -> Ga
             joined[part] = arrays[0]
             continue
         most, fill = max(each.shape[1] for each in arrays), -1 if part == "choices" else 0
-        joined[part] = np.concatenate(
-            [np.pad(a, ((0, 0), (0, most - a.shape[1])), constant_values=fill) for a in arrays]
-        )
+        wide = [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=fill) for each in arrays]
+        joined[part] = np.concatenate(wide)
     return Gate(name, sizes, calls[0][1], **joined)
 
 
@@ -169,26 +168,24 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
             model = _called(target, "", model)
         torch = sys.modules.get("torch") if hasattr(model, "named_modules") else None
         if torch is not None:
-            if module is None or data is None:
-                raise ConfigError(
-                    f"{'module' if module is None else 'data'}=None: a torch model needs both, --module and --data"
-                )
+            if missing := [name for name, value in (("module", module), ("data", data)) if value is None]:
+                raise ConfigError(f"{missing[0]}=None: a torch model needs both, --module and --data")
             recorder.attach(model.eval())
         with torch.no_grad() if torch is not None else nullcontext():
             for i, batch in enumerate(_batches(data, torch) if callable(model) else ()):
-                arguments = (
-                    ((), batch) if isinstance(batch, Mapping) else (batch if isinstance(batch, tuple) else (batch,), {})
-                )
-                _called(target, f" in batch {i}", model, *arguments[0], **arguments[1])
+                named = batch if isinstance(batch, Mapping) else {}
+                placed = () if named is batch else batch if isinstance(batch, tuple) else (batch,)
+                _called(target, f" in batch {i}", model, *placed, **named)
     return recorder.gates()
 
 
 def _takes_data(function: Any) -> bool:
     """Whether a function has parameters without defaults."""
-    named = inspect.signature(function).parameters.values()
-    return any(
-        each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in named
-    )
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    return False
 
 
 def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:

@@ -8,6 +8,7 @@ expected. Fields of the options are those of the routers in `moespec.spec.ROUTER
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def _sinkhorn(gate: Gate) -> Array:
 
 def choice_rules(gate: Gate) -> Iterator[Rule]:
     """Those without groups, the plainest first."""
-    for name in ("softmax", "sigmoid", "sqrt_softplus", "logits"):
+    for name in AFFINITIES:
         if gate.bias is not None:
             text = f"{name} scores + bias" if name != "logits" else "logits + bias"
             yield Rule(text, partial(_biased, name), name, biased=True)
@@ -98,39 +99,24 @@ GROUP_SCORES = {
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
     """Choices among the experts of a token's best groups. It chooses from M of them, and no more than are seen at most."""
+    bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups
         seen = int(gate.mask.reshape(gate.tokens, groups, size).any(axis=2).sum(axis=1).max())
-        for limit in range(max(seen, -(-choices // size)), min(seen + 1, groups - 1) + 1):
-            for name in ("softmax", "sigmoid"):
-                for kind, (reading, words) in GROUP_SCORES.items():
-                    best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
-                    if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 are the others
-                        continue
-                    for outside in ("excluded", "zero"):
-                        for group_bias in (True, False) if gate.bias is not None else (True,):
-                            how = (groups, limit, best, outside, group_bias)
-                            text = f"{name} scores{' + bias' if gate.bias is not None else ''} in the best {limit} of {groups} groups, "
-                            text += f"a group by {words}{'' if group_bias else ' without the bias'}, others {outside}"
-                            options = {
-                                "expert_groups": groups,
-                                "chosen_groups": limit,
-                                "group_score": kind,
-                                "group_bias": group_bias,
-                            }
-                            readings = (
-                                reading,
-                                "GL-2" if outside == "excluded" else "GL-2b",
-                                "GL-3" if group_bias else "GL-3b",
-                            )
-                            yield Rule(
-                                text,
-                                partial(_limited, name, *how),
-                                name,
-                                {**options, "outside": outside},
-                                readings if gate.bias is not None else readings[:2],
-                                biased=gate.bias is not None,
-                            )
+        limits = range(max(seen, -(-choices // size)), min(seen + 1, groups - 1) + 1)
+        forms = product(limits, ("softmax", "sigmoid"), GROUP_SCORES, ("excluded", "zero"), (True, False)[: 1 + bias])
+        for limit, name, kind, outside, group_bias in forms:
+            best = {"top_2": 2, "max": 1}.get(kind, choices // limit if choices % limit == 0 else 0)
+            if not 0 < best <= size or (kind == "top_k_over_m" and best < 3):  # 1 and 2 are the others
+                continue
+            reading, words = GROUP_SCORES[kind]
+            text = f"{name} scores{' + bias' if bias else ''} in the best {limit} of {groups} groups, "
+            text += f"a group by {words}{'' if group_bias else ' without the bias'}, others {outside}"
+            options = {"expert_groups": groups, "chosen_groups": limit, "group_score": kind, "group_bias": group_bias}
+            readings = [reading, "GL-2" if outside == "excluded" else "GL-2b"]
+            readings += ["GL-3" if group_bias else "GL-3b"] if bias else []
+            scores = partial(_limited, name, groups, limit, best, outside, group_bias)
+            yield Rule(text, scores, name, {**options, "outside": outside}, tuple(readings), biased=bias)
 
 
 def _limited(name: str, groups: int, limit: int, best: int, outside: str, group_bias: bool, gate: Gate) -> Array:
@@ -140,7 +126,7 @@ def _limited(name: str, groups: int, limit: int, best: int, outside: str, group_
 
 def weight_rules(gate: Gate) -> Iterator[Rule]:
     """By what the chosen are weighted, before any sum that it is divided by."""
-    for name in ("softmax", "sigmoid", "sqrt_softplus", "logits"):
+    for name in AFFINITIES:
         yield Rule(name, partial(_plain, name), name)
         if gate.bias is not None:
             text = f"{name} + bias (the bias, which is for the choice, is in the weights)"

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import yaml
+
 from generator.catalogue import ROOT, Page
 from moespec.spec import ALGORITHMS
 
@@ -37,18 +39,16 @@ def citations(page: Page) -> list[str]:
 
 def software(page: Page | None = None) -> str:
     """The entry of this specification, with the algorithm and revision of a page in its note. From CITATION.cff."""
-    cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    fields = dict(re.findall(r'^([\w-]+): "?(.*?)"?$', cff, re.MULTILINE))
-    author = re.search(r'- name: "(.*?)"', cff)
-    lines = [
-        f"  title   = {{{fields['title']}}},",
-        f"  author  = {{{{{author[1] if author else ''}}}}},",
-        f"  version = {{{version()}}},",
-    ]
-    lines += [f"  year    = {{{released[:4]}}},"] if (released := fields.get("date-released")) else []
-    lines += [f"  {key:7} = {{{fields[key]}}}," for key in ("doi", "url") if fields.get(key)]
-    if page:
-        lines.append(f"  note    = {{{page.name}, revision {ALGORITHMS[page.name].revision}}},")
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    fields = {
+        "title": cff["title"],
+        "author": f"{{{cff['authors'][0]['name']}}}",
+        "version": version(),
+        "year": str(cff.get("date-released", ""))[:4],
+        **{key: cff.get(key) for key in ("doi", "url")},
+        "note": f"{page.name}, revision {ALGORITHMS[page.name].revision}" if page else "",
+    }
+    lines = [f"  {key:7} = {{{value}}}," for key, value in fields.items() if value]
     return "\n".join([f"@software{{moespec_{page.name if page else version()},", *lines, "}"])
 
 

@@ -25,8 +25,9 @@ def markdown(docstring: str) -> str:
 
 
 def axes_of(docstring: str) -> dict[str, tuple[str, ...]]:
-    """The axes of arguments, as the docstring of a function names them: `scores: (tokens, experts), ...`."""
+    """The axes of arguments, as docstrings name them: `scores: (tokens, experts), ...`, or "`kernel` (width, experts)"."""
     pairs = re.findall(r"^ +(\w+): (?:[^.(]*, )?\(([a-z, ]+)\)", docstring, re.MULTILINE)
+    pairs += re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", docstring)
     return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}
 
 

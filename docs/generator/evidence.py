@@ -1,7 +1,5 @@
 """What was measured: the rows of the conformance matrix, and what other packages compute."""
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +8,7 @@ from typing import Any
 
 from generator.catalogue import ROOT
 from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
+from moespec.conformance.peers.measure import counts, read_record
 from moespec.conformance.report.matrix import cell
 from moespec.conformance.report.reading import read
 from moespec.conformance.report.report import distinct
@@ -59,38 +58,31 @@ def rows(found: Sequence[Report], algorithm: str) -> list[Row]:
         for result in report.results:
             if result.algorithm == algorithm:
                 groups.setdefault((report.target, result.dtype, result.mode), []).append(result)
-    return [_row(place, results) for place, results in groups.items()]
-
-
-def _row(place: tuple[str, str, str], results: Sequence[CaseResult]) -> Row:
-    of = {column: [result for result in results if result.kind in kinds] for column, kinds in COLUMNS.items()}
-    cells = {column: cell(mine) for column, mine in of.items()}
-    states = {column: "fail" if any(r.state in FAILED for r in mine) else "pass" for column, mine in of.items()}
-    return Row(*place, cells, states)
+    table = []
+    for place, results in groups.items():
+        of = {column: [result for result in results if result.kind in kinds] for column, kinds in COLUMNS.items()}
+        cells = {column: cell(mine) for column, mine in of.items()}
+        states = {column: "fail" if any(r.state in FAILED for r in mine) else "pass" for column, mine in of.items()}
+        table.append(Row(*place, cells, states))
+    return table
 
 
 @cache
 def peers() -> tuple[dict[str, Any], ...]:
     """The records of the packages that the suite was run on."""
-    return tuple(json.loads(path.read_text()) for path in sorted((ROOT / "conformance/reports").glob("peer-*.json")))
+    return tuple(read_record(path) for path in sorted((ROOT / "conformance/reports").glob("peer-*.json")))
 
 
 def measured(algorithm: str) -> list[Measured]:
     """The packages that offer anything of an algorithm."""
     rows = []
     for record in peers():
-        states: Counter[str] = Counter()
-        variants: dict[str, tuple[str, str, str]] = {}
-        for function in record["functions"].values():
-            for case in function["cases"]:
-                if case["id"].split("/")[0] == algorithm and case["dtype"] == "float64":
-                    states[case["state"]] += 1
-            for each in function["variants"]:
-                if each["algorithm"] == algorithm:
-                    variants[each["variant"]] = (each["variant"], each["computes"], each["ledger"])
-        failed = sum(states[state] for state in FAILED)
-        if states["pass"] + failed:
-            other = states.total() - states["pass"] - failed
+        functions = record["functions"].values()
+        cases = [case for each in functions for case in each["cases"] if case["id"].split("/")[0] == algorithm]
+        found = [variant for each in functions for variant in each["variants"] if variant["algorithm"] == algorithm]
+        variants = {each["variant"]: (each["variant"], each["computes"], each["ledger"]) for each in found}
+        passed, failed, other = counts(cases, "float64")
+        if passed + failed:
             version = record["versions"][record["package"]]
-            rows.append(Measured(record["package"], version, states["pass"], failed, other, list(variants.values())))
+            rows.append(Measured(record["package"], version, passed, failed, other, list(variants.values())))
     return rows

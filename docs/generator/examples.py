@@ -5,9 +5,8 @@ its own steps on the worked example of the specification, whose tokens are its l
 """
 
 import doctest
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +73,7 @@ class Traced:
 
 def steps_of_examples(page: Page) -> list[Step]:
     """The calls that the examples of a page's functions make. Raises ExampleError if an example does not hold."""
-    results: list[Any] = []
-    recorder = Recorder(spec, {}, _into(results), followed=False)
+    recorder, results = _recorder({}, followed=False)
     traced = Traced(recorder)
     modules: dict[str, Any] = sys.modules  # one entry is replaced: what is imported meanwhile stays
     modules["moespec.spec"] = traced
@@ -111,14 +109,15 @@ def _distinct(recorder: Recorder, results: list[Any]) -> list[Step]:
     return list(steps.values())
 
 
-def _into(results: list[Any]) -> Callable[[Stage, Any], Any]:
-    """What a recorder does with each result: keeps it, and leaves it as it is."""
+def _recorder(inputs: Mapping[str, Any], **options: bool) -> tuple[Recorder, list[Any]]:
+    """A recorder of calls, and the list that it puts their results into."""
+    results: list[Any] = []
 
     def keep(stage: Stage, result: Any) -> Any:
         results.append(result)
         return result
 
-    return keep
+    return Recorder(spec, inputs, keep, **options), results
 
 
 def hold(page: Page) -> None:
@@ -146,40 +145,26 @@ def routed(page: Page) -> Routed:
     state = {name: np.asarray(value, np.float64) for name, value in router.initial_state(options).items()}
     inputs = {"tokens": LOGITS, **{f"params/{name}": value for name, value in params.items()}}
     inputs |= {f"state/{name}": value for name, value in state.items()}
-    results: list[Any] = []
-    recorder = Recorder(spec, inputs, _into(results))
+    recorder, results = _recorder(inputs)
     output = router.bind(recorder).route(params, LOGITS, options, state=state)
     steps = [
         Step(stage.call, _written(stage, stage.arguments), list(_results(stage, result)))
         for stage, result in zip(recorder.stages, results, strict=True)
     ]
-    axes = {"tokens": ("tokens", "width"), **_axes_of_parameters(router.init.__doc__ or "")}
-    shown = [
-        table(name.removeprefix("params/"), value, axes.get(name.removeprefix("params/"), ()))
-        for name, value in inputs.items()
-    ]
+    axes = {"tokens": ("tokens", "width"), **axes_of(router.init.__doc__ or "")}
+    named = {name.removeprefix("params/"): value for name, value in inputs.items()}
+    shown = [table(name, value, axes.get(name, ())) for name, value in named.items()]
     return Routed(OPTIONS.get(page.name, {}), bool(identity), shown, steps, output.routing)
-
-
-def _axes_of_parameters(documentation: str) -> dict[str, tuple[str, ...]]:
-    """The axes of parameters, as the docstring of `init` names them: "`kernel` (width, experts)"."""
-    pairs = re.findall(r"`(\w+)` \(([^`]*?)\)(?=[ ,;:.]|$)", documentation)
-    return {name: tuple(axis.strip() for axis in axes.split(",") if axis.strip()) for name, axes in pairs}
 
 
 def _written(stage: Stage, arguments: Mapping[str, Any]) -> str:
     """The arguments of a call: where an array comes from, or its name alone; options with their values."""
-    words = []
-    for name, value in {**arguments, **stage.options}.items():
-        if name in stage.options:
-            words.append(f"{name}={value!r}")
-        elif isinstance(value, str):
-            words.append(f"{name}={value.removeprefix('params/')}")
-        elif value is not None:
-            words.append(name)
-        else:
-            words.append(f"{name}=None")
-    return ", ".join(words)
+    words = {name: name if value is not None else f"{name}=None" for name, value in arguments.items()}
+    words |= {
+        name: f"{name}={value.removeprefix('params/')}" for name, value in arguments.items() if isinstance(value, str)
+    }
+    words |= {name: f"{name}={value!r}" for name, value in stage.options.items()}
+    return ", ".join(words.values())
 
 
 def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
@@ -188,10 +173,10 @@ def _arguments(stage: Stage, given: Mapping[str, Any]) -> Iterator[str]:
     for name, value in given.items():
         if name in stage.options:
             continue
-        parts = (
-            {f"{name}/{part}": each for part, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        )
-        if hasattr(value, "_asdict"):
+        parts = {name: value}
+        if isinstance(value, Mapping):
+            parts = {f"{name}/{part}": each for part, each in value.items()}
+        elif hasattr(value, "_asdict"):
             parts = finish(arrays(value, FUNCTIONS[stage.call].outputs or {"dispatch": 0, "combine": 0}))
         for part, each in parts.items():
             if isinstance(each, (list, tuple, np.ndarray, float, int, np.generic)):

@@ -5,13 +5,13 @@ python -m generator.gpu_reports
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from generator.catalogue import ROOT
 from generator.revisions import git
 from moespec.conformance.check.results import FAILED
+from moespec.conformance.peers.measure import counts
 from moespec.conformance.suite import digest
 
 __all__ = ["REPORTS", "rows"]
@@ -29,11 +29,10 @@ def rows(folder: Path = REPORTS) -> Iterator[str]:
         age = "the present one" if suite == digest() else f"of {_date(suite)}"
         for dtype, mode in dict.fromkeys((case["dtype"], case["mode"]) for case in report["cases"]):
             cases = [case for case in report["cases"] if (case["dtype"], case["mode"]) == (dtype, mode)]
-            states = Counter("fail" if case["state"] in FAILED else case["state"] for case in cases)
             wrong = ", ".join(f"`{c['id']}` {c['fraction'] or 0:.2f}" for c in cases if c["state"] in FAILED)
-            counts = f"{states['pass']} | {states['fail']} | {len(cases) - states['pass'] - states['fail']}"
+            numbers = " | ".join(map(str, counts(cases, dtype)))
             link = f"[{suite[:8]}](../conformance/reports/{path.name}), {age}"
-            yield f"| {device} | {backend} | {link} | {dtype} | {mode} | {counts} | {wrong} |"
+            yield f"| {device} | {backend} | {link} | {dtype} | {mode} | {numbers} | {wrong} |"
 
 
 def _date(suite: str) -> str:

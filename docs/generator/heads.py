@@ -4,7 +4,6 @@ A Sphinx extension. `site.css` shows the rows of a table as cards on a phone, ea
 """
 
 import re
-from collections.abc import Iterator
 from html import escape, unescape
 from itertools import chain, repeat
 from typing import Any
@@ -22,11 +21,11 @@ def description(document: nodes.document | None) -> str:
     return re.split(r"(?<=[a-z\d)\]][.:]) (?=[A-Z])", text, maxsplit=1)[0].removesuffix(":")
 
 
-def tags(title: str, text: str, address: str) -> Iterator[str]:
+def tags(title: str, text: str, address: str) -> str:
     """The tags of a page; without its address that of none."""
-    yield f'<meta name="description" content="{escape(text)}">'
     shown = {"type": "website", "site_name": "moespec", "title": title, "description": text, "url": address}
-    yield from (f'<meta property="og:{name}" content="{escape(value)}">' for name, value in shown.items() if value)
+    named = [f'<meta property="og:{name}" content="{escape(value)}">' for name, value in shown.items() if value]
+    return "\n".join([f'<meta name="description" content="{escape(text)}">', *named])
 
 
 def labelled(html: str) -> str:
@@ -55,7 +54,7 @@ def add(app: Sphinx, page: str, template: str, context: dict[str, Any], document
     """Put the tags and labels into what the page's template is given."""
     address = (context.get("pageurl") or "") if app.config.html_baseurl else ""
     more = tags(plain(context.get("title") or "moespec"), description(document), address)
-    context["metatags"] = context.get("metatags", "") + "\n".join(more)
+    context["metatags"] = context.get("metatags", "") + more
     context["body"] = labelled(context.get("body") or "")
 
 

@@ -99,18 +99,20 @@ class Section(NamedTuple):
 
 def sections(room: Room) -> list[Section]:
     """What a page has."""
-    modules = {name: import_module(name) for name in room.modules}
-    return [
-        Section(name, markdown(inspect.getdoc(module) or ""), list(entries(module, room.modules[name])))
-        for name, module in modules.items()
-    ]
+    found = []
+    for name, names in room.modules.items():
+        module = import_module(name)
+        found.append(Section(name, markdown(inspect.getdoc(module) or ""), list(entries(module, names))))
+    return found
 
 
 def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
     """The functions and classes of a module, of a class also its public methods. Raises AttributeError for a name that it has not."""
     for name in names or module.__all__:
         value = getattr(module, name)
-        if inspect.isfunction(value) or inspect.isclass(value):
+        if names and not callable(value):
+            raise TypeError(f"{module.__name__}.{name}: expected a function or class")
+        if inspect.isroutine(value) or inspect.isclass(value):
             yield Entry(name, _signature(value), markdown(inspect.getdoc(value) or ""))
             yield from _methods(name, value) if inspect.isclass(value) else ()
 
@@ -131,9 +133,6 @@ def _signature(value: Any) -> str:
     own = node.body[1:] if ast.get_docstring(node) is not None else node.body
     fields = [each for each in own if isinstance(each, (ast.AnnAssign, ast.Expr))]
     parts = ["\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in fields]
-    parts += [
-        head(lines, each).removesuffix(":")
-        for each in own
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
-    ]
+    methods = [each for each in own if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    parts += [head(lines, each).removesuffix(":") for each in methods]
     return "\n".join([head(lines, node), *parts]).removesuffix(":")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from generator.catalogue import ROOT, Page
+from moespec.models.options import help_texts
 
 __all__ = ["TABS", "Option", "Text", "head", "options", "signature", "sources"]
 
@@ -91,20 +92,14 @@ def _without_docstring(text: str) -> str:
 
 
 def options(page: Page) -> list[Option]:
-    """The options of a router, in their order; the meaning of a field is the string below it."""
+    """The options of a router, in their order."""
     if page.router is None:
         return []
-    described: dict[str, tuple[str, str]] = {}
-    for kind in reversed(page.router.Options.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(kind)).body[0].body  # type: ignore[attr-defined]
-        for node, after in zip(body, [*body[1:], None], strict=True):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                name, text = node.target.id, described.get(node.target.id, ("", ""))[1]
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                    text = str(after.value.value)
-                described[name] = (ast.unparse(node.annotation), text)
-    defaults = {field.name: field.default for field in fields(page.router.Options)}
-    return [
-        Option(name, described[name][0], "" if default is MISSING else repr(default), described[name][1])
-        for name, default in defaults.items()
-    ]
+    kind = page.router.Options
+    written: dict[str, str] = {}
+    for part in reversed(kind.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(part)).body[0].body  # type: ignore[attr-defined]
+        annotated = (node for node in body if isinstance(node, ast.AnnAssign))
+        written |= {ast.unparse(node.target): ast.unparse(node.annotation) for node in annotated}
+    defaults = {field.name: "" if field.default is MISSING else repr(field.default) for field in fields(kind)}
+    return [Option(name, written[name], default, help_texts(kind)[name]) for name, default in defaults.items()]

@@ -13,11 +13,8 @@ LARGEST = 160
 
 def number(value: Any) -> str:
     """A number with six significant digits."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))
-    if isinstance(value, (int, np.integer)):
-        return str(int(value))
-    return f"{float(np.real(value)) + 0.0:.6g}"
+    whole = isinstance(value, (bool, np.bool_, int, np.integer))
+    return str(value) if whole else f"{float(np.real(value)) + 0.0:.6g}"
 
 
 def table(name: str, value: Any, axes: tuple[str, ...]) -> str:
@@ -26,10 +23,9 @@ def table(name: str, value: Any, axes: tuple[str, ...]) -> str:
     axes = axes if len(axes) == array.ndim else tuple(f"axis {axis}" for axis in range(array.ndim))
     shape = ", ".join(f"{axis} {size}" for axis, size in zip(axes, array.shape, strict=True))
     caption = f"<caption><code>{escape(name)}</code>{f' ({escape(shape)})' if shape else ''}</caption>"
-    if array.size > LARGEST:
-        return f'<table class="numbers">{caption}<tr><td>{array.size} numbers, not shown</td></tr></table>'
-    if array.ndim == 0:
-        return f'<table class="numbers">{caption}<tr><td>{number(array[()])}</td></tr></table>'
+    if array.size > LARGEST or array.ndim == 0:
+        content = f"{array.size} numbers, not shown" if array.ndim else number(array[()])
+        return f'<table class="numbers">{caption}<tr><td>{content}</td></tr></table>'
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array[None]
     columns = list(np.ndindex(array.shape[1:] if array.ndim > 1 else array.shape))
     across = " ".join(axes[1:] if array.ndim > 1 else axes)

@@ -42,6 +42,13 @@ TEMPLATES.globals["takers"] = lambda entry, reading: takers(entry, reading, pack
 
 def write(folder: Path, found: Sequence[Report]) -> None:
     """Write all pages into `folder`, anew."""
+
+    def put(name: str, template: str, **given: Any) -> None:
+        text = TEMPLATES.get_template(f"{template}.md.jinja").render(given)
+        if name == template:
+            run_examples(Path(f"{name}.md"), text)
+        (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
+
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "_pictures").mkdir(parents=True)
     everything, told = pages(), changes()
@@ -49,16 +56,14 @@ def write(folder: Path, found: Sequence[Report]) -> None:
     for page in everything:
         examples.hold(page)
         own = [revision for name, revision in earlier if name == page.name]
-        text = TEMPLATES.get_template("algorithm.md.jinja").render(context(page, found, own))
-        (folder / f"{page.name}.md").write_text(link_papers(text), encoding="utf-8")
+        put(page.name, "algorithm", **context(page, found, own))
         if page.router:
             pictures.draw_routing(examples.routed(page).routing, folder / "_pictures" / f"{page.name}.svg")
             pictures.draw_image(page.name, folder / "_pictures" / f"{page.name}-image.svg")
     for (name, revision), each in earlier.items():
         change = next(change for change in told if (change.name, change.revision) == (name, revision + 1))
         page = next(page for page in everything if page.name == name)
-        text = TEMPLATES.get_template("revision.md.jinja").render(page=page, past=each, change=change)
-        (folder / f"{name}-{revision}.md").write_text(link_papers(text), encoding="utf-8")
+        put(f"{name}-{revision}", "revision", page=page, past=each, change=change)
     shared = {
         "routers": [page for page in everything if page.router],
         "blocks": [page for page in everything if not page.router],
@@ -76,12 +81,9 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "version": version(),
     }
     for name in ("index", "routers", "blocks", "ledger", "revisions"):
-        text = TEMPLATES.get_template(f"{name}.md.jinja").render(shared)
-        run_examples(Path(f"{name}.md"), text)
-        (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
+        put(name, name, **shared)
     for name, room in ROOMS.items():
-        text = TEMPLATES.get_template("reference.md.jinja").render(room=room, sections=sections(room))
-        (folder / f"{name}.md").write_text(link_papers(text), encoding="utf-8")
+        put(name, "reference", room=room, sections=sections(room))
     for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site has the ledger's page
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)
@@ -103,7 +105,10 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
         "formula": (DOCS / "formulas" / f"{page.name}.md").read_text(encoding="utf-8"),
         "parameters": markdown(inspect.getdoc(page.router.init) or "") if page.router else "",
         "route": markdown(inspect.getdoc(page.router.compose) or "") if page.router else "",
-        "functions": {name: _function(name, function) for name, function in page.functions.items()},
+        "functions": {
+            name: {"signature": signature(name), "body": markdown(inspect.getdoc(function) or "")}
+            for name, function in page.functions.items()
+        },
         "routed": routed,
         "options": options(page),
         "steps": examples.steps_of_examples(page),
@@ -128,11 +133,6 @@ def _facts(page: Page) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())])
 
 
-def _function(name: str, function: Any) -> dict[str, str]:
-    """Its signature, and its docstring."""
-    return {"signature": signature(name), "body": markdown(inspect.getdoc(function) or "")}
-
-
 def run_examples(path: Path, text: str) -> None:
     """Run the Python blocks of a page, each in a process of its own. Raises ExampleError for one that fails."""
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
@@ -145,9 +145,10 @@ def _local(text: str) -> str:
     """A page of docs/ as a page of the site: a link to a file of the repository is the name of that file, and one to a page that has
     the name of its file has its title."""
     text = re.sub(r"\[[^\]]*\]\(implementations\.md\)", "[the ledger](ledger.md)", text)
-    text = re.sub(r"\[([\w-]+\.md)\]\(\1\)", lambda link: f"[{_title(DOCS / link[1])}]({link[1]})", text)
+    text = re.sub(r"\[([\w-]+\.md)\]\(\1\)", _titled, text)
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"`\1`", text)
 
 
-def _title(page: Path) -> str:
-    return page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+def _titled(link: re.Match[str]) -> str:
+    title = (DOCS / link[1]).read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return f"[{title}]({link[1]})"

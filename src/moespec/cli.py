@@ -57,7 +57,7 @@ COMMANDS = {
 EXTRAS: dict[str, tuple[str, ...]] = {
     "": (),
     "train": ("filelock", "grain", "jinja2", "matplotlib", "msgpack", "PIL", "tomli_w", "tqdm"),
-    "conformance": ("jsonschema", "pytest", "tqdm", "xdist"),
+    "conformance": ("jinja2", "jsonschema", "pytest", "tqdm", "xdist"),
 }
 """The packages of each extra, by the names under which they are imported."""
 

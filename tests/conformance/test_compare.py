@@ -13,7 +13,7 @@ from moespec.conformance import compare as comparison
 from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.errors import verdict
 from moespec.conformance.check.files import check, expected
-from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.results import CaseResult, Report, counts
 from moespec.conformance.compare import (
     ALL_DTYPES,
     CONSTANTS,
@@ -28,7 +28,7 @@ from moespec.conformance.compare import (
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Value
 from moespec.conformance.functions import FUNCTIONS
-from moespec.conformance.report import matrix, report
+from moespec.conformance.report import matrix
 from moespec.models.tensors import Found
 from moespec.spec import errors
 
@@ -216,8 +216,8 @@ def test_an_uncertain_choice_is_inconclusive_and_skipped(id):
     assert compared(BY_ID[id]).state == "pass"
     result = compared(uncertain(BY_ID[id]))
     assert result.state == "inconclusive"
-    assert report.counts([result]) == (0, 0, 1)
-    assert "too close to a tie for float64" in matrix.skips(report.Report("target", "changed", "", [result]))[0]
+    assert counts([result]) == (0, 0, 1)
+    assert "too close to a tie for float64" in matrix.skips(Report("target", "changed", "", [result]))[0]
 
 
 def test_an_uncertain_choice_decides_nothing():
@@ -240,7 +240,7 @@ def test_an_exception_fails_whatever_is_certain():
         result = compared(each, token_choice=broken)
         assert result.state == "error"
         assert "out of slots" in result.first.message
-        assert report.counts([result]) == (0, 1, 0)
+        assert counts([result]) == (0, 1, 0)
 
 
 def test_a_missing_result_and_one_too_many_fail():
@@ -282,7 +282,7 @@ def test_states_count_as_passed_failed_or_skipped():
     states = {"pass": 0, "fail": 1, "error": 1, "not implemented": 2, "inconclusive": 2, "unchecked": 2}
     for state, place in states.items():
         result = CaseResult("a/b", "token_choice", "value", "float64", "eager", [Outcome("stage", state)])
-        assert report.counts([result]) == tuple(int(place == i) for i in range(3))
+        assert counts([result]) == tuple(int(place == i) for i in range(3))
         worst = replace(result, outcomes=[Outcome("one", "pass"), Outcome("two", state)])
         assert worst.state == state
 

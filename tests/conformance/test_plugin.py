@@ -104,12 +104,12 @@ def test_pytest_prints_what_it_is_asked_for(run):
     assert "passed" not in listed[1]
 
 
-@pytest.mark.parametrize(("package", "options"), [("pytest", ()), ("xdist", ("-n", "2"))])
+@pytest.mark.parametrize(("package", "options"), [("pytest", ()), ("tqdm", ()), ("xdist", ("-n", "2"))])
 def test_what_is_missing_is_named(run, monkeypatch, package, options):
     monkeypatch.setitem(sys.modules, package, None)
     status, printed, error = run("run", "--target", "moespec.backends.numpy", *Z_LOSS, *options)
     assert (status, printed) == (2, "")
-    assert error.endswith(f'{"pytest-xdist" if options else "pytest"}: pip install "moespec[conformance]"\n')
+    assert error.endswith(f'{"pytest-xdist" if options else package}: pip install "moespec[conformance]"\n')
 
 
 def test_a_fault_of_the_suite_is_no_pass(run, monkeypatch):

@@ -44,13 +44,9 @@ def expert_choice():
     return text_of("expert_choice")
 
 
-def test_every_row_of_the_specification_has_a_page_and_every_entry_of_the_ledger_one():
-    assert set(PAGES) == set(ALGORITHMS)
+def test_every_row_of_the_specification_has_a_page_and_a_formula_and_every_entry_of_the_ledger_a_page():
+    assert set(PAGES) == set(ALGORITHMS) == {path.stem for path in (ROOT / "docs" / "formulas").glob("*.md")}
     assert set(home()) == set(LEDGER)
-
-
-def test_every_page_has_a_formula_and_no_formula_is_without_a_page():
-    assert {path.stem for path in (ROOT / "docs" / "formulas").glob("*.md")} == set(PAGES)
 
 
 def test_the_entries_of_a_page_have_anchors(expert_choice):
@@ -59,10 +55,6 @@ def test_the_entries_of_a_page_have_anchors(expert_choice):
         assert entry.question in expert_choice
         for reading in entry.readings:
             assert reading.text in expert_choice
-
-
-def numbers(text):
-    return [float(number) for number in re.findall(r"-?\d+\.?\d*", text)]
 
 
 def shown(step, name):
@@ -74,17 +66,14 @@ def shown(step, name):
 def test_the_numbers_of_the_example_are_those_of_the_docstring():
     example = doctest.DocTestFinder().find(spec.expert_choice, "expert_choice")[0]
     said = [ast.literal_eval(each.want) for each in example.examples if each.want]
-    steps = [step for step in examples.steps_of_examples(PAGES["expert_choice"]) if step.call == "expert_choice"]
+    first, *others = examples.steps_of_examples(PAGES["expert_choice"])
+    assert first.call == "softmax_affinity"
+    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
+    steps = [step for step in others if step.call == "expert_choice"]
     assert len(said) == len(steps) == 3
     for (slots, total), step in zip(said, steps, strict=True):
         assert shown(step, "slots") == [token for expert in slots for token in expert]
         assert sum(shown(step, "weights")) == pytest.approx(total, rel=1e-5)
-
-
-def test_the_input_of_the_example_is_printed():
-    first = examples.steps_of_examples(PAGES["expert_choice"])[0]
-    assert first.call == "softmax_affinity"
-    assert shown(first, "logits") == spec.examples.LOGITS.ravel().tolist()
 
 
 @pytest.mark.parametrize("name", ROUTERS)
@@ -201,8 +190,8 @@ def test_a_name_that_the_search_does_not_find_is_told(tmp_path):
 
 
 def test_the_description_of_a_page_is_its_first_sentence():
-    def told(*paragraphs):
-        return heads.description(nodes.document(None, None, "", *(nodes.paragraph(text=text) for text in paragraphs)))
+    def told(*texts):
+        return heads.description(nodes.document(None, None, "", *(nodes.paragraph(text=text) for text in texts)))
 
     assert told("Top-2 (arXiv 2006.16668). More\nwords.", "Others.") == "Top-2 (arXiv 2006.16668)."
     assert told("One token of 0.5 e.g. this, so:") == "One token of 0.5 e.g. this, so"
@@ -210,11 +199,11 @@ def test_the_description_of_a_page_is_its_first_sentence():
 
 
 def test_the_tags_of_a_page_name_no_address_that_it_does_not_have():
-    tags = "".join(heads.tags('A "b"', "What.", ""))
+    tags = heads.tags('A "b"', "What.", "")
     assert '<meta name="description" content="What.">' in tags
     assert 'og:title" content="A &quot;b&quot;"' in tags
     assert "og:url" not in tags
-    assert 'og:url" content="https://example.org/a.html"' in "".join(heads.tags("", "", "https://example.org/a.html"))
+    assert 'og:url" content="https://example.org/a.html"' in heads.tags("", "", "https://example.org/a.html")
 
 
 def test_each_cell_has_the_heading_of_its_column():
@@ -273,9 +262,10 @@ def test_the_changelog_tells_of_every_revision():
 def test_a_changelog_that_does_not_fit_stops(tmp_path, monkeypatch, entry, said):
     raised = {"z_loss": SimpleNamespace(revision=2 if not entry else 1)}
     monkeypatch.setattr(revisions, "ALGORITHMS", raised)
-    (tmp_path / "CHANGELOG.md").write_text(f"# Changes\n\n## 0.2\n\n{entry}\n")
+    path = tmp_path / "CHANGELOG.md"
+    path.write_text(f"# Changes\n\n## 0.2\n\n{entry}\n")
     with pytest.raises(revisions.ChangelogError, match=said):
-        revisions.changes(tmp_path / "CHANGELOG.md")
+        revisions.changes(path)
 
 
 def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
@@ -294,11 +284,8 @@ def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
         )
         git("add", "-A")
         git("commit", "-q", "-m", line)
-    page = SimpleNamespace(
-        name="soft_routing",
-        algorithm=SimpleNamespace(revision=3),
-        modules=[SimpleNamespace(__file__="/anywhere/spec/soft_moe.py")],
-    )
+    modules = [SimpleNamespace(__file__="/anywhere/spec/soft_moe.py")]
+    page = SimpleNamespace(name="soft_routing", algorithm=SimpleNamespace(revision=3), modules=modules)
     second, first = revisions.past(page, tmp_path)
     assert (second.revision, first.revision) == (2, 1)
     assert "older = 1" in first.texts["spec/algorithms/soft_moe.py"]

@@ -289,44 +289,6 @@ def test_sinkhorn(tokens: int, experts: int, large: bool, kernel: Any, monkeypat
     assert len(calls) == (not large)
 
 
-EXPERTS, WIDTH = 4, 6
-MLP = {name: draw(*shape) for name, shape in {"w1": (4, 6, 5), "b1": (4, 5), "w2": (4, 5, 6), "b2": (4, 6)}.items()}
-
-
-def layers(x: Any, router: Any, slots: Any) -> dict[str, Any]:
-    """The layers that move rows, and those that multiply tokens with slots or with a router's kernel."""
-    scores = B.softmax_affinity(B.router_logits(x, router))
-    routings = {
-        "one choice": B.token_choice(scores, choices=1, capacity=4),
-        "two choices": B.token_choice(scores, choices=2, capacity=4),
-        "room": B.token_choice(scores, choices=2, capacity=x.shape[1]),
-        "experts choose": B.expert_choice(scores, capacity=5),
-        "soft": B.soft_routing(x, slots),
-    }
-    return {name: B.moe_mlp(x, routing, MLP) for name, routing in routings.items()}
-
-
-def with_gradients(function: Any, *arrays: Any) -> list[Any]:
-    leaves = [array.detach().requires_grad_() for array in arrays]
-    outputs = function(*leaves)
-    return [*outputs.values(), *torch.autograd.grad(sum(y.float().square().sum() for y in outputs.values()), leaves)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 12), (3, 7)], ids=["one group", "three groups"])
-def test_layers_and_their_gradients(dtype: Any, shape: tuple[int, int], kernel: Any) -> None:
-    """As with plain operations, also when they are traced, in one graph."""
-    arrays = (draw(*shape, WIDTH, dtype=dtype), draw(WIDTH, EXPERTS), draw(WIDTH, EXPERTS, 2))
-    got = with_gradients(layers, *arrays)
-    traced = with_gradients(torch.compile(layers, fullgraph=True, backend="aot_eager"), *arrays)
-    kernel(False)
-    bound = 1e-6 if dtype == torch.float32 else 2e-2
-    for values in (got, traced):
-        for value, want in zip(values, with_gradients(layers, *arrays), strict=True):
-            assert value.dtype == want.dtype
-            assert torch.linalg.norm((value - want).double()) < bound * torch.linalg.norm(want.double())
-
-
 def test_the_operators_are_registered_well(kernel: Any) -> None:
     """Schema, fake implementation and autograd agree with what runs."""
     index, inverse = maps(4, 2, 7)

@@ -3,11 +3,15 @@
 import pydoc
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+from absent import run_without
 
 import moespec
+from moespec import cli
 from moespec.__main__ import main
 from moespec.version import version as version_of
 
@@ -47,6 +51,33 @@ def test_the_suite_is_one_of_the_commands(capsys):
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["conformance", "check"] in [words[:2] for words in lines]
     assert ["train", "train"] in [words[:2] for words in lines]
+
+
+@pytest.mark.parametrize("name", [name for name, command in cli.COMMANDS.items() if command.extra])
+def test_a_missing_extra_is_one_line_that_names_the_installation(name, monkeypatch, capsys):
+    extra = cli.COMMANDS[name].extra
+    package = cli.EXTRAS[extra][0]
+    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == package else name)
+    assert main([name, "--help"]) == 2
+    assert capsys.readouterr().err == f"moespec: moespec {name} needs {package}: pip install 'moespec[{extra}]'\n"
+
+
+def test_the_packages_of_the_extras_are_those_of_the_distribution():
+    """By the names under which they are imported, which of three are others."""
+    names = {"pillow": "PIL", "tomli-w": "tomli_w", "pytest-xdist": "xdist"}
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra in ("train", "conformance"):
+        needed = [line.partition(">")[0] for line in extras[extra]]
+        assert {names.get(name, name) for name in needed} == set(cli.EXTRAS[extra])
+
+
+def test_the_ledger_needs_no_extra():
+    absent = [*cli.EXTRAS["train"], *cli.EXTRAS["conformance"], "jax", "torch"]
+    program = "from moespec import cli; import sys; sys.exit(cli.main(['ledger', 'gshard']) or cli.main(['--help']))"
+    result = run_without(absent, program)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 SCRIPT = "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as it starts

@@ -14,8 +14,6 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import tomli_w
-
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import text
 from moespec.models.checks import check_names, described
@@ -189,9 +187,10 @@ def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, A
 
 def dump(config: Config) -> str:
     """The configuration as TOML. Only fields that are None, and would be without a file, and sections of other objectives are left out."""
-    conditions = {name: marks(Config, name).get("only", ()) for name in vars(config)}
-    others = [name for name, of in conditions.items() if LIT in of or MOCO in of if no_effect(config, name)]
-    tables = {name: value for name, value in asdict(config).items() if name not in others}
+    import tomli_w  # here, since `moespec ledger` needs no extra
+
+    objectives = [name for name in vars(config) if {LIT, MOCO}.intersection(marks(Config, name).get("only", ()))]
+    tables = {name: of for name, of in asdict(config).items() if name not in objectives or not no_effect(config, name)}
     return tomli_w.dumps({"format": FORMAT, **_plain(tables, asdict(Config()))})
 
 

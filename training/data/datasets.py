@@ -119,11 +119,11 @@ def load_configured(
     if config.workers > cores():
         note = f"data.workers={config.workers}: this process may use {cores()} cores; using {cores()}"
         dataset = replace(dataset, notes=(*dataset.notes, note))
-    for field in ("mean", "std"):
-        values = numbers(f"data.{field}", text := getattr(config, field))
+    mean, std = numbers("data.mean", config.mean), numbers("data.std", config.std)
+    for field, text, values in (("mean", config.mean, mean), ("std", config.std, std)):
         if len(values) not in (1, dataset.shape[2]):
             raise ConfigError(f"data.{field}={text!r}: {len(values)} numbers for {dataset.shape[2]} channels")
-        dataset = replace(dataset, **{field: values})
+    dataset = replace(dataset, mean=mean, std=std)
     if config.classes:
         names = read_names(Path(config.classes), f"data.classes={config.classes!r}")
         if len(names) != len(dataset.classes):

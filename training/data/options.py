@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from PIL import ImageColor
-
 from moespec.models.checks import Natural, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
@@ -97,6 +95,8 @@ class DataConfig:
         module, colon, function = self.transform.partition(":")
         if self.transform and not (module and colon and function.isidentifier()):
             raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
+        from PIL import ImageColor  # here, since `moespec ledger` needs no extra
+
         try:
             ImageColor.getrgb(self.background)
         except ValueError:

@@ -22,12 +22,7 @@ def draw(*shape):
 
 X = draw(GROUPS, TOKENS, WIDTH)
 SLOTS = draw(WIDTH, EXPERTS, CAPACITY)
-MLP = {
-    "w1": draw(EXPERTS, WIDTH, HIDDEN),
-    "b1": draw(EXPERTS, HIDDEN),
-    "w2": draw(EXPERTS, HIDDEN, WIDTH),
-    "b2": draw(EXPERTS, WIDTH),
-}
+MLP = router_inputs.perceptrons(draw, EXPERTS, WIDTH, HIDDEN)
 
 
 @pytest.mark.parametrize("name", list(spec.ROUTERS))

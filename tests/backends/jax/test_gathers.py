@@ -20,16 +20,15 @@ def layer(name, of=None, **options):
     """The loss of one MoE layer with a router, and its arguments. of: `moe_mlp`, or None for the layer by slots."""
     config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS, **options)
     rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     params = {
         "router": B.ROUTERS[name].init(rng, config),
-        "experts": {
-            "w1": rng.normal(size=(EXPERTS, WIDTH, HIDDEN)).astype(np.float32),
-            "b1": rng.normal(size=(EXPERTS, HIDDEN)).astype(np.float32),
-            "w2": rng.normal(size=(EXPERTS, HIDDEN, WIDTH)).astype(np.float32),
-            "b2": rng.normal(size=(EXPERTS, WIDTH)).astype(np.float32),
-        },
+        "experts": router_inputs.perceptrons(draw, EXPERTS, WIDTH, HIDDEN),
     }
-    x = rng.normal(size=(GROUPS, TOKENS, WIDTH)).astype(np.float32)
+    x = draw(GROUPS, TOKENS, WIDTH)
     noise = router_inputs.noise(rng, name, config, GROUPS)
 
     def loss(params, x, noise):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from router_inputs import perceptrons
 
 import moespec.backends.numpy as B
 from moespec.backends.directions import derivatives, units
@@ -108,12 +109,7 @@ def loss_of_a_layer(params, batch):
 def layer(rng):
     params = {
         "router": {"kernel": rng.standard_normal((D, E))},
-        "experts": {
-            "w1": rng.standard_normal((E, D, 2)),
-            "b1": rng.standard_normal((E, 2)),
-            "w2": rng.standard_normal((E, 2, D)),
-            "b2": rng.standard_normal((E, D)),
-        },
+        "experts": perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2),
     }
     return params, {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}
 

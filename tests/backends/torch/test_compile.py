@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from router_inputs import perceptrons
 
 from moespec.spec import ConfigError, DtypeError, ShapeError
 
@@ -24,12 +25,7 @@ def draw(*shape, seed=0):
     return B.from_numpy(np.random.default_rng((seed, *shape)).normal(size=shape))
 
 
-MLP = {
-    "w1": draw(EXPERTS, WIDTH, 5),
-    "b1": draw(EXPERTS, 5),
-    "w2": draw(EXPERTS, 5, WIDTH),
-    "b2": draw(EXPERTS, WIDTH),
-}
+MLP = perceptrons(draw, EXPERTS, WIDTH, 5)
 
 
 def layer(x, routing, mlp):

@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from router_inputs import perceptrons
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
@@ -17,12 +18,7 @@ def draw(*shape, scale=1.0):
 
 LOGITS = draw(GROUPS, TOKENS, EXPERTS, scale=2.0)
 X, KERNEL, SLOTS = draw(GROUPS, TOKENS, WIDTH), draw(WIDTH, EXPERTS), draw(WIDTH, EXPERTS, 4)
-MLP = {
-    "w1": draw(EXPERTS, WIDTH, HIDDEN),
-    "b1": draw(EXPERTS, HIDDEN),
-    "w2": draw(EXPERTS, HIDDEN, WIDTH),
-    "b2": draw(EXPERTS, WIDTH),
-}
+MLP = perceptrons(draw, EXPERTS, WIDTH, HIDDEN)
 
 
 def test_sixteen_bits():

@@ -1,6 +1,7 @@
 """How the torch backend moves rows: what its operators compute, their gradients and order, and what they never make."""
 
 import importlib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -142,12 +143,7 @@ def route(name, x):
 def test_nothing_of_size_tokens_experts_capacity(name, generator):
     """Forward and backward, with losses and metrics, also inside the operators."""
     x = torch.randn(2, 256, 8, generator=generator, requires_grad=True)
-    mlp = {
-        "w1": torch.randn(16, 8, 8, generator=generator, requires_grad=True),
-        "b1": torch.zeros(16, 8, requires_grad=True),
-        "w2": torch.randn(16, 8, 8, generator=generator, requires_grad=True),
-        "b2": torch.zeros(16, 8, requires_grad=True),
-    }
+    mlp = router_inputs.perceptrons(partial(torch.randn, generator=generator, requires_grad=True), 16, 8, 8)
     with Sizes() as recorded:
         output, choices = route(name, x)
         y = B.moe_layer(x, output.routing, lambda inputs: B.expert_mlp(inputs, mlp))

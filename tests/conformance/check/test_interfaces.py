@@ -21,10 +21,10 @@ from moespec import spec
 from moespec.conformance import suite
 from moespec.conformance.check import files, reproduce, waivers
 from moespec.conformance.check.adapter import Adapter
+from moespec.conformance.check.results import Report, counts
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
 from moespec.conformance.compare import DTYPES
-from moespec.conformance.report import report
 
 # Adapters.
 
@@ -188,7 +188,7 @@ def test_right_files_of_every_case_pass(tmp_path):
     results = files.check(tensors, CASES, files.dtype_of(tensors))
     assert {result.id for result in results if result.state != "pass"} == {c.id for c in CASES if c.expect is not None}
     assert {result.dtype for result in results} == {"float64"}
-    assert report.counts(results)[1] == 0
+    assert counts(results)[1] == 0
 
 
 def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):
@@ -440,7 +440,7 @@ def failing(interface, name, id):
         results = run_cases(kind(name, DTYPES["float64"]), [case], "eager")
     (result,) = results
     assert result.state in ("fail", "error")
-    return reproduce.code(report.Report(interface, name, "", results), result, case)
+    return reproduce.code(Report(interface, name, "", results), result, case)
 
 
 NEGATED = "def expert_choice(scores, **options):\n    return numpy.expert_choice(-scores, **options)\n"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -154,6 +155,13 @@ def test_the_words_of_the_schema_are_those_of_the_code():
     texts = SCHEMA["$defs"]["texts"]
     assert (texts["maxItems"], texts["items"]["maxItems"]) == (MATRICES, LARGEST)
     Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_without_jinja2_it_says_what_to_install(run, monkeypatch, written, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert run("report", written[1])[0] == 1
+    status, _, said = run("report", written[1], "--html", tmp_path / "page.html")
+    assert (status, said) == (2, '--html needs jinja2: pip install "moespec[conformance]"\n')
 
 
 def rejected(written, content, said):

@@ -142,7 +142,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
         ([str(tmp_path), new], "there is no run, no config.toml in it"),
         ([str(bare), str(tmp_path / "absent")], "absent': there is no such file or folder"),
         ([str(bare), str(tmp_path / "none")], "none': no pictures in it"),
-        ([str(bare), new, "--top", "0"], "top=0: expected an integer >= 1"),
+        ([str(bare), new, "--top", "0"], "top=0: expected an integer of at least 1"),
         ([str(bare), new, "--csv", str(tmp_path / "absent" / "x.csv")], "csv='"),
         ([str(bare), new, "--html", str(tmp_path)], "is a folder"),
         ([str(bare), new, "--html", f"{new}/short.jpg"], "expected a name that ends in .html"),
