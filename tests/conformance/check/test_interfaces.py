@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absent import run_without
-from committed import BY_ID, CASES, of
+from committed import BY_ID, CASES, of, results_of
 from damaged import safetensors_of
 from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
 from moespec.conformance import suite
+from moespec.conformance.author.variant import module_of
+from moespec.conformance.cases import variants
 from moespec.conformance.check import files, reproduce, waivers
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.results import Report, counts
@@ -365,26 +367,13 @@ def test_a_router_written_in_c_passes(run, tmp_path):
 
 
 def test_the_known_variant_of_files_is_named(check, tmp_path):
-    """Ties to the higher expert: the files of the mirrored scores, mirrored."""
-    for case in of("token_choice"):
-        if (
-            case.expect is not None
-            or case.gradients is not None
-            or "scores" not in case.inputs
-            or "keep" in case.inputs
-        ):
-            continue
-        (stage,) = case.stages
-        mirrored = []
-        for group in range(len(case.inputs["scores"].array)):
-            own = {name: tensor.array[group] for name, tensor in case.inputs.items()}
-            own |= {name: own[name][:, ::-1] for name in own.keys() - {"order"}}
-            mirrored.append(spec.token_choice(**own, **stage.options))
-        path = tmp_path / f"{case.id}.safetensors"
+    """Ties to the higher expert: files of what that variant returns."""
+    for result in results_of(module_of(variants()["ties_to_the_higher_expert"].replaced), of("token_choice")):
+        returned = {f"{stage}/{name}": a for stage, arrays in result.returned.items() for name, a in arrays.items()}
+        path = tmp_path / f"{result.id}.safetensors"
         path.parent.mkdir(exist_ok=True)
-        slots = np.stack([spec.slot_tokens(routing) for routing in mirrored])[:, ::-1]
-        weights = np.stack([routing.combine.sum(axis=0) for routing in mirrored])[:, ::-1]
-        save_file({"token_choice/slots": slots.copy(), "token_choice/weights": weights.copy()}, path)
+        if returned:
+            save_file({name: np.array(array, order="C") for name, array in returned.items()}, path)
     status, printed, _ = check(tmp_path)
     assert status == 1
     assert "token_choice [float64 files] equals the known variant ties_to_the_higher_expert: " in printed
