@@ -12,6 +12,7 @@ that is read. `over_dense` is the time over the dense model's, `per_operation` t
 import argparse
 import importlib
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +70,10 @@ def measured(config: vit.VitConfig, options: argparse.Namespace) -> dict[str, An
         state[0], metrics = update(state[0], arrays, 1e-3)
         return metrics["loss"]
 
-    forget(options.backend)
+    if (
+        options.backend == "torch" and sys.modules["torch"].cuda.is_available()
+    ):  # JAX knows the peak of the process alone
+        sys.modules["torch"].cuda.reset_peak_memory_stats()
     seconds["step"] = timed(B, one_step, options.rounds)
     return {**seconds, "most_mib": most(options.backend), "flops": sum(counts.flops(config).values())}
 
@@ -95,24 +99,12 @@ def timed(B: Any, one: Callable[[], Any], rounds: int) -> float:
     return statistics.median(seconds[2:])
 
 
-def forget(backend: str) -> None:
-    """The most memory counts from here on, with torch; JAX knows that of the process."""
-    if backend == "torch":
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-
-
 def most(backend: str) -> float | None:
     """The most memory of the device that was in use, MiB; None on a CPU."""
+    framework: Any = sys.modules[backend]
     if backend == "torch":
-        import torch
-
-        return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
-    import jax
-
-    stats = jax.local_devices()[0].memory_stats() or {}
+        return framework.cuda.max_memory_allocated() / 2**20 if framework.cuda.is_available() else None
+    stats = framework.local_devices()[0].memory_stats() or {}
     return stats["peak_bytes_in_use"] / 2**20 if "peak_bytes_in_use" in stats else None
 
 

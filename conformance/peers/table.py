@@ -101,7 +101,8 @@ def _section(record: Record) -> list[str]:
         if failing:
             named = [*_variants(entry["variants"]), *([entry["notes"]] if entry["notes"] else [])]
             words = "<br>".join(named) or "nothing that the suite has a name for"
-            rows.append([f"`{name}`", _cases(failing), words, _first(failing[0])])
+            example = "{id}, {dtype}, {stage}: {message}".format(**failing[0])
+            rows.append([f"`{name}`", _cases(failing), words, example])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
 
 
@@ -138,10 +139,6 @@ def _cases(entries: Sequence[Record]) -> str:
         algorithm, case = id.split("/")
         algorithms.setdefault(algorithm, []).append(case if len(found) == len(MEASURED) else f"{case} ({found[0]})")
     return "; ".join(f"{algorithm}: {', '.join(cases)}" for algorithm, cases in algorithms.items())
-
-
-def _first(entry: Record) -> str:
-    return f"{entry['id']}, {entry['dtype']}, {entry['stage']}: {entry['message']}"
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -23,6 +23,10 @@ ROOT = Path(__file__).parents[2]
 MODULES = {module.__name__: module for module in registry.MODULES}
 
 
+class SiteError(Exception):
+    """What a page shows does not hold: an example, a revision in the changelog, a paper that is not among the references."""
+
+
 @dataclass(frozen=True)
 class Page:
     """The page of one row of the matrix: a router, or a building block."""

@@ -6,15 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from generator.catalogue import ROOT, Page
+from generator.catalogue import ROOT, Page, SiteError
 from moespec.spec import ALGORITHMS
 
 REFERENCES = ROOT / "docs" / "references.bib"
 ARXIV = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
-
-
-class CitationError(Exception):
-    """A paper that the specification cites is not among the references."""
 
 
 def references(path: Path = REFERENCES) -> dict[str, str]:
@@ -25,13 +21,13 @@ def references(path: Path = REFERENCES) -> dict[str, str]:
 
 
 def citations(page: Page) -> list[str]:
-    """The entries of the papers that a page names, those of its row first. Raises CitationError if one is missing."""
+    """The entries of the papers that a page names, those of its row first. Raises SiteError if one is missing."""
     texts = [page.algorithm.cites, *(module.__doc__ or "" for module in page.modules)]
     known = references()
     numbers = list(dict.fromkeys(number for text in texts for number in ARXIV.findall(text)))
     for number in numbers:
         if number not in known:
-            raise CitationError(f"{page.name}: {REFERENCES.name} has no entry with eprint {number}")
+            raise SiteError(f"{page.name}: {REFERENCES.name} has no entry with eprint {number}")
     return [known[number] for number in numbers]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from generator.catalogue import Page
+from generator.catalogue import Page, SiteError
 from generator.docstrings import axes_of
 from generator.tables import table
 from moespec import spec
@@ -28,10 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dselect_k": {"choices": 1, "selector_gamma": 4.0},
 }
 """Options that make the worked example of a router tell more than its defaults do."""
-
-
-class ExampleError(Exception):
-    """An example of a docstring does not hold; the message is doctest's."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class Traced:
 
 
 def steps_of_examples(page: Page) -> list[Step]:
-    """The calls that the examples of a page's functions make. Raises ExampleError if an example does not hold."""
+    """The calls that the examples of a page's functions make. Raises SiteError if an example does not hold."""
     recorder, results = _recorder({}, followed=False)
     traced = Traced(recorder)
     modules: dict[str, Any] = sys.modules  # one entry is replaced: what is imported meanwhile stays
@@ -119,7 +115,7 @@ def _recorder(inputs: Mapping[str, Any], **options: bool) -> tuple[Recorder, lis
 
 
 def hold(page: Page) -> None:
-    """Run the examples of all docstrings of a page. Raises ExampleError for one that does not hold."""
+    """Run the examples of all docstrings of a page. Raises SiteError for one that does not hold."""
     for module in page.modules:
         _hold(module, module.__name__, dict(vars(module)), recurse=True)
 
@@ -129,7 +125,7 @@ def _hold(documented: Any, name: str, known: dict[str, Any], *, recurse: bool = 
     for example in doctest.DocTestFinder(recurse=recurse).find(documented, name, globs=known):
         said: list[str] = []
         if runner.run(example, out=said.append).failed:
-            raise ExampleError("".join(said))
+            raise SiteError("".join(said))
 
 
 def routed(page: Page) -> Routed:

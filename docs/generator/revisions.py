@@ -7,14 +7,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.catalogue import ROOT, Page
+from generator.catalogue import ROOT, Page, SiteError
 from moespec.spec import ALGORITHMS
 
 ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.+(?:\n  .+)*)", re.MULTILINE)
-
-
-class ChangelogError(Exception):
-    """CHANGELOG.md does not tell of a revision, or tells of one that there is not."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Past:
 
 
 def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
-    """All that the changelog says of revisions. Raises ChangelogError if it lacks one that the specification has."""
+    """All that the changelog says of revisions. Raises SiteError if it lacks one that the specification has."""
     log = []
     for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         for entry in ENTRY.finditer(section):
@@ -47,9 +43,9 @@ def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
     told = {(change.name, change.revision) for change in log}
     revisions = {(name, number) for name, each in ALGORITHMS.items() for number in range(2, each.revision + 1)}
     for name, revision in sorted(revisions - told):
-        raise ChangelogError(f"{path.name}: no entry '* `{name}`, revision {revision}: ...'")
+        raise SiteError(f"{path.name}: no entry '* `{name}`, revision {revision}: ...'")
     for name, revision in sorted(told - revisions):
-        raise ChangelogError(f"{path.name}: there is no revision {revision} of `{name}`")
+        raise SiteError(f"{path.name}: there is no revision {revision} of `{name}`")
     return log
 
 

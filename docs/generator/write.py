@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from generator import examples, pictures
-from generator.catalogue import ROOT, Page, home, pages
+from generator.catalogue import ROOT, Page, SiteError, home, pages
 from generator.citations import citations, software, version
 from generator.docstrings import introduction, markdown
 from generator.evidence import measured, rows
@@ -132,11 +132,11 @@ def _facts(page: Page) -> str:
 
 
 def run_examples(path: Path, text: str) -> None:
-    """Run the Python blocks of a page, each in a process of its own. Raises ExampleError for one that fails."""
+    """Run the Python blocks of a page, each in a process of its own. Raises SiteError for one that fails."""
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         result = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
         if result.returncode:
-            raise examples.ExampleError(f"{path.name}: {result.stderr}")
+            raise SiteError(f"{path.name}: {result.stderr}")
 
 
 def _local(text: str) -> str:
