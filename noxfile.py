@@ -241,11 +241,10 @@ def integrations(session: nox.Session) -> None:
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
 PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
-STRICT = ("--config-settings", "editable_mode=strict")  # mypy follows it as it does a plain installation
 
 
 def _install_everything(session: nox.Session) -> None:
-    session.install(*CONSTRAINTS, *STRICT, "-e", f".[{','.join(EXTRAS)}]", *PACKAGES)
+    session.install(*CONSTRAINTS, "-e", f".[{','.join(EXTRAS)}]", *PACKAGES)
 
 
 @nox.session(default=False)
@@ -292,8 +291,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict for the specification."""
-    # A plain (not editable) installation is what a type checker can follow through the mapped folders.
-    session.install(*CONSTRAINTS, ".[jax,torch,dev,docs,huggingface,text]")
+    _install(session, "jax", "torch", "dev", "docs", "huggingface", "text")
     packages = ("moespec", "generator")
     session.run("mypy", *(word for package in packages for word in ("-p", package)), env={"MYPYPATH": "docs"})
 

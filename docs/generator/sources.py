@@ -93,7 +93,7 @@ def options(page: Page) -> list[Option]:
     """The options of a router, in their order."""
     if page.router is None:
         return []
-    kind = page.router.Options
+    kind: Any = page.router.Options  # mypy takes the class of a dataclass for unhashable
     written: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
         body = ast.parse(inspect.getsource(part)).body[0].body  # type: ignore[attr-defined]

@@ -77,7 +77,7 @@ def test_vectors_and_data_ship_in_the_wheel(python):
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "float64 eager token_choice/slots: pass" in shown.stdout
     assert (run_.returncode, run_.stdout) == (2, "")
-    assert run_.stderr == 'moespec conformance run: needs pytest: pip install "moespec[conformance]"\n'
+    assert run_.stderr == 'moespec conformance run needs pytest: pip install "moespec[conformance]"\n'
 
 
 def test_templates_ship_in_the_wheel(python, tmp_path):
