@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _explained(report: Any, error: BaseException | None, where: str) -> Any:
     """The report of a test or a module that a missing package stopped: skipped, and the reason names the extra."""
     if report.skipped and isinstance(report.longrepr, tuple):
-        missing = re.search(r"could not import '(?:moespec\.backends\.)?(\w+)", report.longrepr[2])
+        missing = re.search(r"No module named '(\w+)", report.longrepr[2])
         name = missing[1] if missing else ""
     elif isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
