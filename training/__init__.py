@@ -7,6 +7,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moespec.spec.errors import ConfigError
+
 if TYPE_CHECKING:
     from moespec.training.weights.loading import Loaded
 
@@ -14,7 +16,12 @@ __all__ = ["load"]
 
 
 def load(path: str | Path, **options: Any) -> "Loaded":
-    """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`."""
-    from moespec.training.weights import loading  # the modules of this room need no weights of others
+    """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`.
 
+    Raises ConfigError if a package of the extra `train` is missing.
+    """
+    try:  # imported here, as the modules of this room do not need the weights of other projects
+        from moespec.training.weights import loading
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"load needs {error.name}: pip install 'moespec[train]'") from error
     return loading.load(path, **options)
