@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(path: str | Path, **options: Any) -> "Loaded":
+def load(
+    path: str | Path,
+    *,
+    backend: str | None = None,
+    step: int | None = None,
+    format: str | None = None,
+    model: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    **fields: Any,
+) -> "Loaded":
     """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`.
 
     Raises ConfigError if a package of the extra `train` is missing.
@@ -24,4 +33,4 @@ def load(path: str | Path, **options: Any) -> "Loaded":
         from moespec.training.weights import loading
     except ModuleNotFoundError as error:
         raise ConfigError(f"load needs {error.name}: pip install 'moespec[train]'") from error
-    return loading.load(path, **options)
+    return loading.load(path, backend=backend, step=step, format=format, model=model, arguments=arguments, **fields)
