@@ -333,7 +333,7 @@ def test_the_check_of_private_names_can_fail(line):
 
 
 def test_no_assert_in_production():
-    """Python -O skips them. What they check raises an error of its own, such as that of `moespec.spec.checks.present`."""
+    """Python -O skips them. What they check raises an error of its own, such as that of `moespec.spec.values.present`."""
     trees = {module: ast.walk(ast.parse(path.read_text())) for module, path in MODULES.items()}
     assert {module for module, tree in trees.items() if any(isinstance(node, ast.Assert) for node in tree)} == set()
 

@@ -7,14 +7,30 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moespec.spec.errors import ConfigError
+
 if TYPE_CHECKING:
     from moespec.training.weights.loading import Loaded
 
 __all__ = ["load"]
 
 
-def load(path: str | Path, **options: Any) -> "Loaded":
-    """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`."""
-    from moespec.training.weights import loading  # the modules of this room need no weights of others
+def load(
+    path: str | Path,
+    *,
+    backend: str | None = None,
+    step: int | None = None,
+    format: str | None = None,
+    model: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    **fields: Any,
+) -> "Loaded":
+    """The model at `path`, such as a run, with its weights; see `moespec.training.weights.loading.load`.
 
-    return loading.load(path, **options)
+    Raises ConfigError if a package of the extra `train` is missing.
+    """
+    try:  # imported here, as the modules of this room do not need the weights of other projects
+        from moespec.training.weights import loading
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"load needs {error.name}: pip install 'moespec[train]'") from error
+    return loading.load(path, backend=backend, step=step, format=format, model=model, arguments=arguments, **fields)

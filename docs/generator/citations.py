@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from generator.catalogue import ROOT, Page, SiteError
 from moespec.spec import ALGORITHMS

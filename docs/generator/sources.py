@@ -100,5 +100,5 @@ def options(page: Page) -> list[Option]:
         annotated = (node for node in body if isinstance(node, ast.AnnAssign))
         written |= {ast.unparse(node.target): ast.unparse(node.annotation) for node in annotated}
     defaults = {field.name: "" if field.default is MISSING else repr(field.default) for field in fields(kind)}
-    texts = help_texts(kind)  # type: ignore[arg-type]  # mypy does not take type[Any] for hashable
+    texts = help_texts(kind)
     return [Option(name, written[name], default, texts[name]) for name, default in defaults.items()]

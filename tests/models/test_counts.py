@@ -167,4 +167,4 @@ def test_the_command_counts_a_run(said: Any) -> None:
         "laion_soft_moe_s16": "3 forward passes of each, 3 forward passes of each text",
     }.items():
         assert said(["count", "--config", recipe, "--examples", "9"]).endswith(f" ({passes})\n")
-    assert "examples=0: expected an integer >= 1" in said(["count", "--examples", "0"], 2)
+    assert "examples=0: expected an integer of at least 1" in said(["count", "--examples", "0"], 2)

@@ -80,6 +80,11 @@ def test_the_ledger_needs_no_extra():
     assert (result.returncode, result.stderr) == (0, "")
 
 
+def test_loading_a_run_names_the_extra():
+    result = run_without(["PIL"], "from moespec import training; training.load('runs/x')")
+    assert result.stderr.endswith("ConfigError: load needs PIL: pip install 'moespec[train]'\n")
+
+
 SCRIPT = "import sys; sys.path.remove(''); from moespec.__main__ import main; sys.exit(main())"  # as it starts
 
 
