@@ -69,13 +69,15 @@ def _texts(
 ) -> dict[str, Any]:
     """What a command line gives each option, by its name: a text, or several, or True or False for a switch."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for option in options:
-        if not option.positional:
-            _add(parser, option)
-    parsed, rest = parser.parse_known_args(_joined(options, words))
+    named = [option for option in options if not option.positional]
+    for option in named:
+        _add(parser, option)
+    joined, places = _joined(named, words)
+    parsed, rest = parser.parse_known_args(joined)
     if unknown := next((word for word in rest if word.startswith("-")), None):
         _check_owned(unknown, words, sections)
-        raise ConfigError(f"{unknown}: there is no such option{near_it(unknown, (o.flags[-1] for o in options))}")
+        raise ConfigError(f"{unknown}: there is no such option{near_it(unknown, (f for o in named for f in o.flags))}")
+    rest += places
     texts = vars(parsed)
     for option in options:
         if option.positional and rest:
@@ -101,13 +103,18 @@ def _add(parser: Any, option: Option, **more: Any) -> None:
         parser.add_argument(*option.flags, **({"nargs": "*", "action": "extend"} if option.several else {}), **how)
 
 
-def _joined(options: Sequence[Option], words: Sequence[str]) -> list[str]:
-    """The words, of which an option and its one value are one: argparse takes a value such as -1e-9 for another option."""
+def _joined(options: Sequence[Option], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words, of which an option and its one value are one: argparse takes a value such as -1e-9 for another option.
+
+    The second list are the words after `--`, of which none is an option.
+    """
     switches = {flag for option in options if option.switch for flag in (*option.flags, option.off)}
-    valued = {flag for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
+    valued = {flag: o.name for o in options if not o.switch and (o.single or not o.several) for flag in o.flags}
     joined: list[str] = []
     rest = iter(words)
     for word in rest:
+        if word == "--":
+            break
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
         if flag in switches and equals:
@@ -115,9 +122,9 @@ def _joined(options: Sequence[Option], words: Sequence[str]) -> list[str]:
         if flag in valued and not equals:
             equals, value = "=", next(rest, "--")
             if value.startswith("--"):
-                raise ConfigError(f"{flag.lstrip('-').replace('-', '_')}: its value is missing")
+                raise ConfigError(f"{valued[flag]}: its value is missing")
         joined.append(f"{flag}{equals}{value}")
-    return joined
+    return joined, list(rest)
 
 
 def _check_owned(flag: str, words: Sequence[str], sections: Mapping[str, Any]) -> None:
@@ -186,12 +193,11 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     """Prints what a command does, and its options but those that are hidden."""
     width = max(shutil.get_terminal_size().columns - 2, 40)
     places = [f"{option.name.upper()}{' ...' * option.several}" for option in options if option.positional]
-    settings = any("." in option.name for option in options)
     parser = _Parser(
         usage=" ".join(["moespec", command, *places, "[options]"]),
         description="\n\n".join(textwrap.fill(" ".join(part.split()), width) for part in kind.__doc__.split("\n\n")),
-        epilog="Rarely set options are not listed; every field of the configuration is an option."
-        if settings
+        epilog="Rarely set options are not listed; every field of these sections is an option."
+        if any(option.hidden for option in options)
         else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -199,13 +205,23 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     for option in sorted(options, key=lambda option: len(option.place) > 1):
         if option.hidden:
             continue
-        default = "" if option.switch or option.default in (MISSING, None, "", ()) else f" (default: {option.default})"
+        default = (
+            ""
+            if option.switch or option.default in (MISSING, None, "", ())
+            else f" (default: {_shown(option.default)})"
+        )
         text = f"{option.text}{default * ('(default' not in option.text)}".replace("%", "%%")
         if option.positional:
-            parser.add_argument(option.name, metavar=option.name.upper(), help=text)
+            choices = option.metavar if option.metavar.startswith("{") else option.name.upper()
+            parser.add_argument(option.name, metavar=choices, help=text)
             continue
         title = ".".join(option.place[:-1]).removeprefix("settings").strip(".")
         if title not in groups:
             groups[title] = parser.add_argument_group(f"[{title}]")
         _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
-    parser.print_help()
+    print(parser.format_help(), end="", flush=True)  # print_help of argparse hides that nobody reads
+
+
+def _shown(default: Any) -> str:
+    """A default as it is written on a command line."""
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
