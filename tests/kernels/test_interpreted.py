@@ -18,9 +18,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
 
 B = importlib.import_module("moespec.backends.torch")
-kernels, operators, products, rows, threefry = (
+gathers, kernels, operators, products, rng = (
     importlib.import_module(f"moespec.backends.torch.{name}")
-    for name in ("kernels", "operators", "products", "rows", "threefry")
+    for name in ("gathers", "kernels", "operators", "products", "rng")
 )
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -83,7 +83,7 @@ def test_gather(dtype: Any, width: int, kernel: Any) -> None:
     index = torch.from_numpy(np.random.default_rng(0).integers(0, 71, 131).astype(np.int32))
     index[-1], index[-2] = 70, 69
     want = torch.cat([x, x.new_zeros(1, width)])[index]
-    assert torch.equal(rows.gather_rows(x, index), want)
+    assert torch.equal(gathers.gather_rows(x, index), want)
     assert want.dtype == dtype
     assert torch.equal(kernels.add_rows(x.mT.contiguous().mT, index[:, None], dtype=dtype), want)
 
@@ -97,9 +97,9 @@ def test_weighted_sums(dtype: Any, width: int, choices: int, known: bool, kernel
     x, weight = draw(len(index), width, dtype=dtype), draw(len(index))
     for w in (weight, weight.double()):
         want = torch.zeros(68, width, dtype=torch.float64).index_add_(0, index, x.double() * w[:, None].double())[:67]
-        got = rows.combine_rows(x, w, index, 67, inverse if known else None, torch.float64)
+        got = gathers.combine_rows(x, w, index, 67, inverse if known else None, torch.float64)
         assert torch.allclose(got, want, rtol=0, atol=1e-12 if torch.float64 in (dtype, w.dtype) else 1e-5)
-    got = rows.sum_rows(x, index, 67, inverse if known else None)
+    got = gathers.sum_rows(x, index, 67, inverse if known else None)
     close(got, torch.zeros(68, width, dtype=torch.float64).index_add_(0, index, x.double())[:67].to(dtype))
 
 
@@ -111,7 +111,7 @@ def test_sums_have_one_order(kernel: Any) -> None:
     want = torch.zeros(41, 7)
     for row, place in zip(x, index.tolist(), strict=True):
         want[place] += row
-    assert torch.equal(rows.sum_rows(x, index, 40), want[:40])
+    assert torch.equal(gathers.sum_rows(x, index, 40), want[:40])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,7 +121,7 @@ def test_gradients_of_the_weighted_sum(dtype: Any, width: int, kernel: Any) -> N
     index, inverse = maps(67, 2, 180)
     gradient, x, weight = draw(67, width, dtype=dtype), draw(180, width, dtype=dtype), draw(180)
     x[index == 67] = float("nan")
-    to_rows, to_weight = rows.combine_gradients(gradient, x, weight, index, inverse)
+    to_rows, to_weight = gathers.combine_gradients(gradient, x, weight, index, inverse)
     incoming = torch.cat([gradient, gradient.new_zeros(1, width)])[index].double()
     close(to_rows, (incoming * weight[:, None].double()).to(dtype))
     close(to_weight, (incoming * x.double().nan_to_num()).sum(dim=1).float())
@@ -132,22 +132,22 @@ def test_random_words(kernel: Any) -> None:
     first, second = torch.arange(-3, 4, dtype=torch.int32)[:, None], torch.arange(300, dtype=torch.int32) * 7777777
     for one, other in ((first, second), (first[:0], second)):
         kernel(True)
-        got = threefry.threefry(key := torch.tensor([2**31 - 1, -5], dtype=torch.int32), one, other)
+        got = rng.threefry(key := torch.tensor([2**31 - 1, -5], dtype=torch.int32), one, other)
         kernel(False)
-        assert torch.equal(got, threefry.threefry(key, one, other))
+        assert torch.equal(got, rng.threefry(key, one, other))
 
 
 def test_empty(kernel: Any) -> None:
     """No rows, no sums, no columns, no choices, and nothing in any slot."""
     none = torch.zeros(0, dtype=torch.int32)
-    assert rows.gather_rows(draw(0, 3), torch.zeros(2, dtype=torch.int32)).tolist() == [[0] * 3] * 2
-    assert rows.gather_rows(draw(4, 3), none).shape == (0, 3)
-    assert rows.gather_rows(draw(4, 0), torch.zeros(2, dtype=torch.int32)).shape == (2, 0)
-    assert rows.sum_rows(draw(0, 3), none, 2).tolist() == [[0] * 3] * 2
-    assert rows.sum_rows(draw(4, 3), none[:0].expand(0), 0, torch.zeros(0, 2, dtype=torch.int32)).shape == (0, 3)
-    assert rows.sum_rows(draw(4, 3), torch.full((4,), 2, dtype=torch.int32), 2).eq(0).all()
+    assert gathers.gather_rows(draw(0, 3), torch.zeros(2, dtype=torch.int32)).tolist() == [[0] * 3] * 2
+    assert gathers.gather_rows(draw(4, 3), none).shape == (0, 3)
+    assert gathers.gather_rows(draw(4, 0), torch.zeros(2, dtype=torch.int32)).shape == (2, 0)
+    assert gathers.sum_rows(draw(0, 3), none, 2).tolist() == [[0] * 3] * 2
+    assert gathers.sum_rows(draw(4, 3), none[:0].expand(0), 0, torch.zeros(0, 2, dtype=torch.int32)).shape == (0, 3)
+    assert gathers.sum_rows(draw(4, 3), torch.full((4,), 2, dtype=torch.int32), 2).eq(0).all()
     assert kernels.add_rows(draw(4, 3), torch.zeros(2, 0, dtype=torch.int32), dtype=torch.float32).eq(0).all()
-    empty = rows.combine_gradients(draw(2, 3), draw(0, 3), draw(0), none, None)
+    empty = gathers.combine_gradients(draw(2, 3), draw(0, 3), draw(0), none, None)
     assert [tuple(x.shape) for x in empty] == [(0, 3), (0,)]
     assert products.split_product(draw(0, 4, dtype=torch.bfloat16), draw(4, 3)).shape == (0, 3)
 
@@ -157,9 +157,9 @@ def test_the_operators_differentiate_twice(kernel: Any) -> None:
     x, weight, y = (draw(*shape, dtype=torch.float64).requires_grad_() for shape in ((7, 3), (7,), (4, 3)))
     for given in (inverse, None):
         for function, inputs in [
-            (lambda x, w, given=given: rows.combine_rows(x, w, index, 4, given, torch.float64), (x, weight)),
-            (lambda x, given=given: rows.sum_rows(x, index, 4, given), (x,)),
-            (lambda y, given=given: rows.gather_rows(y, index, given), (y,)),
+            (lambda x, w, given=given: gathers.combine_rows(x, w, index, 4, given, torch.float64), (x, weight)),
+            (lambda x, given=given: gathers.sum_rows(x, index, 4, given), (x,)),
+            (lambda y, given=given: gathers.gather_rows(y, index, given), (y,)),
         ]:
             assert gradcheck(function, inputs)
             assert gradgradcheck(function, inputs)
@@ -261,10 +261,10 @@ def test_maps_of_slots(kernel: Any) -> None:
         .reshape(2, 3, 100)
     )
     calls = [
-        lambda: rows.take_scores(draw(3, 150, 5), token),
-        lambda: rows.put_scores(draw(3, 5, 60, dtype=torch.float64), token, 150),
-        lambda: rows.invert_index(index, 1400),
-        lambda: rows.invert_index(several, 90),
+        lambda: gathers.take_scores(draw(3, 150, 5), token),
+        lambda: gathers.put_scores(draw(3, 5, 60, dtype=torch.float64), token, 150),
+        lambda: gathers.invert_index(index, 1400),
+        lambda: gathers.invert_index(several, 90),
     ]
     got = [call() for call in calls]
     kernel(False)
@@ -295,11 +295,11 @@ def test_the_operators_are_registered_well(kernel: Any) -> None:
     x, weight, y = draw(7, 3).requires_grad_(), draw(7).requires_grad_(), draw(4, 3).requires_grad_()
     tokens, matrix = draw(4, 3, dtype=torch.bfloat16).requires_grad_(), draw(3, 5).requires_grad_()
     for operator, arguments in [
-        (rows.gather_rows, (y, index, inverse)),
-        (rows.sum_rows, (x, index, 4)),
-        (rows.combine_rows, (x, weight, index, 4, inverse, torch.bfloat16)),
-        (rows.combine_rows, (x, weight, index, 4, None, torch.float32)),
-        (rows.combine_gradients, (y, x, weight, index, inverse)),
+        (gathers.gather_rows, (y, index, inverse)),
+        (gathers.sum_rows, (x, index, 4)),
+        (gathers.combine_rows, (x, weight, index, 4, inverse, torch.bfloat16)),
+        (gathers.combine_rows, (x, weight, index, 4, None, torch.float32)),
+        (gathers.combine_gradients, (y, x, weight, index, inverse)),
         (products.split_product, (tokens, matrix)),
         (products.split_gradients, (draw(4, 5).requires_grad_(), tokens, matrix)),
     ]:
