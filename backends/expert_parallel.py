@@ -80,7 +80,7 @@ class SplitExperts:
         return batch // self.sizes.devices
 
     def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters, whole but for those of blocks, which are gathered one block at a time."""
+        """All parameters in full except those of blocks, which are gathered one block at a time."""
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:

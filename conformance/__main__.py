@@ -14,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def keep_apart(arguments: Sequence[str]) -> None:
-    """Removes the working folder from this process's `sys.path`, and puts it first in that of the target's process.
+    """Removes the working folder from this process's `sys.path` and puts it first in the `sys.path` of the target's process.
 
     Its files are the target's, and a `pytest.py` or `json.py` there is nothing that the suite imports. `record` runs a
     model in this process. To be called before anything else is imported.

@@ -350,7 +350,7 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 LINES = {
     **{"spec": 11_700, "backends": 13_300, "models": 3_350, "training": 15_500, "conformance": 21_900, "src": 300},
-    **{"tests": 28_850, "benchmarks": 1_950, "docs": 1_600, "noxfile.py": 450},
+    **{"tests": 28_900, "benchmarks": 1_950, "docs": 1_600, "noxfile.py": 450},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""
 ALL = 99_000

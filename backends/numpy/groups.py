@@ -1,6 +1,6 @@
 """A function of the specification, which is of one group, as the function of all groups that a backend has.
 
-Arguments with a groups axis are told from shared ones by their types (see `moespec.backends.binding`). What the groups give
+The type of an argument says whether it has a groups axis or is shared (see `moespec.backends.binding`). What the groups give
 becomes one result: a sparse routing the record by slot, named results and arrays a stack with a leading axis of groups
 (integers as int32), a scalar and a dict of metrics the mean over the groups, what is `Summed` the sum.
 """

@@ -101,7 +101,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False
 def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """images (N, height, width, channels), kernel (patch, patch, channels, D), bias (D,) -> (N, S, D).
 
-    In the dtype of `images`, or that of autocast.
+    The result has the dtype of `images`, or the dtype of autocast.
     """
     rows, columns = patch_grid(images, kernel, bias)
     count, patch, channels, features = images.shape[0], *kernel.shape[1:]

@@ -63,7 +63,7 @@ class MutationReport:
 
     @property
     def problems(self) -> list[str]:
-        """Variants that survive, and where those that fall to one case are not those of `SINGLE_DETECTIONS`."""
+        """Variants that survive, and differences between those that one case alone detects and `SINGLE_DETECTIONS`."""
         problems = [f"{name} survives" for name in self.survivors]
         problems += [
             f"{name} falls to {id} alone, and is not listed"
