@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.routers.blocks import Array, Blocks
 from moespec.spec.routers import Router
-from moespec.spec.routers.blocks import Array, Blocks
 from moespec.spec.routing import Params, Routing
 
 __all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "Renewal", "State", "Step", "filled_alone"]

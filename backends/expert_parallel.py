@@ -7,8 +7,9 @@ from typing import Any
 from moespec.backends.common.network import with_shared
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.routers import composed
 from moespec.spec.errors import ShapeError
-from moespec.spec.routers import Router
+from moespec.spec.routers import Routers
 
 __all__ = ["SplitExperts"]
 
@@ -25,7 +26,7 @@ class SplitExperts:
     sizes: MeshSizes
     transport: Transport = "model"
     """in what slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
-    ROUTERS: dict[str, Router[Any]]
+    ROUTERS: Routers
     """the routers, composed of what this backend has; from `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
@@ -34,7 +35,7 @@ class SplitExperts:
 
     def bind_routers(self) -> None:
         """Makes `ROUTERS`, for code that is compiled later: it reads an attribute there, and makes nothing."""
-        self.ROUTERS = {name: router.bind(self) for name, router in type(self).single.ROUTERS.items()}
+        self.ROUTERS = composed(self)
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
         """As of one device; in the scope "global" the sum over all devices."""

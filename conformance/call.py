@@ -109,7 +109,7 @@ def _paths() -> Iterator[str]:
             table = getattr(spec, name, None)
             if isinstance(table, Mapping):
                 yield from (f"{name}.{key}{'.route' if name == ROUTE.name else ''}" for key in table)
-    yield from (f"{ROUTE.name}.{key}.update" for key, router in spec.ROUTERS.items() if router.renew)
+    yield from (f"{ROUTE.name}.{key}.update" for key, router in spec.ROUTERS.items() if router.stateful)
 
 
 def _missing(module: Any, path: str) -> str:

@@ -19,7 +19,6 @@ from moespec.models import mixer, sparse_mlp, text, transformer, vit
 from moespec.models.families import Tower, family, fewest_images
 from moespec.models.hashing import multi_hash
 from moespec.models.layers import Experts, MoeLayer
-from moespec.spec.options import ExpertChoiceOptions, SlotOptions
 
 __all__ = ["flops", "rows", "slots", "training_flops"]
 
@@ -97,18 +96,16 @@ def _head(config: Tower) -> dict[str, float]:
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
     """Slots of a routing group at evaluation, or in training, over all experts; an expert without a capacity has one for each
     token."""
-    settings = layer.settings
-    capacity = settings.capacity(train=train) if isinstance(settings, SlotOptions) else settings.tokens
-    return settings.experts * capacity
+    return layer.settings.experts * layer.settings.capacity(train=train)
 
 
 def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
     """Rows that the experts compute of a routing group: its slots, or, unless `every_slot`, the choices of its tokens alone."""
     settings: Any = layer.settings
     there = slots(layer, train=train)
-    if every_slot or isinstance(settings, ExpertChoiceOptions) or layer.router == "soft_moe":
+    if every_slot or settings.experts_choose or layer.router == "soft_moe":
         return there
-    choices = settings.items[1] if isinstance(settings, SlotOptions) else getattr(settings, "choices", 1)
+    choices = settings.requests[1]
     alone = filled_alone(settings.tokens, choices, settings.experts, there // settings.experts)
     return min(settings.tokens * choices, there) if alone else there
 

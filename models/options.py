@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any
 
+from moespec.spec.options import TEXTS, RouterOptions
+
 __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 
@@ -103,8 +105,8 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 
 @cache
 def help_texts(kind: type) -> dict[str, str]:
-    """The docstring below each field, by the name of the field, of the class and those it is made of."""
-    texts: dict[str, str] = {}
+    """What each option does, by name: the text below the field, in the class or one of those it is made of, or of options of routers."""
+    texts: dict[str, str] = dict(TEXTS) if issubclass(kind, RouterOptions) else {}
     for part in reversed(kind.__mro__[:-1]):
         body = _classes(part.__module__).get(part.__name__)
         for field_, text in zip(body.body, body.body[1:], strict=False) if body else ():

@@ -16,8 +16,6 @@ Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, 
 
 # ruff: noqa: I001 (the sections are a table of contents)
 
-import sys as _sys
-
 from moespec.spec.names import public_names as _public_names
 
 # Errors.
@@ -36,7 +34,7 @@ from moespec.spec.ledger import Reading as Reading
 from moespec.spec.ledger import Taker as Taker
 
 # Routers and routings.
-from moespec.spec.routers import ROUTERS as _ROUTERS
+from moespec.spec.routers import ROUTERS as ROUTERS
 from moespec.spec.options import RouterOptions as RouterOptions
 from moespec.spec.routing import RouterOutput as RouterOutput
 from moespec.spec.routing import Kept as Kept
@@ -188,8 +186,5 @@ from moespec.spec.algorithms.threefry import box_muller as box_muller
 # Numerics.
 from moespec.spec.numerics import mean as mean
 from moespec.spec.numerics import stop_gradient as stop_gradient
-
-ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
-"""The routers by name, computed by the specification."""
 
 __all__ = _public_names(globals())  # all of the above, which test_names compares with the `__all__` of modules

@@ -1,24 +1,61 @@
-"""The options of routers: each router has a dataclass with the fields that it reads, made of the parts in this module.
+"""The options of routers: what all have in common, the capacity, and what options mean that several routers have.
 
-A field's type says what it may be (see `ranges`): whatever makes options, every field has been looked at, and an error
-names the option as the user wrote it.
+Each router writes its options out in its own module, as fields of its class `Options`. A field's type says what it may be (see
+`ranges`): whatever makes options, every field has been looked at, and an error names the option as the user wrote it.
 """
 
 import math
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Self
 
 from moespec.spec.algorithms.capacity import capacity_of
 from moespec.spec.checks import check_choices, plural
 from moespec.spec.errors import ConfigError
-from moespec.spec.ranges import Count, Factor, Scalar, Weight, check, option_types, plain
+from moespec.spec.ranges import Count, check, option_types, plain
 
 __all__ = ["RouterOptions"]
+
+TEXTS = {
+    "capacity_factor": "slots in relation to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit",
+    "eval_capacity_factor": "the capacity factor at evaluation, if it differs from that of training",
+    "rounding": "how the capacity becomes a whole number",
+    "multiple_of": "the capacity is raised to a multiple of this",
+    "slots_per_expert": "the capacity itself, in place of the factor",
+    "choices": "experts K that a token chooses",
+    "batch_priority": "order in which tokens get their slots: as they come, or by their highest score or the sum over their choices",
+    "slot_order": "whether first choices get their slots before all second ones, or a token all of its own before the next token",
+    "normalize_selected": "divide the combine weights of a token by their sum over its choices",
+    "normalize_when": "with normalize_selected, whether that is done before some choices find no slot or after it, over those "
+    "that got one",
+    "normalize_norm": "with normalize_selected, what weights are divided by: their sum, or the root of the sum of their squares",
+    "bias": "whether logits have a bias, a parameter of the router",
+    "jitter": "largest relative change of the router's input in training, in place of other noise; 0 for none",
+    "logit_cap": "bound of the logits, which a hyperbolic tangent keeps below it; 0 for none",
+    "noise_multiplier": "standard deviation of the gating noise times the number of experts; 0 for no noise",
+    "importance_weight": "weight of the importance loss",
+    "load_weight": "weight of the load loss, which there is only with noise",
+    "balance_weight": "weight of the balance loss",
+    "balance_scope": "whose choices the balance loss counts: those of a group, of all groups that a device computes together "
+    "(an accumulated part), or of all devices",
+    "balance_counts": "whether the balance loss counts the first choice of a token alone, or all (as many times as large, then)",
+    "balance_logits": "whether the balance loss sees the gating noise",
+    "z_weight": "weight of the router z-loss",
+    "z_logits": "whether the router z-loss sees the gating noise",
+    "combine_with": "what weights the experts' outputs; plan: the ablation, with a gradient if it is a Sinkhorn plan",
+    "combine_from_clean_logits": "leave the noise out of the combine weights",
+    "sinkhorn_iterations": "updates of the Sinkhorn plan",
+    "transport_objective": "what the solver of the sparsity-constrained plan maximises",
+    "transport_steps": "solver steps of the sparsity-constrained plan",
+}
+"""What an option does that several routers have, by name. The text below a field of a router's `Options` goes before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
     """The options that every router has. Raises ConfigError for a value that an option cannot have."""
+
+    experts_choose: ClassVar[bool] = False
+    """whether experts choose tokens, so that an expert fills all its slots, and has at most one for each token"""
 
     width: Count
     """width D of a token"""
@@ -32,6 +69,13 @@ class RouterOptions:
         for name, hint in option_types(kind).items():
             check(name, value := getattr(self, name), hint)
             object.__setattr__(self, name, plain(value))
+        for train in (True, False):
+            self.capacity(train=train)
+        jitter, multiplier = getattr(self, "jitter", 0), getattr(self, "noise_multiplier", 0)
+        if jitter and multiplier:
+            raise ConfigError(
+                f"jitter={jitter!r}: a router has one kind of noise, and noise_multiplier is {multiplier!r}; it must be 0"
+            )
 
     @classmethod
     def create(cls, router: str, values: dict[str, Any]) -> Self:
@@ -59,142 +103,37 @@ class RouterOptions:
             object.__setattr__(options, "images", images)
         return options
 
-
-@dataclass(frozen=True, kw_only=True)
-class SlotOptions(RouterOptions):
-    """How many slots an expert has."""
-
-    capacity_factor: Factor = 1.0
-    """slots in relation to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit"""
-    rounding: Literal["ceil", "round"] = "ceil"
-    """how the capacity becomes a whole number"""
-    multiple_of: Count = 1
-    """the capacity is raised to a multiple of this"""
-    slots_per_expert: Count | None = None
-    """the capacity itself, in place of the factor"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices(self.items[1], self.experts)
-        self.capacity()
-
     @property
-    def items(self) -> tuple[int, int]:
-        """How many tokens request slots, and how many slots each of them requests."""
-        return self.tokens, 1
+    def requests(self) -> tuple[int, int]:
+        """How many tokens request slots, and how many slots each of them requests: one for each of its choices."""
+        return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, from `expert_capacity`. Raises ConfigError if an expert has none."""
-        if self.slots_per_expert is not None:
-            return self.slots_per_expert
-        return self._capacity("capacity_factor")
+        """Slots C of an expert, in training or at evaluation: one for each token where the router has no capacity.
 
-    def _capacity(self, name: str) -> int:
-        """The capacity from the factor called `name`."""
-        (tokens, choices), factor = self.items, getattr(self, name)
-        if factor == math.inf:
-            return tokens
-        return capacity_of(
-            name,
-            tokens,
-            self.experts,
-            factor,
-            choices=choices,
-            rounding=self.rounding,
-            multiple_of=self.multiple_of,
-            instead="slots_per_expert",
-        )
+        Raises ConfigError if an expert has none, or, where experts choose, more than tokens.
+        """
+        return slots(self, train=train) if hasattr(self, "capacity_factor") else self.tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityOptions(SlotOptions):
-    """How many slots an expert has; evaluation may have another number than training."""
-
-    eval_capacity_factor: Factor | None = None
-    """the capacity factor at evaluation, if it differs from that of training"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.capacity(train=False)
-
-    def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, in training or at evaluation. Raises ConfigError if an expert has none."""
-        if not train and self.eval_capacity_factor is not None:
-            return self._capacity("eval_capacity_factor")
-        return super().capacity(train=train)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertChoiceOptions(CapacityOptions):
-    """How many slots an expert has in Expert Choice: at most as many as there are tokens."""
-
-    def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, in training or at evaluation. Raises ConfigError if it has none, or more than tokens."""
-        slots = super().capacity(train=train)
-        if slots > self.tokens:
-            at_evaluation = not train and self.eval_capacity_factor is not None
-            name = "eval_capacity_factor" if at_evaluation else "capacity_factor"
-            if self.slots_per_expert is not None:
-                name = "slots_per_expert"
-            elif math.ceil(getattr(self, name) * self.tokens / self.experts) <= self.tokens:
-                name = "multiple_of"
-            room = plural(self.tokens, "tokens")
-            raise ConfigError(
-                f"{name}: {getattr(self, name)} gives an expert {slots} slots, more than the {room} of a group"
-            )
-        return slots
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenChoiceOptions(CapacityOptions):
-    """How tokens that choose experts get their slots, and how their experts are weighted."""
-
-    batch_priority: Literal["none", "max", "sum"] = "none"
-    """order in which tokens get their slots: as they come, or by their highest score or the sum over their choices"""
-    normalize_selected: bool = False
-    """divide the combine weights of a token by their sum over its choices"""
-
-    @property
-    def choices(self) -> int:
-        """Experts K that a token chooses: 1, unless the router fixes another number or has an option for it."""
-        return 1
-
-    @property
-    def items(self) -> tuple[int, int]:
-        """Every token requests one slot for each of its choices."""
-        return self.tokens, self.choices
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseOptions(RouterOptions):
-    """Gating noise."""
-
-    noise_multiplier: Scalar = 1.0
-    """standard deviation of the gating noise times the number of experts; 0 for no noise"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BalanceLossOptions(RouterOptions):
-    """Weights of the auxiliary losses that any router with logits can have."""
-
-    importance_weight: Weight = 0.0
-    """weight of the importance loss"""
-    balance_weight: Weight = 0.0
-    """weight of the balance loss"""
-    balance_scope: Literal["group", "batch", "global"] = "group"
-    """whose choices the balance loss counts: those of a group, of all groups that a device computes together (an accumulated
-    part), or of all devices"""
-    z_weight: Weight = 0.0
-    """weight of the router z-loss"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoisyLossOptions(NoiseOptions, BalanceLossOptions):
-    """Gating noise, and the losses of routers that have it."""
-
-    load_weight: Weight = 0.0
-    """weight of the load loss, which there is only with noise"""
-    balance_logits: Literal["noisy", "clean"] = "noisy"
-    """whether the balance loss sees the gating noise"""
-    z_logits: Literal["clean", "noisy"] = "clean"
-    """whether the router z-loss sees the gating noise"""
+def slots(options: Any, *, train: bool) -> int:
+    """Slots C of an expert by the options of a capacity, of which `eval_capacity_factor` counts at evaluation; see `capacity_of`."""
+    (tokens, choices), name = options.requests, "capacity_factor"
+    check_choices(choices, options.experts)
+    count = options.slots_per_expert
+    if not train and getattr(options, "eval_capacity_factor", None) is not None:
+        name, count = "eval_capacity_factor", None
+    factor = getattr(options, name)
+    if count is None and factor == math.inf:
+        count = tokens
+    elif count is None:
+        rule = {"rounding": options.rounding, "multiple_of": options.multiple_of, "instead": "slots_per_expert"}
+        count = capacity_of(name, tokens, options.experts, factor, choices=choices, **rule)
+    if options.experts_choose and count > options.tokens:
+        if options.slots_per_expert is not None:
+            name = "slots_per_expert"
+        elif math.ceil(factor * options.tokens / options.experts) <= options.tokens:
+            name = "multiple_of"
+        given, room = getattr(options, name), plural(options.tokens, "tokens")
+        raise ConfigError(f"{name}: {given} gives an expert {count} slots, more than the {room} of a group")
+    return int(count)

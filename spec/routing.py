@@ -14,6 +14,7 @@ from moespec.spec.errors import ContractError
 
 __all__ = ["Kept", "Noise", "RouterOutput", "Routing", "slot_tokens"]
 
+Array = NDArray[Any]
 Params = dict[str, Any]
 State = dict[str, Any]
 """What a router keeps from step to step and no optimiser sees, by name."""

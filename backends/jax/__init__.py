@@ -22,7 +22,7 @@ from moespec.backends.jax import metrics as _metrics
 from moespec.backends.jax import network as _network
 from moespec.backends.jax import slots as _slots
 from moespec.backends.jax.public import formula as _formula, public as _public
-from moespec.spec.routers import ROUTERS as _ROUTERS
+from moespec.backends.routers import composed as _composed
 
 # Logits and noise.
 router_logits = _formula(_common.affinities.router_logits)
@@ -220,7 +220,7 @@ from moespec.backends.jax.export import stablehlo_bytes as stablehlo_bytes
 # The backend itself.
 name = "jax"
 put = from_numpy
-ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
+ROUTERS = _composed(_sys.modules[__name__])
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

@@ -10,7 +10,7 @@ import sys as _sys
 
 from moespec import spec as _spec
 from moespec.backends.binding import documented as _documented
-from moespec.backends.numpy.groups import ROUTERS as _ROUTERS, batched as _batched
+from moespec.backends.numpy.groups import batched as _batched, routers_of_groups as _routers_of_groups
 from moespec.spec.names import public_names as _public_names
 
 # Logits and noise.
@@ -205,7 +205,7 @@ from moespec.backends.single_device import whole as whole
 # The backend itself.
 name = "numpy"
 put = from_numpy
-ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
+ROUTERS = _routers_of_groups(_sys.modules[__name__])
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

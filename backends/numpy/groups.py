@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moespec import spec
 from moespec.backends.binding import array_arguments, is_summed
+from moespec.backends.routers import composed
 from moespec.spec.errors import ShapeError
 from moespec.spec.routers import Router, Routers
 from moespec.spec.routing import DenseRouting, Params, RouterOutput, Routing, State
@@ -133,26 +134,24 @@ def _stack(values: Sequence[Array]) -> Array:
     return stack.astype(np.int32) if stack.dtype.kind == "i" else stack
 
 
-def router_of_groups(router: Router[Any]) -> Router[Any]:
+def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
     """A router of the specification, run group by group. Those of the compiled backends are compared with it.
 
-    With a balance loss of all groups it is composed of the batched functions, as theirs are.
+    With a balance loss of all groups it is `of_all`, composed of the batched functions as theirs are.
     """
 
-    def compose(
-        B: Any,
+    def route(
         params: Params,
         tokens: Array,
         options: Any,
         *,
-        noise: Array | None,
-        train: bool,
+        noise: Array | None = None,
+        train: bool = False,
         state: State | None = None,
         **needed: Any,
     ) -> RouterOutput:
         if getattr(options, "balance_scope", "group") != "group":
-            needed |= {} if state is None else {"state": state}
-            return router.bind(B).route(params, tokens, options, noise=noise, train=train, **needed)
+            return of_all.route(params, tokens, options, state=state, noise=noise, train=train, **needed)
         outputs = [
             router.route(params, options=options, state=state, train=train, **group)
             for group in groups(tokens=tokens, noise=noise, **needed)
@@ -167,8 +166,10 @@ def router_of_groups(router: Router[Any]) -> Router[Any]:
             summed([output.statistics for output in outputs]),
         )
 
-    return replace(router, compose=compose)
+    return replace(router, route=route)
 
 
-ROUTERS = Routers({name: router_of_groups(router) for name, router in spec.ROUTERS.items()})
-"""The routers by name. Their losses and metrics are means over the groups."""
+def routers_of_groups(B: Any) -> Routers:
+    """The routers by name, of the specification, for `B`. Their losses and metrics are means over the groups."""
+    of_all = composed(B)
+    return Routers({name: router_of_groups(router, of_all[name]) for name, router in spec.ROUTERS.items()})

@@ -16,7 +16,7 @@ from moespec.backends import common as _common
 from moespec.backends.binding import documented as _documented
 from moespec.backends.torch.binding import formula as _formula
 from moespec.spec.names import public_names as _public_names
-from moespec.spec.routers import ROUTERS as _ROUTERS
+from moespec.backends.routers import composed as _composed
 
 # Logits and noise.
 router_logits = _formula(_common.affinities.router_logits)
@@ -215,7 +215,7 @@ from moespec.backends.torch.export import export_pt2 as export_pt2
 # The backend itself.
 name = "torch"
 put = from_numpy
-ROUTERS = _ROUTERS.bind(_sys.modules[__name__])
+ROUTERS = _composed(_sys.modules[__name__])
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

@@ -86,7 +86,7 @@ def recorded(
     if state := _state(definition.inputs):
         taken["state"] = {name: values[path] for name, path in state.items()}
     options = router.options(**routed.options)
-    output = router.bind(recorder).route(params, values["tokens"], options, train=routed.train, **taken)
+    output = recorder.router(routed.router).route(params, values["tokens"], options, train=routed.train, **taken)
     return recorder, recorder.name_of(output.routing)
 
 

@@ -98,7 +98,7 @@ class Making:
         if recorder is not None:
             recorder.change = self._of_all_groups(recorder.change)
             name = self.router_of(stage)
-            module = SimpleNamespace(**{**vars(SPEC), "ROUTERS": {name: spec.ROUTERS[name].bind(recorder)}})
+            module = SimpleNamespace(**{**vars(SPEC), "ROUTERS": {name: recorder.router(name)}})
             found = call.result(module, stage, self.known(stage), self.tensors)(values)
         else:
             if stage.name not in self.bound:

@@ -145,7 +145,9 @@ def _of_groups(recorder: Recorder) -> Any:
     for name in FUNCTIONS.keys() & set(spec.__all__):
         if FUNCTIONS[name].choice is not None:
             setattr(module, name, groups.batched(getattr(recorder, name)))
-    module.ROUTERS = {name: groups.router_of_groups(router.bind(recorder)) for name, router in spec.ROUTERS.items()}
+    module.ROUTERS = {
+        name: groups.router_of_groups(recorder.router(name), router) for name, router in numpy.ROUTERS.items()
+    }
     return module
 
 

@@ -6,20 +6,45 @@ it; anything else is an error of the router, whose steps could not be followed.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from moespec import spec
 from moespec.conformance.format import Stage
 from moespec.conformance.functions import FUNCTIONS
+from moespec.spec.routers import Router, common, plan
+from moespec.spec.routing import RouterOutput
 
 __all__ = ["Recorder", "TraceError"]
 
 ALIASES = ("stop_gradient", "cast")
 """Operations whose result is, for a reader, their argument."""
 PLAIN = (bool, int, float, str)
+EXTENSIONS = {
+    "token_choice": ("hold", "slot_order"),
+    "normalize_selected": ("norm", "epsilon"),
+    "balance_loss": ("choices",),
+}
+"""Options by which a function extends its paper's. A stage has them where they are not the default, so that an implementation
+of the paper needs none."""
 
 _signature = cache(inspect.signature)
+
+
+@cache
+def _imported(router: str) -> list[tuple[dict[str, Any], str, Any]]:
+    """The functions to be noted that the modules of a router have imported: the names of a module, the name, and the function."""
+    modules = (sys.modules[spec.ROUTERS[router].Options.__module__], common, plan)
+    return [
+        (vars(module), name, value)
+        for module in modules
+        for name, value in vars(module).items()
+        if name in FUNCTIONS or name in ALIASES
+    ]
 
 
 class TraceError(Exception):
@@ -27,7 +52,7 @@ class TraceError(Exception):
 
 
 class Recorder:
-    """`B` for the routers: everything that the specification has, with the functions that algorithms describe noted.
+    """The specification, or another `B`, with the functions that algorithms describe noted. `router` is one that calls them.
 
     inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and what it
     returned. followed: whether arguments must be known; if not, as in a model, whose arrays are computed with between
@@ -55,6 +80,28 @@ class Recorder:
             return self._alias(attribute)
         return self._noted(name, attribute) if name in FUNCTIONS else attribute
 
+    def router(self, name: str) -> Router[Any]:
+        """A router of the specification whose calls are noted."""
+        router = spec.ROUTERS[name]
+
+        def route(*arguments: Any, **options: Any) -> RouterOutput:
+            with self._in_place_of(name):
+                return router.route(*arguments, **options)
+
+        return replace(router, route=route)
+
+    @contextmanager
+    def _in_place_of(self, router: str) -> Iterator[None]:
+        """The noted functions in place of those that the modules of a router have imported."""
+        imported = _imported(router)
+        for names, name, _ in imported:
+            names[name] = getattr(self, name)
+        try:
+            yield
+        finally:
+            for names, name, function in imported:
+                names[name] = function
+
     def name_of(self, value: Any) -> str:
         """The reference of a value. Raises KeyError for one that nothing recorded gave."""
         return self._known[id(value)][0]
@@ -78,7 +125,11 @@ class Recorder:
         @functools.wraps(function)
         def note(*positional: Any, **named: Any) -> Any:
             given = parameters.bind(*positional, **named).arguments
-            given = {k: v for k, v in given.items() if v is not None or parameters.parameters[k].default is not None}
+            defaults = {k: parameter.default for k, parameter in parameters.parameters.items()}
+            given = {k: v for k, v in given.items() if v is not None or defaults[k] is not None}
+            for extension in EXTENSIONS.get(name, ()):
+                if given.get(extension) == defaults[extension]:
+                    given.pop(extension, None)
             arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
             options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
             for stage in self.stages if self.followed else ():

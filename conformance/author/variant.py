@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers import composed
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.spec import ROUTERS
 from moespec.spec.numerics import stable_order
@@ -102,17 +103,12 @@ def module_of(replaced: Mapping[str, Replacement]) -> Any:
     for name in replaced.keys() - ROUTERS.keys() - {"ROUTERS"}:
         change = partial(replaced[name], B)
         setattr(module, name, change if callable(getattr(B, name)) else change())
-    module.ROUTERS = {name: router.bind(module) for name, router in ROUTERS.items()}
+    module.ROUTERS = dict(composed(module))
     for name in replaced.keys() & ROUTERS.keys():
-        module.ROUTERS[name] = replace(module.ROUTERS[name], compose=_composed(replaced[name], B))
+        module.ROUTERS[name] = replace(module.ROUTERS[name], route=partial(replaced[name], B))
     if "ROUTERS" in replaced:
         module.ROUTERS = replaced["ROUTERS"](module.ROUTERS)
     return module
-
-
-def _composed(route: Replacement, B: Any) -> Callable[..., Any]:
-    """A replaced route as the composition of a router, which is called with the backend that it is bound to."""
-    return lambda _, *arguments, **options: route(B, *arguments, **options)
 
 
 def noting(called: set[str]) -> Any:
@@ -132,7 +128,7 @@ def noting(called: set[str]) -> Any:
             setattr(module, name, noted(name, getattr(B, name)))
     module.CAPACITY_RULES = {rule: noted("CAPACITY_RULES", f) for rule, f in B.CAPACITY_RULES.items()}
     module.ROUTERS = {
-        name: replace(router, compose=noted(name, router.compose), B=module) for name, router in ROUTERS.items()
+        name: replace(router, route=noted(name, router.route)) for name, router in composed(module).items()
     }
     return module
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers.composition import logits, noisy_logits, several_choices, token_choice
 from moespec.conformance.author.variant import (
     Variant,
     chosen_mask,
@@ -18,8 +19,6 @@ from moespec.conformance.author.variant import (
     variant,
 )
 from moespec.spec import CAPACITY_RULES, ConfigError
-from moespec.spec.options import NoiseOptions, TokenChoiceOptions
-from moespec.spec.routers.composition import logits, noisy_logits, token_choice
 
 TOKEN_CHOICE = ("softmax_token_choice", "sinkhorn_token_choice", "sparsity_constrained_token_choice")
 SOFTMAX = ("softmax_token_choice", "softmax_expert_choice")
@@ -72,7 +71,7 @@ def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str 
             at_evaluation = not train and options.eval_capacity_factor is not None
             factor = options.eval_capacity_factor if at_evaluation else options.capacity_factor
             capacity = slots(
-                options.tokens, options.experts, factor, options.items[1], options.rounding, options.multiple_of
+                options.tokens, options.experts, factor, options.requests[1], options.rounding, options.multiple_of
             )
             options = replace(options, slots_per_expert=capacity)
         return route(params, tokens, options, train=train, **more)
@@ -198,17 +197,18 @@ def noise_after_the_softmax(B: Any, route: Any, params: Any, tokens: Any, option
     output = route(params, tokens, options, **more)
     if options.jitter:
         return output
-    scores = B.softmax_affinity(logits(B, params, tokens, options))
+    scores = B.softmax_affinity(logits(B, params, tokens, options, None))
     noisy = B.add_gating_noise(scores, more.get("noise"), multiplier=options.noise_multiplier)
     train = more.get("train", False)
-    if isinstance(options, TokenChoiceOptions):
-        return rerouted(B, output, token_choice(B, options, noisy, train=train))
+    if not options.experts_choose:
+        several = several_choices(options) if hasattr(options, "slot_order") else {}
+        return rerouted(B, output, token_choice(B, options, noisy, train=train, **several))
     return rerouted(B, output, B.expert_choice(noisy, capacity=options.capacity(train=train)))
 
 
 def _logits_combine(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     output, noise = route(params, tokens, options, **more), more.get("noise")
-    if isinstance(options, NoiseOptions):
+    if hasattr(options, "noise_multiplier"):
         return reweighted(B, output, _logits(B, params, tokens, options, noise)[1])
     return reweighted(B, output, logits(B, params, tokens, options, noise))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers.composition import token_choice
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import scores, tokens
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
 from moespec.conformance.author.variant import rerouted, variant
-from moespec.spec.routers.composition import token_choice
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.inputs import CROWD, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_router
@@ -25,7 +26,6 @@ from moespec.conformance.author.variant import Variant, heap_order, of_router, r
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.importance_score import surviving_tokens
-from moespec.spec.routers.composition import noisy_logits
 
 NAME = "importance_score"
 ORDER, CHOICE = "importance_score_order", "importance_score_choice"

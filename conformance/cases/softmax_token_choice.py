@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
 from moespec.conformance.author.variant import renormalised, rerouted, reweighted, variant
-from moespec.spec.routers.composition import noisy_logits
 
 NAME = "softmax_token_choice"
 T, E, D = 6, 3, 4

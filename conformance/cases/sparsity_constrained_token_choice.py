@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers import composition
+from moespec.backends.routers.composition import noisy_logits, token_choice
+from moespec.backends.routers.plans import combine_scores, sparse_plan
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import (
     CHANGED,
@@ -21,9 +24,6 @@ from moespec.conformance.author.routers import (
 )
 from moespec.conformance.author.variant import Variant, every, noiseless, rerouted, variant
 from moespec.spec.numerics import stable_order
-from moespec.spec.options import TokenChoiceOptions
-from moespec.spec.routers.composition import noisy_logits, token_choice
-from moespec.spec.routers.plan import combine_scores, sparse_plan
 
 NAME = "sparsity_constrained_token_choice"
 BOTH = (NAME, "sparsity_constrained_expert_choice")
@@ -86,7 +86,7 @@ def _plans(
     """The plan of either router, of the softmax or of the raw logits, and the scores that weight the outputs."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     constraint: dict[str, Any] = {"capacity": options.capacity(train=train)}
-    if isinstance(options, TokenChoiceOptions):
+    if not options.experts_choose:
         constraint = {"capacity": options.choices, "sparsity": "token"}
     plan = sparse_plan(B, options, noisy.real if raw else B.softmax_affinity(noisy), **constraint)
     return plan, combine_scores(B, options, clean, noisy, plan)
@@ -98,8 +98,10 @@ def raw_utility(
     """The utility of the sparsity-constrained plan is the raw logits, not their softmax."""
     output = route(params, tokens, options, noise=noise, train=train)
     plan, scores = _plans(B, params, tokens, options, noise, train, raw=True)
-    if isinstance(options, TokenChoiceOptions):
-        return rerouted(B, output, token_choice(B, options, plan, scores, train=train))
+    if not options.experts_choose:
+        return rerouted(
+            B, output, token_choice(B, options, plan, scores, train=train, **composition.several_choices(options))
+        )
     capacity, drop = options.capacity(train=train), options.drop_zero_plan
     return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
 
@@ -111,7 +113,11 @@ def zero_choices_not_made(
     output = route(params, tokens, options, noise=noise, train=train)
     plan, scores = _plans(B, params, tokens, options, noise, train)
     made = np.take_along_axis(plan, stable_order(plan)[..., : options.choices], axis=-1) > 0
-    return rerouted(B, output, token_choice(B, options, plan, scores, train=train, keep=made))
+    return rerouted(
+        B,
+        output,
+        token_choice(B, options, plan, scores, train=train, keep=made, **composition.several_choices(options)),
+    )
 
 
 def zero_choices_without_weight(
@@ -123,7 +129,16 @@ def zero_choices_without_weight(
     if options.normalize_selected:
         scores = B.normalize_selected(plan, scores, choices=options.choices)
     return rerouted(
-        B, output, token_choice(B, replace(options, normalize_selected=False), plan, scores * (plan > 0), train=train)
+        B,
+        output,
+        token_choice(
+            B,
+            replace(options, normalize_selected=False),
+            plan,
+            scores * (plan > 0),
+            train=train,
+            slot_order=options.slot_order,
+        ),
     )
 
 

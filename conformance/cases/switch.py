@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.routers.composition import logits
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
 from moespec.conformance.author.variant import rerouted, reweighted, variant
-from moespec.spec.routers.composition import logits
 
 NAME = "switch"
 T, E, D = 5, 3, 3

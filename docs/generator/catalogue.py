@@ -14,6 +14,7 @@ from moespec import spec
 from moespec.spec import ALGORITHMS, ROUTERS, registry
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.ledger import LedgerEntry, entries
+from moespec.spec.routers import plan
 from moespec.spec.routers.record import Router
 
 ROOT = Path(__file__).parents[2]
@@ -59,13 +60,12 @@ class Page:
     def modules(self) -> list[ModuleType]:
         """Where it is specified: the router's file, the module that declares the row, those of its functions.
 
-        Of a router last, what its options share with those of others.
+        Of a router that selects by a plan last, what weights its outputs.
         """
         names = [f"moespec.spec.routers.{self.name}"] if self.router else []
         names += [name for name, module in MODULES.items() if self.algorithm in getattr(module, "ALGORITHMS", ())]
         names += [function.__module__ for function in self.functions.values()]
-        bases = self.router.Options.__mro__ if self.router else ()
-        names += [base.__module__ for base in bases if base.__module__.startswith("moespec.spec.routers.")]
+        names += [plan.__name__] if self.router and hasattr(sys.modules[names[0]], "combine_scores") else []
         return [sys.modules[name] for name in dict.fromkeys(names)]
 
     @property

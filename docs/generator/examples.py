@@ -140,7 +140,7 @@ def routed(page: Page) -> Routed:
     inputs = {"tokens": LOGITS, **{f"params/{name}": value for name, value in params.items()}}
     inputs |= {f"state/{name}": value for name, value in state.items()}
     recorder, results = _recorder(inputs)
-    output = router.bind(recorder).route(params, LOGITS, options, state=state)
+    output = recorder.router(page.name).route(params, LOGITS, options, state=state)
     steps = [
         Step(stage.call, _written(stage, stage.arguments), list(_results(stage, result)))
         for stage, result in zip(recorder.stages, results, strict=True)

@@ -102,7 +102,7 @@ def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = (
         "introduction": "\n\n".join(introduction(module.__doc__ or "") for module in page.modules),
         "formula": (DOCS / "formulas" / f"{page.name}.md").read_text(encoding="utf-8"),
         "parameters": markdown(inspect.getdoc(page.router.init) or "") if page.router else "",
-        "route": markdown(inspect.getdoc(page.router.compose) or "") if page.router else "",
+        "route": markdown(inspect.getdoc(page.router.route) or "") if page.router else "",
         "functions": {
             name: {"signature": signature(name), "body": markdown(inspect.getdoc(function) or "")}
             for name, function in page.functions.items()

@@ -54,7 +54,7 @@ def _begin(name: str) -> list[Any]:
     objects = [getattr(spec, function) for function in functions if function != "ROUTERS"]
     if name in ROUTERS:
         router = ROUTERS[name]
-        objects = [router.compose, router.init, router.noise, router.Options, *objects]
+        objects = [router.route, router.init, router.noise, router.Options, *objects]
     return objects
 
 

@@ -1,12 +1,11 @@
-"""The routers: each a file, written once for the specification and for every backend.
+"""The routers: each a file, which defines what every backend must compute for one routing group.
 
-    route(B, params, tokens, options, *, noise=None, train=False)
+    route(params, tokens, options, *, noise=None, train=False)
 
-`B` is what computes: the specification, where an array is one routing group, or a backend, whose arrays have a leading
-groups axis. A router calls public functions of `B` on arrays, so that the same lines run on all of them, and the calls
-are the steps that the conformance suite looks at one by one. Tokens are (T, D) or (groups, T, D). `noise` is used when
-given, scaled as the router says (`Router.noise` says what it takes); `train` chooses the capacity and, in BASE and S-BASE, how tokens are
-assigned.
+A router calls public functions of the specification on arrays. These calls are the steps that the conformance suite looks at
+one by one. No backend runs these files: `moespec.backends.routers` composes each router a second time, for arrays of groups.
+Tokens are (T, D). `noise` is used when given, scaled as the router says (`Router.noise` says what it takes); `train` chooses
+the capacity and, in BASE and S-BASE, how tokens are assigned.
 
 `moespec list routers` names the source of each, the models that use it, and what it balances, costs and drops.
 
@@ -36,7 +35,7 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """
 
-from typing import Any, Literal, LiteralString, Self, get_args, overload
+from typing import Any, Literal, LiteralString, get_args, overload
 
 from moespec.spec.names import Names
 from moespec.spec.routers import (
@@ -143,10 +142,6 @@ class Routers(Names[Router[Any]]):
     def __getitem__(self, name: str, /) -> Any:
         return super().__getitem__(name)
 
-    def bind(self, B: Any) -> Self:
-        """The routers, computed by `B`, the specification or a backend."""
-        return type(self)({name: router.bind(B) for name, router in self.items()})
-
 
 ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)})
-"""The routers by name; `ROUTERS` of `moespec.spec`, and of a backend, are those that it computes."""
+"""The routers by name. `ROUTERS` of a backend are those that it computes."""

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moespec.spec.algorithms.balanced_assignment import even_slots
+from moespec.spec.algorithms.balanced_assignment import base_assignment, even_slots
+from moespec.spec.algorithms.base_layers import base_greedy, base_routing
+from moespec.spec.algorithms.softmax import router_logits
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError
 from moespec.spec.initial import orthogonal
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import logits, output
+from moespec.spec.routers.common import check_logits, output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
@@ -49,7 +50,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one.
 
@@ -67,13 +68,18 @@ def route(
     [[1, 4], [0, 5], [2, 3]] 4.4452268614
     [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] 4.7987447712
     """
-    scores = logits(B, params, tokens, options)
+
+    # Scores.
+    scores = router_logits(tokens, params["kernel"])
+    check_logits(scores, options)
     if not train:
-        return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
+        return output(options, base_routing(scores, base_greedy(scores), capacity=options.tokens))
+
+    # Assignment.
     shards = options.shards
-    assignment = B.base_assignment(scores) if shards == 1 else B.base_assignment(scores, noise, shards=shards)
-    balanced = output(B, options, B.base_routing(scores, assignment.expert, capacity=even_slots(scores)))
-    return balanced._replace(metrics={**balanced.metrics, "gap": B.mean(assignment.gap)})
+    assignment = base_assignment(scores) if shards == 1 else base_assignment(scores, noise, shards=shards)
+    balanced = output(options, base_routing(scores, assignment.expert, capacity=even_slots(scores)))
+    return balanced._replace(metrics={**balanced.metrics, "gap": assignment.gap})
 
 
 ROUTER = Router(

@@ -30,25 +30,40 @@ BE-3: What are the scores?
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.capacity_predictor import (
+    capacity_logits,
+    capacity_loss,
+    capacity_thresholds,
+    moved_thresholds,
+    scores_above,
+)
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.strictly_balanced import batchwise_mask
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import ExpertChoiceOptions
-from moespec.spec.ranges import Factor, Range, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, init_kernel, logits, output
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Range, Weight
+from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
 
 __all__ = ["ROUTER", "Options", "init", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ExpertChoiceOptions):
+class Options(RouterOptions):
     """Options of `batch_expert_choice`."""
 
+    experts_choose: ClassVar[bool] = True
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
     eval_take: Literal["largest", "above"] = "largest"
@@ -80,7 +95,6 @@ def state(options: Options) -> dict[str, Kept]:
 
 
 def route(
-    B: Blocks,
     params: Params,
     tokens: Array,
     options: Options,
@@ -107,28 +121,38 @@ def route(
     >>> slot_tokens(router.route(params, LOGITS, options, state=state).routing)[:, :2].tolist()
     [[4, 6], [5, 6], [3, 6]]
     """
-    scores = B.softmax_affinity(logits(B, params, tokens, options))
-    capacity, by = options.capacity(train=train), scores
-    losses: Losses = {}
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+    scores = softmax_affinity(logits)
+
+    # What an expert takes at evaluation is decided by the scores, or by a prediction.
+    by = scores
     if options.predictor:
-        predicted = B.capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
-        by = B.sigmoid_affinity(predicted)
-    reached = B.capacity_thresholds(by, capacity=options.capacity())
-    if train:
-        routing = B.expert_choice(scores, capacity=capacity)
-        if options.predictor:
-            chosen = B.batchwise_mask(scores, capacity=capacity)
-            losses = {"predictor": lambda: B.capacity_loss(predicted, chosen)}
+        predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
+        by = sigmoid_affinity(predicted)
+    reached = capacity_thresholds(by, capacity=options.capacity())
+
+    # Slots and losses.
+    capacity = options.capacity(train=train)
+    losses: dict[str, Array] = {}
+    if not train:
+        taken = scores_above(scores, by, state["thresholds"], largest=options.eval_take == "largest")
+        routing = expert_choice(taken, capacity=capacity, drop_zero=True)
     else:
-        taken = B.scores_above(scores, by, state["thresholds"], largest=options.eval_take == "largest")
-        routing = B.expert_choice(taken, capacity=capacity, drop_zero=True)
-    return output(B, options, routing, losses)._replace(statistics={"reached": reached})
+        routing = expert_choice(scores, capacity=capacity)
+        if options.predictor:
+            chosen = batchwise_mask(scores, capacity=capacity)
+            if options.predictor_weight:
+                losses["predictor"] = capacity_loss(predicted, chosen)
+    return output(options, routing, losses)._replace(statistics={"reached": reached})
 
 
-def update(B: Blocks, options: Options, state: State, statistics: State) -> State:
+def update(options: Options, state: State, statistics: State) -> State:
     """The state after a step, of what all its groups `reached`: see `moved_thresholds`."""
-    decay = options.threshold_decay
-    return {"thresholds": B.moved_thresholds(state["thresholds"], statistics["reached"], decay=decay)}
+    thresholds = moved_thresholds(state["thresholds"], statistics["reached"], decay=options.threshold_decay)
+    return {"thresholds": thresholds}
 
 
 ROUTER = Router(
@@ -138,7 +162,7 @@ ROUTER = Router(
     init,
     route,
     state=state,
-    renew=update,
+    update=update,
     decays=("kernel", "w1", "w2"),
     models=("DiffMoE",),
     balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",

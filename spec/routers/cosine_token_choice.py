@@ -15,24 +15,45 @@ from typing import Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.cosine_logits import cosine_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
+from moespec.spec.algorithms.softmax import add_gating_noise, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
-from moespec.spec.ranges import Count, Positive, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import noisy_losses, output, token_choice
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.routers.common import output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, TokenChoiceOptions):
+class Options(RouterOptions):
     """Options of `cosine_token_choice`."""
 
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.01
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 1.0
+    load_weight: Weight = 0.0
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
-    """experts K that a token chooses"""
     dimensions: Count = 256
     """dimensions P in which the angles are"""
     projection_bias: bool = True
@@ -43,7 +64,6 @@ class Options(NoisyLossOptions, TokenChoiceOptions):
     """the temperature at the start"""
     affinity: Literal["softmax", "sigmoid"] = "softmax"
     """what the gates are of logits"""
-    balance_weight: Weight = 0.01
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
@@ -58,7 +78,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the affinity of the noisy cosine logits.
 
@@ -67,16 +87,52 @@ def route(
 
     Source: microsoft/Tutel, tutel/gates/cosine_top.py; X-MoE, section 3.1.
     """
-    bias = {"projection_bias": params["projection_bias"]} if options.projection_bias else {}
-    given = {name: params[name] for name in ("projection", "embeddings", "temperature")}
-    clean = B.cosine_logits(tokens, **given, **bias, form=options.temperature_form)
-    check_size("tokens", clean, -2, options.tokens, "options.tokens")
+
+    # Logits.
+    logits = cosine_logits(
+        tokens,
+        params["projection"],
+        params["embeddings"],
+        params["temperature"],
+        params["projection_bias"] if options.projection_bias else None,
+        form=options.temperature_form,
+    )
+    check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("embeddings", params["embeddings"], 0, options.dimensions, "options.dimensions")
-    check_size("embeddings", clean, -1, options.experts, "options.experts")
-    noisy = B.add_gating_noise(clean, noise, multiplier=options.noise_multiplier)
-    scores = B.sigmoid_affinity(noisy) if options.affinity == "sigmoid" else B.softmax_affinity(noisy)
-    routing = token_choice(B, options, scores, train=train)
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=options.choices))
+    check_size("embeddings", logits, -1, options.experts, "options.experts")
+    noisy = add_gating_noise(logits, noise, multiplier=options.noise_multiplier)
+    scores = sigmoid_affinity(noisy) if options.affinity == "sigmoid" else softmax_affinity(noisy)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = None
+    if options.batch_priority != "none":
+        order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(scores, choices=options.choices)
+
+    # Slots.
+    routing = token_choice(
+        scores,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -8,21 +8,21 @@
 | `selector_entropy_weight` | lambda, of the entropy |
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 
-from moespec.spec.algorithms.dselect_k_codes import code_bits
+from moespec.spec.algorithms.dselect_k import dselect_k_gate, dselect_k_routing, dselect_k_selectors
+from moespec.spec.algorithms.dselect_k_codes import code_bits, dselect_k_codes
+from moespec.spec.algorithms.dselect_k_losses import dselect_k_entropy, dselect_k_reachability
 from moespec.spec.checks import check_size
 from moespec.spec.initial import uniform
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import output
+from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
@@ -57,7 +57,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Each token goes to the experts that its selectors are on. There is no noise.
 
@@ -78,14 +78,16 @@ def route(
     """
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     kernel = params["kernel"] if options.selector_gate == "token" else None
-    codes = B.dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)
-    selectors = B.dselect_k_selectors(codes.codes, experts=options.experts, gamma=options.selector_gamma)
-    gate = B.dselect_k_gate(selectors, codes.logits)
-    routing = B.dselect_k_routing(gate, like=tokens)
-    losses: dict[str, Callable[[], Array]] = {"selector_entropy": lambda: B.dselect_k_entropy(selectors)}
-    if options.experts != 2 ** code_bits(options.experts):
-        losses["reachability"] = lambda: B.dselect_k_reachability(selectors)
-    return output(B, options, routing, losses)
+    codes = dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)
+    selectors = dselect_k_selectors(codes.codes, experts=options.experts, gamma=options.selector_gamma)
+    gate = dselect_k_gate(selectors, codes.logits)
+    routing = dselect_k_routing(gate, like=tokens)
+    losses: dict[str, Array] = {}
+    if options.selector_entropy_weight:
+        losses["selector_entropy"] = dselect_k_entropy(selectors)
+    if options.reachability_weight and options.experts != 2 ** code_bits(options.experts):
+        losses["reachability"] = dselect_k_reachability(selectors)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

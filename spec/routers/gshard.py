@@ -10,31 +10,54 @@ The ledger of `moespec.spec.algorithms.gshard` (GS-1 to GS-6) is that of this ro
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from moespec.spec.choice_options import LogitOptions, SeveralChoicesOptions
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.gshard import gshard_keep, gshard_sample
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import BalanceLossOptions
-from moespec.spec.ranges import Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import clean_losses, init_kernel, jitter_noise, logits, output, token_choice
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, init_kernel, jitter_noise, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, SeveralChoicesOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `gshard`; a token chooses two experts."""
 
+    choices: ClassVar[int] = 2
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
     normalize_selected: bool = True
+    normalize_when: Literal["before", "after"] = "before"
+    normalize_norm: Literal["sum", "euclidean"] = "sum"
+    slot_order: Literal["choice", "token"] = "choice"
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.01
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
     second_expert: Literal["random", "sampled", "all"] = "random"
     """the second-best, which is kept at random in training (GShard); one of the others, sampled by their gates in training
     (fairseq); or the second-best, always"""
     hold_unkept: bool = True
     """a second expert that is not kept uses up its place, as in Algorithm 1; if false it requests none (Mesh TensorFlow)"""
-    balance_weight: Weight = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,10 +66,6 @@ class Options(BalanceLossOptions, SeveralChoicesOptions, LogitOptions):
                 f"jitter={self.jitter!r}: a router has one kind of noise, and second_expert is {self.second_expert!r}; "
                 "it must be 'all'"
             )
-
-    @property
-    def choices(self) -> int:
-        return 2
 
 
 def noise(options: Options) -> Noise | None:
@@ -57,7 +76,7 @@ def noise(options: Options) -> Noise | None:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
@@ -79,17 +98,54 @@ def route(
     [[0, 1, 4], [2, 5, 0], [3, 4, 6]] 4.7332688869
     [[0, 1, 4], [2, 5, 0], [3, 6, 6]] 4.6140659649
     """
-    clean = logits(B, params, tokens, options, noise)
-    scores = B.softmax_affinity(clean)
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    scores = softmax_affinity(logits)
+
+    # The second expert. In training it is kept at random, or sampled; the weights are those of the scores.
+    selection = scores
+    keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":
-        routing = token_choice(B, options, B.gshard_sample(clean, noise), scores, train=train, priority=scores)
-        return output(B, options, routing, clean_losses(B, options, clean))
-    second: dict[str, Any] = {}
+        selection = gshard_sample(logits, noise)
     if noise is not None and options.second_expert == "random":
-        gates = B.normalize_selected(scores, choices=options.choices)
-        second = {"keep": B.gshard_keep(gates, noise), "hold": options.hold_unkept}
-    routing = token_choice(B, options, scores, train=train, **second)
-    return output(B, options, routing, clean_losses(B, options, clean))
+        keep = gshard_keep(normalize_selected(scores, choices=options.choices), noise)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = None if selection is scores else scores
+    if options.batch_priority != "none":
+        order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected and options.normalize_when == "before":
+        weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
+    after = options.normalize_selected and options.normalize_when == "after"
+
+    # Slots.
+    routing = token_choice(
+        selection,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+        keep=keep,
+        hold=keep is not None and options.hold_unkept,
+        slot_order=options.slot_order,
+        normalize=options.normalize_norm if after else None,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.balance_weight:
+        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -19,28 +19,33 @@ checkpoint; no gradient reaches them, and the optimiser leaves them as they are.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.hash_layers import hash_routing, hash_table_of
 from moespec.spec.algorithms.hash_tables import hash_table_random
+from moespec.spec.algorithms.token_ids import position_ids
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import CapacityOptions
+from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Range
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import output
+from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CapacityOptions):
+class Options(RouterOptions):
     """Options of `hash`; without a capacity factor it drops no token."""
 
     capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
     ids: Annotated[int, Range(0)] = 0
     """V, the number of different token ids; 0 for the number of tokens"""
     hashes: Count = 1
@@ -54,7 +59,6 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks,
     params: Params,
     tokens: Array,
     options: Options,
@@ -75,11 +79,11 @@ def route(
             f"hashes: {options.hashes} hashes mix experts inside their MLP and have no routing; see multi_hash_mlp"
         )
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
-    ids = B.position_ids(tokens) if ids is None else ids
+    ids = position_ids(tokens) if ids is None else ids
     check_integers("ids", ids, "... tokens")
     check_size("ids", ids, -1, options.tokens, "options.tokens")
-    table, capacity = B.hash_table_of(params["tables"]), options.capacity(train=train)
-    return output(B, options, B.hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
+    table, capacity = hash_table_of(params["tables"]), options.capacity(train=train)
+    return output(options, hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
 
 
 ROUTER = Router(

@@ -11,34 +11,41 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.hierarchical_gating import hierarchical_affinity, hierarchical_load_loss
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_logits
+from moespec.spec.algorithms.softmax import router_logits
+from moespec.spec.algorithms.token_choice import token_choice
 from moespec.spec.checks import check_size
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import CapacityOptions
+from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, output
+from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CapacityOptions):
+class Options(RouterOptions):
     """Options of `hierarchical_top_k`."""
 
+    capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
     branches: Count | None = None
     """groups of experts, as many in each; None for the largest divisor of experts up to its square root"""
     choices_per_level: Count = 2
     """branches that a token chooses, and experts in each of these; all, where there are fewer"""
-    capacity_factor: Factor = math.inf
     importance_weight: Weight = 0.1
-    """weight of the importance loss"""
     load_weight: Weight = 0.1
-    """weight of the load loss, which there is only with noise"""
 
     @property
     def levels(self) -> tuple[int, int]:
@@ -56,7 +63,7 @@ class Options(CapacityOptions):
         return self.levels[0] + self.experts
 
     @property
-    def items(self) -> tuple[int, int]:
+    def requests(self) -> tuple[int, int]:
         """Every token asks, for each choice in each of its branches."""
         branches, experts = self.levels
         return self.tokens, min(self.choices_per_level, branches) * min(self.choices_per_level, experts)
@@ -68,7 +75,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the gates, the products of those of both levels, which also combine.
 
@@ -89,17 +96,26 @@ def route(
     >>> slot_tokens(routing).tolist(), routing.combine.sum(axis=(0, 2)).tolist()
     ([[0, 1, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6], [6, 6, 6, 6, 6, 6], [2, 5, 6, 6, 6, 6]], [4.0, 0.0, 0.0, 2.0])
     """
-    level = {"branches": options.levels[0], "choices": options.choices_per_level}
-    clean = B.router_logits(tokens, params["kernel"])
-    check_size("tokens", clean, -2, options.tokens, "options.tokens")
-    check_size("kernel", clean, -1, options.columns, "options.branches and options.experts")
-    scales = B.router_logits(tokens, params["noise_kernel"])
-    noisy = B.noisy_top_k_logits(clean, scales, noise)
-    gates = B.hierarchical_affinity(noisy, **level)
-    routing = B.token_choice(gates, choices=options.items[1], capacity=options.capacity(train=train))
-    load = {"load": lambda: B.hierarchical_load_loss(clean, scales, noisy, **level)}
-    losses: Losses = {"importance": lambda: B.importance_loss(gates), **({} if noise is None else load)}
-    return output(B, options, routing, losses)
+
+    # Logits of branches and experts, and of the scale of their noise.
+    logits = router_logits(tokens, params["kernel"])
+    check_size("tokens", logits, -2, options.tokens, "options.tokens")
+    check_size("kernel", logits, -1, options.columns, "options.branches and options.experts")
+    scales = router_logits(tokens, params["noise_kernel"])
+    noisy = noisy_top_k_logits(logits, scales, noise)
+
+    # Gates and slots.
+    branches, choices = options.levels[0], options.choices_per_level
+    gates = hierarchical_affinity(noisy, branches=branches, choices=choices)
+    routing = token_choice(gates, choices=options.requests[1], capacity=options.capacity(train=train))
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(gates)
+    if options.load_weight and noise is not None:
+        losses["load"] = hierarchical_load_loss(logits, scales, noisy, branches=branches, choices=choices)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -25,29 +25,44 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moespec.spec.algorithms.image_pooling import check_images
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.image_pooling import check_images, pool_images, spread_images
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
-from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
-from moespec.spec.ranges import Count, Factor
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import clean_losses, init_kernel, output, token_choice
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Weight
+from moespec.spec.routers.common import init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, TokenChoiceOptions):
+class Options(RouterOptions):
     """Options of `image_choice`; without a capacity factor it drops no token."""
 
+    capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
     choices: Count = 1
     """experts K that a token chooses, the same for all of its image"""
     images: Count = 1
     """images of a group, which has as many tokens of each, one image after another"""
     pool: Literal["mean", "first"] = "mean"
     """what the router sees of an image: the mean of its tokens, or the first, a class token"""
-    capacity_factor: Factor = math.inf
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +70,7 @@ class Options(BalanceLossOptions, TokenChoiceOptions):
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the softmax of an image's logits, the same for all its tokens. There is no noise.
 
@@ -70,10 +85,38 @@ def route(
     [[0, 1, 2, 3], [6, 6, 6, 6], [6, 6, 6, 6]]
     """
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
-    logits = B.router_logits(B.pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
+
+    # Logits of images, and scores of their tokens.
+    logits = router_logits(pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", logits, -1, options.experts, "options.experts")
-    scores = B.spread_images(B.softmax_affinity(logits), tokens=options.tokens)
-    return output(B, options, token_choice(B, options, scores, train=train), clean_losses(B, options, logits))
+    scores = spread_images(softmax_affinity(logits), tokens=options.tokens)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = None
+    if options.batch_priority != "none":
+        order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(scores, choices=options.choices)
+
+    # Slots.
+    routing = token_choice(
+        scores,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.balance_weight:
+        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

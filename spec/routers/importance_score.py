@@ -7,37 +7,54 @@
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from moespec.spec.algorithms.importance_score import surviving_tokens
-from moespec.spec.choice_options import LogitOptions
-from moespec.spec.options import CapacityOptions, NoisyLossOptions
-from moespec.spec.ranges import Count, Scalar, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
+from moespec.spec.algorithms.importance_score import importance_score_choice, surviving_tokens
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, CapacityOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `importance_score`."""
 
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    importance_weight: Weight = 0.005
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 1.0
+    load_weight: Weight = 0.005
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
-    """experts K that a token chooses"""
     drop: Scalar = 0.1
     """fraction of the tokens that are removed, the least important ones; below 1"""
-    importance_weight: Weight = 0.005
-    load_weight: Weight = 0.005
 
     @property
-    def items(self) -> tuple[int, int]:
+    def requests(self) -> tuple[int, int]:
         return surviving_tokens(self.tokens, self.drop), self.choices
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy softmax among the most important tokens.
 
@@ -51,14 +68,36 @@ def route(
     >>> slot_tokens(router.route({"kernel": np.eye(3)}, LOGITS, options).routing).tolist()
     [[4, 1], [5, 6], [3, 6]]
     """
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    routing = B.importance_score_choice(
-        B.softmax_affinity(noisy),
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+
+    # Slots.
+    routing = importance_score_choice(
+        softmax_affinity(noisy),
         choices=options.choices,
         capacity=options.capacity(train=train),
         drop=options.drop,
     )
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=options.choices))
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -44,29 +44,36 @@ MD-4: What becomes of a chosen token's own value?
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from moespec.spec.options import ExpertChoiceOptions
-from moespec.spec.ranges import Factor
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import init_kernel, logits, output
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
+from moespec.spec.algorithms.softmax import router_logits
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor
+from moespec.spec.routers.common import check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ExpertChoiceOptions):
+class Options(RouterOptions):
     """Options of `mixture_of_depths`."""
 
+    experts_choose: ClassVar[bool] = True
     capacity_factor: Factor = 0.125
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
     weights: Literal["raw", "sigmoid"] = "raw"
     """what weights the output of the expert: the logit itself, or its sigmoid"""
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the logits, which combine too, or their sigmoid does. There is no noise.
 
@@ -79,10 +86,14 @@ def route(
     >>> slot_tokens(routing).tolist(), routing.combine.sum(axis=(1, 2)).tolist()
     ([[4, 1, 3]], [0.0, 2.5, 0.0, 1.0, 4.0, 0.0])
     """
-    scores = logits(B, params, tokens, options)
-    weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
-    routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
-    return output(B, options, routing)
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+
+    # Slots.
+    weights = sigmoid_affinity(logits) if options.weights == "sigmoid" else logits
+    return output(options, expert_choice(logits, capacity=options.capacity(train=train), combine_scores=weights))
 
 
 ROUTER = Router(

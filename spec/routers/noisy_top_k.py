@@ -9,29 +9,44 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity, noisy_top_k_load_loss, noisy_top_k_logits
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, balance, logits, output, token_choice
+from moespec.spec.routers.common import check_logits, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Noise, Params, RouterOutput
+from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, TokenChoiceOptions):
+class Options(RouterOptions):
     """Options of `noisy_top_k`."""
 
-    choices: Count = 2
-    """experts K that a token chooses"""
     capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
     importance_weight: Weight = 0.1
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    choices: Count = 2
     load_weight: Weight = 0.1
-    """weight of the load loss, which there is only with noise"""
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
@@ -40,7 +55,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy logits H, combined with the gates G.
 
@@ -61,19 +76,43 @@ def route(
     [[0, 1, 4, 2, 3, 5], [2, 5, 0, 1, 6, 6], [3, 4, 6, 6, 6, 6]] [3.513736, 1.744602, 0.741662]
     [[0, 1, 3, 4, 5, 6], [2, 5, 1, 6, 6, 6], [0, 2, 3, 4, 6, 6]] [3.341124, 1.813102, 0.845774]
     """
-    clean = logits(B, params, tokens, options)
-    scales = B.router_logits(tokens, params["noise_kernel"])
-    noisy = B.noisy_top_k_logits(clean, scales, noise)
-    gates = B.noisy_top_k_affinity(noisy, choices=options.choices)
-    routing = token_choice(B, options, B.stop_gradient(noisy), gates, train=train)
-    load = {"load": lambda: B.noisy_top_k_load_loss(clean, scales, noisy, choices=options.choices)}
-    losses: Losses = {
-        "importance": lambda: B.importance_loss(gates),
-        **({} if noise is None else load),
-        "balance": lambda: balance(B, options, B.softmax_affinity(noisy)),
-        "z": lambda: B.z_loss(clean),
-    }
-    return output(B, options, routing, losses)
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+    scales = router_logits(tokens, params["noise_kernel"])
+    noisy = noisy_top_k_logits(logits, scales, noise)
+    gates = noisy_top_k_affinity(noisy, choices=options.choices)
+    selection = stop_gradient(noisy)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = gates
+    if options.batch_priority != "none":
+        order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(selection, gates, choices=options.choices)
+
+    # Slots.
+    routing = token_choice(
+        selection,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(gates)
+    if options.load_weight and noise is not None:
+        losses["load"] = noisy_top_k_load_loss(logits, scales, noisy, choices=options.choices)
+    if options.balance_weight:
+        losses["balance"] = scoped_balance_loss(softmax_affinity(noisy), scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -1,4 +1,4 @@
-"""What the routers that select by a plan have in common: the plan, and what weights the outputs.
+"""Which scores weight the outputs of experts where a plan selects.
 
 | here | Routers (arXiv 2401.15969), sections 2.2, 2.4 and 2.5 |
 |---|---|
@@ -43,66 +43,14 @@ RT-2: Which weights do the plan routers combine with?
         BaseOTNoisyTopExpertsPerItemRouter (use_softmax_combine_weights=False).
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from moespec.spec.algorithms.softmax import softmax_affinity
+from moespec.spec.routing import Array
 
-from moespec.spec.options import NoiseOptions, RouterOptions
-from moespec.spec.ranges import Count, Scalar
-from moespec.spec.routers.blocks import Array, Blocks
-
-__all__ = ["PlanOptions", "SinkhornOptions", "SparsePlanOptions", "combine_scores", "sinkhorn_plan", "sparse_plan"]
+__all__ = ["combine_scores"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions(RouterOptions):
-    """Options of routers that select by a plan."""
-
-    combine_with: Literal["softmax", "plan"] = "softmax"
-    """what weights the experts' outputs; plan: the ablation, with a gradient if it is a Sinkhorn plan"""
-    combine_from_clean_logits: bool = False
-    """leave the noise out of the combine weights"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SinkhornOptions(PlanOptions):
-    """Options of routers that select by a Sinkhorn plan."""
-
-    sinkhorn_iterations: Count = 20
-    """updates of the Sinkhorn plan"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparsePlanOptions(PlanOptions, NoiseOptions):
-    """Options of routers that select by a sparsity-constrained plan."""
-
-    noise_multiplier: Scalar = 0.0
-    transport_objective: Literal["semi_dual", "dual"] = "semi_dual"
-    """what the solver of the sparsity-constrained plan maximises"""
-    transport_steps: Count = 20
-    """solver steps of the sparsity-constrained plan"""
-
-
-def sinkhorn_plan(B: Blocks, options: SinkhornOptions, noisy: Array) -> Array:
-    """The plan of the noisy logits.
-
-    A plan that only selects is cut off from the gradient before its iterations, so that none of them is recorded.
-    """
-    logits = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
-    return B.sinkhorn_affinity(logits, iterations=options.sinkhorn_iterations)
-
-
-def sparse_plan(B: Blocks, options: SparsePlanOptions, scores: Array, **constraint: Any) -> Array:
-    """The plan of the scores, which carries no gradient; `constraint` says what is sparse, and how much."""
-    return B.sparse_transport_affinity(
-        B.stop_gradient(scores),
-        objective=options.transport_objective,
-        steps=options.transport_steps,
-        **constraint,
-    )
-
-
-def combine_scores(B: Blocks, options: PlanOptions, clean: Array, noisy: Array, plan: Array) -> Array:
-    """The scores that weight the experts' outputs."""
-    if options.combine_with == "plan":
+def combine_scores(plan: Array, logits: Array, noisy: Array, *, combine_with: str, from_clean: bool) -> Array:
+    """The softmax of the noisy logits or, `from_clean`, of those without noise; with `combine_with="plan"` the plan itself."""
+    if combine_with == "plan":
         return plan
-    return B.softmax_affinity(clean if options.combine_from_clean_logits else noisy)
+    return softmax_affinity(logits if from_clean else noisy)

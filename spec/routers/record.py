@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -26,6 +27,11 @@ def _stateless(options: Any) -> dict[str, Kept]:
     return {}
 
 
+def _no_update(options: Any, state: State, statistics: State) -> State:
+    """The router keeps nothing, so that nothing is updated."""
+    return {}
+
+
 def _fields(options: Any) -> set[str]:
     """The names of the fields of a dataclass, none of anything else."""
     return set(getattr(options, "__dataclass_fields__", ()))
@@ -37,11 +43,17 @@ class Router(Generic[OptionsOf]):
 
     name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
-    compose: `compose(B, params, tokens, options, *, noise, train)`, the function `route` of its module; with `state=`, too, if it
-        keeps one.
+    route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its metrics,
+        and the statistics that `update` takes; with `state` for a router that keeps one, and what `needs` names. tokens:
+        (tokens, width), of a backend (groups, tokens, width). params: as from `init`. options: those of this router, of its
+        class or of another with the same fields. noise: of the shape that `noise(options)` says, or None for none. train:
+        whether it is training. It raises ConfigError for the options of another router, a parameter that is missing, or a
+        state with other names; ShapeError, DtypeError or ContractError, as the public functions that it calls do, for arrays
+        that they do not accept.
     noise: `noise(options)` says what noise the router takes in training, None for none.
     state: `state(options)` says what the router keeps from step to step, by name: what no optimiser touches, which `route` reads.
-    renew: `renew(B, options, state, statistics)`, the function `update` of its module.
+    update: `update(options, state, statistics)` returns the state after a step: of that before it, and the statistics of all
+        tokens of the step, summed. It raises ConfigError for a router that keeps no state, and for a state with other names.
     needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
     decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
         trained, which no gradient reaches.
@@ -50,17 +62,16 @@ class Router(Generic[OptionsOf]):
         multiply-adds unless it says something else; which tokens may be left without an expert.
     revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
         besides the router itself.
-    B: what `route` computes with, the specification or a backend; see `bind`.
     """
 
     name: str
     source: str
     Options: type[OptionsOf]
     init: Callable[[np.random.Generator, Any], Params]
-    compose: Callable[..., RouterOutput]
+    route: Callable[..., RouterOutput]
     noise: Callable[[Any], Noise | None] = _no_noise
     state: Callable[[Any], dict[str, Kept]] = _stateless
-    renew: Callable[..., State] | None = None
+    update: Callable[..., State] = _no_update
     needs: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
@@ -70,10 +81,11 @@ class Router(Generic[OptionsOf]):
     drops: str = field(kw_only=True)
     revision: int = field(kw_only=True, default=1)
     functions: tuple[str, ...] = field(kw_only=True, default=())
-    B: Any = field(kw_only=True, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
+        object.__setattr__(self, "route", self._checked_route(self.route))
+        object.__setattr__(self, "update", self._checked_update(self.update))
 
     @property
     def options(self) -> type[OptionsOf]:
@@ -92,47 +104,35 @@ class Router(Generic[OptionsOf]):
         """The state before the first step: NumPy arrays (float32) by name, none for a router that keeps nothing."""
         return {name: np.full(kept.shape, kept.value, np.float32) for name, kept in self.state(options).items()}
 
-    def route(
-        self,
-        params: Params,
-        tokens: Any,
-        options: Any,
-        *,
-        state: State | None = None,
-        noise: Any = None,
-        train: bool = False,
-        **needed: Any,
-    ) -> RouterOutput:
-        """The routing of the tokens, its losses, its metrics, and the statistics that `update` takes.
+    def _checked_route(self, route: Callable[..., RouterOutput]) -> Callable[..., RouterOutput]:
+        @wraps(route)
+        def checked(
+            params: Params, tokens: Any, options: Any, *, state: State | None = None, **given: Any
+        ) -> RouterOutput:
+            self._check_options(options)
+            if self._check_state(options, state):
+                given["state"] = state
+            try:
+                return route(params, tokens, options, **given)
+            except KeyError as error:
+                (name,) = error.args
+                if name in params or not isinstance(name, str):
+                    raise
+                raise ConfigError(
+                    f"params: {self.name} needs {name!r}, and it is missing from {sorted(params)}"
+                ) from None
 
-        params: as from `init`. tokens: (tokens, width), of a backend (groups, tokens, width). options: those of this
-        router, of its class or of another with the same fields. state: as from `initial_state` or `update`.
-        noise: of the shape that `noise(options)` says, or None
-        for none. train: whether it is training. needed: the arguments that `needs` names.
+        return checked
 
-        Raises ConfigError for the options of another router, a parameter that is missing, or a state with other names; ShapeError,
-        DtypeError or ContractError, as the public functions that it calls do, for arrays that they do not accept.
-        """
-        self._check_options(options)
-        if self._check_state(options, state):
-            needed["state"] = state
-        try:
-            return self.compose(self.B, params, tokens, options, noise=noise, train=train, **needed)
-        except KeyError as error:
-            (name,) = error.args
-            if name in params or not isinstance(name, str):
-                raise
-            raise ConfigError(f"params: {self.name} needs {name!r}, and it is missing from {sorted(params)}") from None
+    def _checked_update(self, update: Callable[..., State]) -> Callable[..., State]:
+        @wraps(update)
+        def checked(options: Any, state: State, statistics: State) -> State:
+            self._check_options(options)
+            if not self._check_state(options, state):
+                raise ConfigError(f"state: {self.name} keeps none")
+            return update(options, state, statistics)
 
-    def update(self, options: Any, state: State, statistics: State) -> State:
-        """The state after a step: of that before it, and the statistics of all tokens of the step, summed.
-
-        Raises ConfigError for a router that keeps no state, and for a state with other names.
-        """
-        self._check_options(options)
-        if not self._check_state(options, state) or self.renew is None:
-            raise ConfigError(f"state: {self.name} keeps none")
-        return self.renew(self.B, options, state, statistics)
+        return checked
 
     def _check_options(self, options: Any) -> None:
         if not isinstance(options, self.Options) and _fields(options) != _fields(self.Options):
@@ -152,9 +152,10 @@ class Router(Generic[OptionsOf]):
                 raise ShapeError(f"state.{name}: expected the shape {kept.shape}, got {shape}")
         return len(wanted) > 0
 
-    def bind(self, B: Any) -> "Router[OptionsOf]":
-        """The router whose `route` is computed by `B`, the specification or a backend."""
-        return replace(self, B=B)
+    @property
+    def stateful(self) -> bool:
+        """Whether it keeps something from step to step."""
+        return self.state is not _stateless
 
     @property
     def algorithm(self) -> Algorithm:

@@ -27,33 +27,36 @@ RE-5: How many experts has a token?
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from moespec.spec.options import CapacityOptions
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.metrics import routing_metrics
+from moespec.spec.algorithms.relu_routing import excess_gates, relu_affinity, relu_loss, renewed_penalty
+from moespec.spec.algorithms.softmax import router_logits
+from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import init_kernel, logits, output
+from moespec.spec.routers.common import check_logits, init_kernel
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
 
 __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(CapacityOptions):
+class Options(RouterOptions):
     """Options of `relu`; without a capacity factor it drops no token."""
 
+    capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
     choices: Count = 1
     """experts K that a token chooses, as the mean over all tokens to which the penalty leads"""
-    capacity_factor: Factor = math.inf
     initial_penalty: Positive = 1e-8
     """weight of the loss that makes gates 0, before the first step"""
     penalty_multiplier: Positive = 1.2
     """what the penalty is multiplied with after a step with too many gates above 0, and divided by after one with too few"""
-
-    @property
-    def items(self) -> tuple[int, int]:
-        """Every token requests one slot for each of its choices."""
-        return self.tokens, self.choices
 
     def capacity(self, *, train: bool = True) -> int:
         """Slots C of an expert, at most one for each token."""
@@ -66,7 +69,6 @@ def state(options: Options) -> dict[str, Kept]:
 
 
 def route(
-    B: Blocks,
     params: Params,
     tokens: Array,
     options: Options,
@@ -93,19 +95,26 @@ def route(
     >>> float(found.statistics["excess"]), float(router.update(options, state, found.statistics)["penalty"])
     (5.0, 1.0)
     """
-    gates = B.relu_affinity(logits(B, params, tokens, options))
-    routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
-    loss = B.relu_loss(gates, state["penalty"], choices=options.choices)
-    excess = B.excess_gates(gates, choices=options.choices)
-    found = output(B, options, routing)
-    metrics = {**found.metrics, "relu_loss": loss}
-    return found._replace(losses={"relu": loss}, metrics=metrics, statistics={"excess": excess})
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+    gates = relu_affinity(logits)
+
+    # Slots: an expert takes the tokens with a gate above 0.
+    routing = expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
+
+    # Loss.
+    loss = relu_loss(gates, state["penalty"], choices=options.choices)
+    excess = excess_gates(gates, choices=options.choices)
+    metrics = {**routing_metrics(routing), "relu_loss": loss}
+    return RouterOutput(routing, {"relu": loss}, metrics, {"excess": excess})
 
 
-def update(B: Blocks, options: Options, state: State, statistics: State) -> State:
+def update(options: Options, state: State, statistics: State) -> State:
     """The state after a step, of the `excess` of all its tokens: see `renewed_penalty`."""
     multiplier = options.penalty_multiplier
-    return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
+    return {"penalty": renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
 
 
 ROUTER = Router(
@@ -115,7 +124,7 @@ ROUTER = Router(
     init_kernel,
     route,
     state=state,
-    renew=update,
+    update=update,
     models=("ReMoE",),
     balances="the load of the experts by a loss, whose weight holds the mean number of experts of a token",
     cost="T D E; an expert may be given every token",

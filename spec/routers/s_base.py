@@ -29,40 +29,58 @@ SB-3: What is the gate?
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from moespec.spec.choice_options import LogitOptions
-from moespec.spec.options import NoisyLossOptions, TokenChoiceOptions
-from moespec.spec.ranges import Count, Factor, Scalar
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import (
-    gating_noise,
-    init_kernel,
-    noisy_logits,
-    noisy_losses,
-    output,
-    token_choice,
-)
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
+from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, TokenChoiceOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `s_base`; a token chooses one expert."""
 
+    choices: ClassVar[int] = 1
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
     capacity_factor: Factor = math.inf
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
     noise_multiplier: Scalar = 0.0
+    load_weight: Weight = 0.0
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
     sinkhorn_iterations: Count = 20
-    """updates of the Sinkhorn plan"""
     combine_with: Literal["softmax", "sigmoid"] = "softmax"
     """what weights the experts' outputs"""
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax. The plan carries no gradient.
 
@@ -82,14 +100,53 @@ def route(
     [[0, 1, 4], [5, 6, 6], [2, 3, 6]] 3.7673841987
     [[0, 1, 4], [2, 5, 6], [3, 6, 6]] 3.9323379377
     """
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    scores = B.softmax_affinity(noisy)
-    gates = scores if options.combine_with == "softmax" else B.sigmoid_affinity(noisy)
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+
+    # Selection, which carries no gradient, and gates.
+    scores = softmax_affinity(noisy)
+    gates = scores if options.combine_with == "softmax" else sigmoid_affinity(noisy)
     selection = scores
     if train:
-        selection = B.sinkhorn_affinity(B.stop_gradient(noisy), iterations=options.sinkhorn_iterations)
-    routing = token_choice(B, options, B.stop_gradient(selection), gates, train=train)
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+        selection = sinkhorn_affinity(stop_gradient(noisy), iterations=options.sinkhorn_iterations)
+    selection = stop_gradient(selection)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = gates
+    if options.batch_priority != "none":
+        order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(selection, gates, choices=options.choices)
+
+    # Slots.
+    routing = token_choice(
+        selection,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -37,31 +37,46 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moespec.spec.algorithms.group_limited import check_groups
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.group_limited import check_groups, group_limited_scores
+from moespec.spec.algorithms.loss_free import balance_bias, biased_scores, expert_load
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.quantile_balancing import quantile_bias, required_biases
+from moespec.spec.algorithms.selected_weights import normalize_selected, scaled_gates
+from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity, sqrt_softplus_affinity
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_choices, check_rivals
-from moespec.spec.choice_options import BalanceCountOptions
 from moespec.spec.errors import ConfigError
-from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
-from moespec.spec.ranges import Count, Factor, Positive, Scalar
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, balance, init_kernel, logits, output, token_choice
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.routers.common import check_logits, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Kept, Params, RouterOutput, State
+from moespec.spec.routing import Array, Kept, Params, RouterOutput, State
 
 __all__ = ["ROUTER", "Options", "route", "state", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, BalanceCountOptions, TokenChoiceOptions):
+class Options(RouterOptions):
     """Options of `sigmoid_token_choice`."""
 
-    choices: Count = 2
-    """experts K that a token chooses"""
     capacity_factor: Factor = math.inf
-    affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
-    """what scores are of logits: the sigmoid, the square root of the softplus (DeepSeek-V4), or the softmax"""
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
     normalize_selected: bool = True
     balance_counts: Literal["first", "all"] = "all"
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    choices: Count = 2
+    affinity: Literal["sigmoid", "sqrt_softplus", "softmax"] = "sigmoid"
+    """what scores are of logits: the sigmoid, the square root of the softplus (DeepSeek-V4), or the softmax"""
     epsilon: Scalar = 1e-20
     """what is added to the sum by which the gates are divided"""
     scale: Positive = 1.0
@@ -113,7 +128,6 @@ def state(options: Options) -> dict[str, Kept]:
 
 
 def route(
-    B: Blocks,
     params: Params,
     tokens: Array,
     options: Options,
@@ -142,42 +156,72 @@ def route(
     [[0, 1, 4, 6, 6, 6], [2, 5, 6, 6, 6, 6], [3, 6, 6, 6, 6, 6]] [3.0, 2.0, 1.0] [-0.5, 0.0, 0.5]
     [[6, 6, 6, 6, 6, 6], [5, 6, 6, 6, 6, 6], [0, 1, 2, 3, 4, 6]] [0.0, 1.0, 5.0] [0.0, 0.5, 0.0]
     """
-    clean = logits(B, params, tokens, options)
-    scores = getattr(B, f"{options.affinity}_affinity")(clean)
-    selection = B.biased_scores(scores, state["bias"])
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+    affinity = {"sigmoid": sigmoid_affinity, "sqrt_softplus": sqrt_softplus_affinity, "softmax": softmax_affinity}
+    scores = affinity[options.affinity](logits)
+
+    # Selection: the bias counts, and experts outside the chosen groups do not.
+    selection = biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
-        by, outside = None if options.group_bias else scores, options.outside
-        groups, limit, best = options.expert_groups, options.chosen_groups, options.best_of_group
-        selection = B.group_limited_scores(selection, by, groups=groups, limit=limit, best=best, outside=outside)
-    routing = token_choice(B, options, selection, scores, train=train, epsilon=options.epsilon, scale=options.scale)
+        selection = group_limited_scores(
+            selection,
+            None if options.group_bias else scores,
+            groups=options.expert_groups,
+            limit=options.chosen_groups,
+            best=options.best_of_group,
+            outside=options.outside,
+        )
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array = scores
+    if options.batch_priority != "none":
+        order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(selection, weights, choices=options.choices, epsilon=options.epsilon)
+    if options.scale != 1:
+        weights = scaled_gates(weights, scale=options.scale)
+
+    # Slots.
+    routing = token_choice(
+        selection,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+    )
+
+    # Statistics.
     if options.bias_update == "sign":
-        sums = {"load": B.expert_load(selection, choices=options.choices)}
+        statistics = {"load": expert_load(selection, choices=options.choices)}
     else:
-        sums = {"required": B.required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)}
-    return output(B, options, routing, _losses(B, options, clean, scores))._replace(statistics=sums)
+        required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
+        statistics = {"required": required}
+
+    # Losses, of scores that have the sum 1.
+    losses: dict[str, Array] = {}
+    shares = scores
+    if options.affinity != "softmax" and (options.importance_weight or options.balance_weight):
+        shares = normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
+    if options.importance_weight:
+        losses["importance"] = importance_loss(shares)
+    if options.balance_weight:
+        counted = options.choices if options.balance_counts == "all" else 1
+        losses["balance"] = scoped_balance_loss(shares, scope=options.balance_scope, choices=counted)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)._replace(statistics=statistics)
 
 
-def _losses(B: Blocks, options: Options, clean: Array, scores: Array) -> Losses:
-    """The losses, of scores that have the sum 1."""
-
-    def shares() -> Array:
-        plain = options.affinity == "softmax"
-        return scores if plain else B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
-
-    counted = options.choices if options.balance_counts == "all" else 1
-    return {
-        "importance": lambda: B.importance_loss(shares()),
-        "balance": lambda: balance(B, options, shares(), choices=counted),
-        "z": lambda: B.z_loss(clean),
-    }
-
-
-def update(B: Blocks, options: Options, state: State, statistics: Any) -> State:
+def update(options: Options, state: State, statistics: Any) -> State:
     """The state after a step, of the statistics of all its tokens: see `balance_bias` and `quantile_bias`."""
     if options.bias_update == "quantile":
-        return {"bias": B.quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
+        return {"bias": quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
     rate, recentre = options.bias_update_rate, options.recentre_bias
-    return {"bias": B.balance_bias(state["bias"], statistics["load"], rate=rate, recentre=recentre)}
+    return {"bias": balance_bias(state["bias"], statistics["load"], rate=rate, recentre=recentre)}
 
 
 ROUTER = Router(
@@ -187,7 +231,7 @@ ROUTER = Router(
     init_kernel,
     route,
     state=state,
-    renew=update,
+    update=update,
     models=(
         *("DeepSeek-V3", "DeepSeek-V3.2", "DeepSeek-V4", "Kimi K2", "Kimi Linear", "GLM-4.5", "GLM-5", "MiniMax-M2"),
         *("MiniMax-M3", "dots3", "Nemotron-H", "Mistral 4", "ERNIE 4.5", "Llama 4"),

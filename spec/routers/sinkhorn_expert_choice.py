@@ -10,32 +10,87 @@ The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from moespec.spec.choice_options import LogitOptions
-from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
-from moespec.spec.routers.plan import SinkhornOptions, combine_scores, sinkhorn_plan
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.sinkhorn import sinkhorn_affinity
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.plan import combine_scores
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SinkhornOptions, NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `sinkhorn_expert_choice`."""
+
+    experts_choose: ClassVar[bool] = True
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 1.0
+    load_weight: Weight = 0.0
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
+    combine_with: Literal["softmax", "plan"] = "softmax"
+    combine_from_clean_logits: bool = False
+    sinkhorn_iterations: Count = 20
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the Sinkhorn plan of the noisy logits, combined with the softmax of the noisy logits."""
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    plan = sinkhorn_plan(B, options, noisy)
-    combine = combine_scores(B, options, clean, noisy, plan)
-    routing = B.expert_choice(B.stop_gradient(plan), capacity=options.capacity(train=train), combine_scores=combine)
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+
+    # Plan. One that only selects is cut off from the gradient before its iterations, so that none of them is recorded.
+    planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
+    plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
+    how, clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+
+    # Slots.
+    routing = expert_choice(stop_gradient(plan), capacity=options.capacity(train=train), combine_scores=combine)
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=1, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -22,22 +22,26 @@ from typing import Literal, Self
 
 import numpy as np
 
+from moespec.spec.algorithms.soft_moe import soft_routing
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import SlotOptions
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import output
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor
+from moespec.spec.routers.common import output
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SlotOptions):
+class Options(RouterOptions):
     """Options of `soft_moe`, whose slots are parameters: as many at evaluation as in training."""
 
+    capacity_factor: Factor = 1.0
     rounding: Literal["ceil", "round"] = "round"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
     normalize: bool = True
     """normalise tokens and slots before their product"""
     norm_form: Literal["paper", "rsqrt"] = "paper"
@@ -61,13 +65,13 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations, without noise and without auxiliary losses.
 
     ShapeError if tokens or slots do not fit the options.
     """
-    routing = B.soft_routing(
+    routing = soft_routing(
         tokens,
         params["slots"],
         scale=params["scale"],
@@ -79,7 +83,7 @@ def route(
     check_size("tokens", routing.dispatch, -3, options.tokens, "options.tokens")
     check_size("slots", routing.dispatch, -2, options.experts, "options.experts")
     check_size("slots", routing.dispatch, -1, options.capacity(), "the capacity of options")
-    return output(B, options, routing)
+    return output(options, routing)
 
 
 ROUTER = Router(

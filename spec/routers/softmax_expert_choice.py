@@ -16,23 +16,46 @@ EC-5: Is Softmax Expert Choice noisy in training?
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from moespec.spec.algorithms.capped_affinity import check_cap
-from moespec.spec.choice_options import LogitOptions
-from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
-from moespec.spec.ranges import Count, Positive
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
+from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `softmax_expert_choice`."""
 
+    experts_choose: ClassVar[bool] = True
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 1.0
+    load_weight: Weight = 0.0
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
     cap: Count | None = None
     """the most experts that should choose one token, by a linear program; None for no limit"""
     cap_regularization: Positive = 0.01
@@ -47,7 +70,7 @@ class Options(NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines.
 
@@ -63,17 +86,39 @@ def route(
     [[4, 1, 0, 3], [5, 2, 0, 1], [3, 2, 4, 1]]
     [[0, 1, 4, 3], [2, 5, 3, 0], [2, 3, 4, 1]]
     """
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    scores, capacity = B.softmax_affinity(noisy), options.capacity(train=train)
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    scores, capacity = softmax_affinity(noisy), options.capacity(train=train)
+
+    # Slots.
     if options.cap is None:
-        routing = B.expert_choice(scores, capacity=capacity)
+        routing = expert_choice(scores, capacity=capacity)
     else:
-        selected = B.stop_gradient(scores)
-        capped = B.capped_affinity(
-            selected, capacity=capacity, cap=options.cap, regularization=options.cap_regularization
+        regularization = options.cap_regularization
+        capped = capped_affinity(
+            stop_gradient(scores), capacity=capacity, cap=options.cap, regularization=regularization
         )
-        routing = B.expert_choice(capped, capacity=capacity, combine_scores=scores)
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+        routing = expert_choice(capped, capacity=capacity, combine_scores=scores)
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=1, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -15,38 +15,55 @@ RT-5: What are the capacity and its rounding in the study?
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from moespec.spec.algorithms.token_choice import check_slot_order
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import check_slot_order, token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_tries
-from moespec.spec.choice_options import BalanceCountOptions, LogitOptions, SeveralChoicesOptions
-from moespec.spec.options import NoisyLossOptions
-from moespec.spec.ranges import Count, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import (
-    gating_noise,
-    init_kernel,
-    noisy_logits,
-    noisy_losses,
-    output,
-    token_choice,
-    tried,
-)
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(NoisyLossOptions, BalanceCountOptions, SeveralChoicesOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `softmax_token_choice`."""
 
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
+    normalize_when: Literal["before", "after"] = "before"
+    normalize_norm: Literal["sum", "euclidean"] = "sum"
+    slot_order: Literal["choice", "token"] = "choice"
+    balance_counts: Literal["first", "all"] = "first"
+    importance_weight: Weight = 0.005
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 1.0
+    load_weight: Weight = 0.005
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
     choices: Count = 1
-    """experts K that a token chooses"""
     tries: Count | None = None
     """how many of its best experts a token tries in turn when some are full; by default only those that it chooses"""
-    importance_weight: Weight = 0.005
-    load_weight: Weight = 0.005
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,16 +71,58 @@ class Options(NoisyLossOptions, BalanceCountOptions, SeveralChoicesOptions, Logi
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy softmax.
 
     noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
     train: whether the capacity is that of training.
     """
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    routing = token_choice(B, options, B.softmax_affinity(noisy), train=train, **tried(options.tries))
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=options.choices))
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    scores = softmax_affinity(noisy)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = None
+    if options.batch_priority != "none":
+        order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected and options.normalize_when == "before":
+        weights = normalize_selected(scores, choices=options.choices, norm=options.normalize_norm)
+    after = options.normalize_selected and options.normalize_when == "after"
+
+    # Slots.
+    routing = token_choice(
+        scores,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+        tries=options.tries,
+        slot_order=options.slot_order,
+        normalize=options.normalize_norm if after else None,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        counted = options.choices if options.balance_counts == "all" else 1
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope, choices=counted)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -10,28 +10,57 @@ The module `plan` has what all routers by a plan share, with its ledger.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from moespec.spec.choice_options import LogitOptions
-from moespec.spec.options import ExpertChoiceOptions, NoisyLossOptions
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import gating_noise, init_kernel, noisy_logits, noisy_losses, output
-from moespec.spec.routers.plan import SparsePlanOptions, combine_scores, sparse_plan
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss, load_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
+from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.numerics import stop_gradient
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Scalar, Weight
+from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.plan import combine_scores
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(SparsePlanOptions, NoisyLossOptions, ExpertChoiceOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `sparsity_constrained_expert_choice`."""
 
+    experts_choose: ClassVar[bool] = True
+    bias: bool = False
+    jitter: Scalar = 0.0
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
+    noise_multiplier: Scalar = 0.0
+    load_weight: Weight = 0.0
+    balance_logits: Literal["noisy", "clean"] = "noisy"
+    z_logits: Literal["clean", "noisy"] = "clean"
+    combine_with: Literal["softmax", "plan"] = "softmax"
+    combine_from_clean_logits: bool = False
+    transport_objective: Literal["semi_dual", "dual"] = "semi_dual"
+    transport_steps: Count = 20
     drop_zero_plan: bool = False
     """leave slots empty whose token has plan 0"""
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax, combined with the softmax or with the plan.
 
@@ -39,12 +68,42 @@ def route(
     With fewer than T / E slots for an expert (a capacity factor below 1) the constraints of the plan cannot be met; see
     `sparse_transport_affinity`.
     """
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    scores, capacity = B.softmax_affinity(noisy), options.capacity(train=train)
-    plan = sparse_plan(B, options, scores, capacity=capacity)
-    combine = combine_scores(B, options, clean, noisy, plan)
-    routing = B.expert_choice(plan, capacity=capacity, combine_scores=combine, drop_zero=options.drop_zero_plan)
-    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
+    capacity = options.capacity(train=train)
+
+    # Plan, which carries no gradient.
+    plan = sparse_transport_affinity(
+        stop_gradient(softmax_affinity(noisy)),
+        objective=options.transport_objective,
+        steps=options.transport_steps,
+        capacity=capacity,
+    )
+    how, clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+
+    # Slots.
+    routing = expert_choice(plan, capacity=capacity, combine_scores=combine, drop_zero=options.drop_zero_plan)
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.load_weight and options.noise_multiplier and noise is not None:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=1, noise_std=std)
+    if options.balance_weight:
+        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
+        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

@@ -12,26 +12,39 @@ The paper gives no weight of the threshold loss and has no noise in these gates,
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from moespec.spec.options import BalanceLossOptions, ExpertChoiceOptions
-from moespec.spec.ranges import Factor, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import Losses, clean_losses, init_kernel, logits, output
+from moespec.spec.algorithms.expert_choice import expert_choice
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.strictly_balanced import batchwise_mask, masked_gates, threshold_loss, threshold_mask
+from moespec.spec.algorithms.z_loss import z_loss
+from moespec.spec.options import RouterOptions
+from moespec.spec.ranges import Count, Factor, Weight
+from moespec.spec.routers.common import check_logits, init_kernel, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, ExpertChoiceOptions):
+class Options(RouterOptions):
     """Options of `strictly_balanced`."""
 
+    experts_choose: ClassVar[bool] = True
     capacity_factor: Factor = 2.0
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
     eval_capacity_factor: Factor | None = None
     """the capacity factor at evaluation; None for room for all tokens that are above a threshold"""
+    importance_weight: Weight = 0.0
+    balance_weight: Weight = 0.0
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
     threshold_weight: Weight = 0.001
     """weight of the loss of the thresholds, a sum over tokens and experts, which there is only in training"""
 
@@ -49,7 +62,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the softmax if `train`, else of all gates above the thresholds; the gates of a token are divided by
     their sum. With a capacity at evaluation an expert keeps the tokens of the largest gates after this division.
@@ -70,17 +83,31 @@ def route(
     [[4, 1, 0], [5, 2, 0], [3, 2, 4]] [2.611856, 1.891401, 1.496744]
     [[0, 1, 4, 6, 6, 6], [5, 2, 6, 6, 6, 6], [3, 2, 6, 6, 6, 6]] [3.0, 1.622459, 1.377541]
     """
-    clean, thresholds = logits(B, params, tokens, options), params["thresholds"]
-    gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
-    losses: Losses = clean_losses(B, options, clean)
+
+    # Logits.
+    logits = router_logits(tokens, params["kernel"])
+    check_logits(logits, options)
+    gates, thresholds, capacity = softmax_affinity(logits), params["thresholds"], options.capacity(train=train)
+
+    # Slots.
     if train:
-        weights = B.masked_gates(gates, B.batchwise_mask(gates, capacity=capacity))
-        routing = B.expert_choice(gates, capacity=capacity, combine_scores=weights)
-        losses = {"threshold": lambda: B.threshold_loss(gates, thresholds, capacity=capacity), **losses}
+        weights = masked_gates(gates, batchwise_mask(gates, capacity=capacity))
+        routing = expert_choice(gates, capacity=capacity, combine_scores=weights)
     else:
-        weights = B.masked_gates(gates, B.threshold_mask(gates, thresholds))
-        routing = B.expert_choice(weights, capacity=capacity, drop_zero=True)
-    return output(B, options, routing, losses)
+        weights = masked_gates(gates, threshold_mask(gates, thresholds))
+        routing = expert_choice(weights, capacity=capacity, drop_zero=True)
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if train and options.threshold_weight:
+        losses["threshold"] = threshold_loss(gates, thresholds, capacity=capacity)
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.balance_weight:
+        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

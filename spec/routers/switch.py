@@ -32,30 +32,49 @@ SW-5: What is the capacity factor at evaluation?
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from moespec.spec.algorithms.batch_priority import batch_priority
+from moespec.spec.algorithms.logit_cap import cap_logits
+from moespec.spec.algorithms.losses import importance_loss
+from moespec.spec.algorithms.router_jitter import router_jitter
+from moespec.spec.algorithms.selected_weights import normalize_selected
+from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
+from moespec.spec.algorithms.token_choice import token_choice
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_tries
-from moespec.spec.choice_options import LogitOptions
 from moespec.spec.initial import lecun_normal
-from moespec.spec.options import BalanceLossOptions, TokenChoiceOptions
+from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.blocks import Array, Blocks
-from moespec.spec.routers.composition import clean_losses, init_bias, jitter_noise, logits, output, token_choice, tried
+from moespec.spec.routers.common import check_logits, init_bias, jitter_noise, output, scoped_balance_loss
 from moespec.spec.routers.record import Router
-from moespec.spec.routing import Params, RouterOutput
+from moespec.spec.routing import Array, Params, RouterOutput
 
 __all__ = ["ROUTER", "Options", "init", "route"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(BalanceLossOptions, TokenChoiceOptions, LogitOptions):
+class Options(RouterOptions):
     """Options of `switch`; a token chooses one expert."""
 
-    capacity_factor: Factor = 1.25
+    choices: ClassVar[int] = 1
+    bias: bool = False
     jitter: Scalar = 0.01
     """largest relative change of the router's input in training; 0 for none"""
+    logit_cap: Scalar = 0.0
+    capacity_factor: Factor = 1.25
+    rounding: Literal["ceil", "round"] = "ceil"
+    multiple_of: Count = 1
+    slots_per_expert: Count | None = None
+    eval_capacity_factor: Factor | None = None
+    batch_priority: Literal["none", "max", "sum"] = "none"
+    normalize_selected: bool = False
+    importance_weight: Weight = 0.0
     balance_weight: Weight = 0.01
+    balance_scope: Literal["group", "batch", "global"] = "group"
+    z_weight: Weight = 0.0
     tries: Count | None = None
     """how many of its best experts a token tries in turn when some are full (no token left behind); by default one"""
 
@@ -71,7 +90,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def route(
-    B: Blocks, params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
+    params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of one expert by the softmax of the jittered tokens. Only the router sees the jitter.
 
@@ -89,9 +108,42 @@ def route(
     >>> round(float(output.losses["balance"]), 12)
     0.011708880193
     """
-    seen = logits(B, params, tokens, options, noise)
-    routing = token_choice(B, options, B.softmax_affinity(seen), train=train, **tried(options.tries))
-    return output(B, options, routing, clean_losses(B, options, seen))
+
+    # Logits.
+    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    check_logits(logits, options)
+    if options.logit_cap:
+        logits = cap_logits(logits, cap=options.logit_cap)
+    scores = softmax_affinity(logits)
+
+    # Order and weights.
+    order: Array | None = None
+    weights: Array | None = None
+    if options.batch_priority != "none":
+        order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected:
+        weights = normalize_selected(scores, choices=options.choices)
+
+    # Slots.
+    routing = token_choice(
+        scores,
+        choices=options.choices,
+        capacity=options.capacity(train=train),
+        combine_scores=weights,
+        order=order,
+        tries=options.tries,
+    )
+
+    # Losses.
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if options.balance_weight:
+        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
+    if options.z_weight:
+        losses["z"] = z_loss(logits)
+    return output(options, routing, losses)
 
 
 ROUTER = Router(

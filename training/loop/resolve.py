@@ -17,7 +17,6 @@ from moespec.models.memory import check_limits, check_memory
 from moespec.models.options import no_effect
 from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.options import SlotOptions
 from moespec.training.configuration.config import BackendName, Config
 from moespec.training.configuration.length import in_steps, shrunk
 from moespec.training.configuration.modelconfig import VIT, ModelConfig
@@ -153,7 +152,7 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
             settings.check_training()
     tables = getattr(settings, "ids", 0) * getattr(settings, "hashes", 1)
     check_memory(f"model.codes, model.token_ids: {tables} entries of tables", DRAWS * tables)
-    if isinstance(settings, SlotOptions):
+    if hasattr(settings, "capacity_factor"):
         slots = settings.capacity(train=training)
         arguments = f"model.experts={settings.experts!r} with a capacity of {slots} (model.router_options)"
         check_memory(arguments, layer.groups * settings.experts * slots * settings.width)

@@ -67,7 +67,7 @@ def model_of(weights: Weights) -> ModelConfig:
 def _options(config: vit.VitConfig) -> dict[str, Any]:
     options = dict(config.router_options)
     if ROUTERS[config.router].name == "soft_moe":
-        options["slots_per_expert"] = vit.router_config(config).capacity()  # type: ignore[attr-defined]
+        options["slots_per_expert"] = vit.router_config(config).capacity()
     return options
 
 

@@ -1,0 +1,61 @@
+"""The routers that JAX and torch share: each is composed of the functions of a backend, on arrays with a leading axis of groups.
+
+    route(B, params, tokens, options, *, noise=None, train=False)
+
+`B` is the backend. `moespec.spec.routers` defines what a router computes, in text that no backend runs: the vectors come from
+there, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from moespec.backends.routers import assignments, expert_choice, plans, token_choice
+from moespec.spec.routers import ROUTERS, Routers
+from moespec.spec.routing import RouterOutput, State
+
+__all__ = ["composed"]
+
+ROUTES: Mapping[str, Callable[..., RouterOutput]] = {
+    "base": assignments.base,
+    "batch_expert_choice": expert_choice.batch_expert_choice,
+    "cosine_token_choice": token_choice.cosine_token_choice,
+    "dselect_k": assignments.dselect_k,
+    "gshard": token_choice.gshard,
+    "hash": assignments.hash,
+    "hierarchical_top_k": token_choice.hierarchical_top_k,
+    "image_choice": token_choice.image_choice,
+    "importance_score": token_choice.importance_score,
+    "mixture_of_depths": expert_choice.mixture_of_depths,
+    "noisy_top_k": token_choice.noisy_top_k,
+    "relu": expert_choice.relu,
+    "s_base": plans.s_base,
+    "sigmoid_token_choice": token_choice.sigmoid_token_choice,
+    "sinkhorn_expert_choice": plans.sinkhorn_expert_choice,
+    "sinkhorn_token_choice": plans.sinkhorn_token_choice,
+    "soft_moe": assignments.soft_moe,
+    "softmax_expert_choice": expert_choice.softmax_expert_choice,
+    "softmax_token_choice": token_choice.softmax_token_choice,
+    "sparsity_constrained_expert_choice": plans.sparsity_constrained_expert_choice,
+    "sparsity_constrained_token_choice": plans.sparsity_constrained_token_choice,
+    "strictly_balanced": expert_choice.strictly_balanced,
+    "switch": token_choice.switch,
+}
+
+UPDATES: Mapping[str, Callable[..., State]] = {
+    "batch_expert_choice": expert_choice.batch_expert_choice_update,
+    "relu": expert_choice.relu_update,
+    "sigmoid_token_choice": token_choice.sigmoid_token_choice_update,
+}
+
+
+def composed(B: Any) -> Routers:
+    """The routers by name, computed by the functions of `B`, a backend or a module with the names of one."""
+    updates = {name: partial(update, B) for name, update in UPDATES.items()}
+    return Routers(
+        {
+            name: replace(router, route=partial(ROUTES[name], B), update=updates.get(name, router.update))
+            for name, router in ROUTERS.items()
+        }
+    )

@@ -1,0 +1,100 @@
+"""Routers without a choice by scores alone: BASE, hash layers, Soft MoE and DSelect-k."""
+
+from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.routers.composition import Losses, kernel_logits, output
+from moespec.spec import routers as spec
+from moespec.spec.algorithms.balanced_assignment import even_slots
+from moespec.spec.algorithms.dselect_k_codes import code_bits
+from moespec.spec.checks import check_integers, check_size
+from moespec.spec.errors import ConfigError
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = ["base", "dselect_k", "hash", "soft_moe"]
+
+
+def base(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.base.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one."""
+    scores = kernel_logits(B, params, tokens, options)
+    if not train:
+        return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
+    shards = options.shards
+    assignment = B.base_assignment(scores) if shards == 1 else B.base_assignment(scores, noise, shards=shards)
+    balanced = output(B, options, B.base_routing(scores, assignment.expert, capacity=even_slots(scores)))
+    return balanced._replace(metrics={**balanced.metrics, "gap": B.mean(assignment.gap)})
+
+
+def hash(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.hash.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+    ids: Array | None = None,
+) -> RouterOutput:
+    """Each token goes to the expert of its id. Without ids, the place of a token is its id."""
+    if options.hashes != 1:
+        raise ConfigError(
+            f"hashes: {options.hashes} hashes mix experts inside their MLP and have no routing; see multi_hash_mlp"
+        )
+    check_size("tokens", tokens, -2, options.tokens, "options.tokens")
+    ids = B.position_ids(tokens) if ids is None else ids
+    check_integers("ids", ids, "... tokens")
+    check_size("ids", ids, -1, options.tokens, "options.tokens")
+    table, capacity = B.hash_table_of(params["tables"]), options.capacity(train=train)
+    return output(B, options, B.hash_routing(ids, table, experts=options.experts, capacity=capacity, like=tokens))
+
+
+def soft_moe(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.soft_moe.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Soft MoE and its ablations."""
+    routing = B.soft_routing(
+        tokens,
+        params["slots"],
+        scale=params["scale"],
+        normalize=options.normalize,
+        norm_form=options.norm_form,
+        dispatch=options.dispatch,
+        combine=options.combine,
+    )
+    check_size("tokens", routing.dispatch, -3, options.tokens, "options.tokens")
+    check_size("slots", routing.dispatch, -2, options.experts, "options.experts")
+    check_size("slots", routing.dispatch, -1, options.capacity(), "the capacity of options")
+    return output(B, options, routing)
+
+
+def dselect_k(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.dselect_k.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Each token goes to the experts that its selectors are on."""
+    check_size("tokens", tokens, -2, options.tokens, "options.tokens")
+    kernel = params["kernel"] if options.selector_gate == "token" else None
+    codes = B.dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)
+    selectors = B.dselect_k_selectors(codes.codes, experts=options.experts, gamma=options.selector_gamma)
+    routing = B.dselect_k_routing(B.dselect_k_gate(selectors, codes.logits), like=tokens)
+    losses: Losses = {"selector_entropy": lambda: B.dselect_k_entropy(selectors)}
+    if options.experts != 2 ** code_bits(options.experts):
+        losses = {**losses, "reachability": lambda: B.dselect_k_reachability(selectors)}
+    return output(B, options, routing, losses)

@@ -1,0 +1,125 @@
+"""What compositions share: logits, Token Choice with its order and weights, losses, and the output."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from moespec.backends.routers.blocks import Array, Blocks
+from moespec.spec.checks import check_size
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = [
+    "Losses",
+    "balance",
+    "clean_losses",
+    "kernel_logits",
+    "logits",
+    "noisy_logits",
+    "noisy_losses",
+    "output",
+    "several_choices",
+    "token_choice",
+]
+
+Losses = Mapping[str, Callable[[], Array]]
+"""Losses by name, in the order in which they are summed; the option `<name>_weight` weights each."""
+
+
+def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: Array | None = None) -> Array:
+    """Logits of the kernel. Raises ShapeError unless they have the number of tokens and experts that the options say."""
+    clean = B.router_logits(tokens, params["kernel"], **({} if bias is None else {"bias": bias}))
+    check_size("tokens", clean, -2, options.tokens, "options.tokens")
+    check_size("kernel", clean, -1, options.experts, "options.experts")
+    return clean
+
+
+def logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> Array:
+    """Logits with a bias and a cap, of tokens with jitter, of which `noise` is the draw, where the options have them."""
+    tokens = B.router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    clean = kernel_logits(B, params, tokens, options, params["bias"] if options.bias else None)
+    return B.cap_logits(clean, cap=options.logit_cap) if options.logit_cap else clean
+
+
+def noisy_logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> tuple[Array, Array]:
+    """Logits without and with gating noise; with jitter there is no other noise, and both have it."""
+    clean = logits(B, params, tokens, options, noise)
+    return clean, B.add_gating_noise(clean, None if options.jitter else noise, multiplier=options.noise_multiplier)
+
+
+def token_choice(
+    B: Blocks,
+    options: Any,
+    scores: Array,
+    combine_scores: Array | None = None,
+    *,
+    train: bool,
+    priority: Array | None = None,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
+    norm: str = "sum",
+    after: bool = False,
+    **plan: Any,
+) -> Any:
+    """Token Choice by `scores`, with the order and the capacity of the options; `plan` is passed on to it.
+
+    priority: the scores of which tokens have their priority, `scores` if None. Weights are divided by their `norm`, with
+    `epsilon` added, before choices are dropped or `after`, and then multiplied with `scale`.
+    """
+    if options.batch_priority != "none":
+        by = scores if priority is None else priority
+        plan["order"] = B.batch_priority(by, by=options.batch_priority, choices=options.choices)
+    if options.normalize_selected and after:
+        plan["normalize"] = norm
+    elif options.normalize_selected:
+        combine_scores = B.normalize_selected(
+            scores, combine_scores, choices=options.choices, norm=norm, epsilon=epsilon
+        )
+    if scale != 1:
+        combine_scores = B.scaled_gates(scores if combine_scores is None else combine_scores, scale=scale)
+    capacity = options.capacity(train=train)
+    return B.token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=combine_scores, **plan)
+
+
+def several_choices(options: Any) -> dict[str, Any]:
+    """The arguments of `token_choice` that matter where a token may choose two experts or more."""
+    after = options.normalize_when == "after"
+    return {"norm": options.normalize_norm, "after": after, "slot_order": options.slot_order}
+
+
+def balance(B: Blocks, scores: Array, scope: str, choices: int = 1) -> Array:
+    """The balance loss of scores, with the load of a scope, which counts so many choices of a token."""
+    load = None if scope == "group" else B.expert_load(scores, choices=choices, scope=scope)
+    return B.balance_loss(scores, load=load, choices=choices)
+
+
+def clean_losses(B: Blocks, options: Any, logits: Array) -> Losses:
+    """The losses of a router without gating noise."""
+    return {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(logits)),
+        "balance": lambda: balance(B, B.softmax_affinity(logits), options.balance_scope),
+        "z": lambda: B.z_loss(logits),
+    }
+
+
+def noisy_losses(
+    B: Blocks, options: Any, clean: Array, noisy: Array, noise: Array | None, *, choices: int = 1, counted: int = 1
+) -> Losses:
+    """The losses of a router with gating noise. The load loss, of so many `choices`, exists only with noise, so not at
+    evaluation; the balance loss counts `counted` choices."""
+    std = options.noise_multiplier / options.experts
+    load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
+    balanced = noisy if options.balance_logits == "noisy" else clean
+    return {
+        "importance": lambda: B.importance_loss(B.softmax_affinity(clean)),
+        **(load if noise is not None and std else {}),
+        "balance": lambda: balance(B, B.softmax_affinity(balanced), options.balance_scope, counted),
+        "z": lambda: B.z_loss(noisy if options.z_logits == "noisy" else clean),
+    }
+
+
+def output(B: Blocks, options: Any, routing: Any, losses: Losses | None = None) -> RouterOutput:
+    """The routing with its weighted losses (those with a weight), and with the unweighted ones among the metrics."""
+    weights = {name: getattr(options, f"{name}_weight") for name in losses or {}}
+    values = {name: loss() for name, loss in (losses or {}).items() if weights[name]}
+    weighted = {name: weights[name] * value for name, value in values.items()}
+    reported = {f"{name}_loss": value for name, value in values.items()}
+    return RouterOutput(routing, weighted, {**B.routing_metrics(routing), **reported})

@@ -1,0 +1,140 @@
+"""Routers whose experts choose tokens, and ReLU routing, which takes all tokens with a gate above 0."""
+
+from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.routers.composition import (
+    Losses,
+    clean_losses,
+    kernel_logits,
+    noisy_logits,
+    noisy_losses,
+    output,
+)
+from moespec.spec import routers as spec
+from moespec.spec.routing import Params, RouterOutput, State
+
+__all__ = [
+    *("batch_expert_choice", "batch_expert_choice_update", "mixture_of_depths", "relu", "relu_update"),
+    *("softmax_expert_choice", "strictly_balanced"),
+]
+
+
+def softmax_expert_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.softmax_expert_choice.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    scores, capacity, cap = B.softmax_affinity(noisy), options.capacity(train=train), options.cap
+    if cap is None:
+        routing = B.expert_choice(scores, capacity=capacity)
+    else:
+        regularization = options.cap_regularization
+        capped = B.capped_affinity(B.stop_gradient(scores), capacity=capacity, cap=cap, regularization=regularization)
+        routing = B.expert_choice(capped, capacity=capacity, combine_scores=scores)
+    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+
+def batch_expert_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.batch_expert_choice.Options,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the softmax if `train`, else of as many tokens as are predicted."""
+    scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
+    capacity, by = options.capacity(train=train), scores
+    losses: Losses = {}
+    if options.predictor:
+        predicted = B.capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
+        by = B.sigmoid_affinity(predicted)
+    reached = B.capacity_thresholds(by, capacity=options.capacity())
+    if train:
+        routing = B.expert_choice(scores, capacity=capacity)
+        if options.predictor:
+            chosen = B.batchwise_mask(scores, capacity=capacity)
+            losses = {"predictor": lambda: B.capacity_loss(predicted, chosen)}
+    else:
+        taken = B.scores_above(scores, by, state["thresholds"], largest=options.eval_take == "largest")
+        routing = B.expert_choice(taken, capacity=capacity, drop_zero=True)
+    return output(B, options, routing, losses)._replace(statistics={"reached": reached})
+
+
+def batch_expert_choice_update(
+    B: Blocks, options: spec.batch_expert_choice.Options, state: State, statistics: State
+) -> State:
+    """The thresholds after a step."""
+    decay = options.threshold_decay
+    return {"thresholds": B.moved_thresholds(state["thresholds"], statistics["reached"], decay=decay)}
+
+
+def mixture_of_depths(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.mixture_of_depths.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the logits, which combine too, or their sigmoid does."""
+    scores = kernel_logits(B, params, tokens, options)
+    weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
+    routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
+    return output(B, options, routing)
+
+
+def strictly_balanced(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.strictly_balanced.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the softmax if `train`, else of all gates above the thresholds."""
+    clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
+    gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
+    losses: Losses = clean_losses(B, options, clean)
+    if train:
+        weights = B.masked_gates(gates, B.batchwise_mask(gates, capacity=capacity))
+        routing = B.expert_choice(gates, capacity=capacity, combine_scores=weights)
+        losses = {"threshold": lambda: B.threshold_loss(gates, thresholds, capacity=capacity), **losses}
+    else:
+        weights = B.masked_gates(gates, B.threshold_mask(gates, thresholds))
+        routing = B.expert_choice(weights, capacity=capacity, drop_zero=True)
+    return output(B, options, routing, losses)
+
+
+def relu(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.relu.Options,
+    *,
+    state: State,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """All tokens with a gate above 0, weighted by it, and the loss with the penalty."""
+    gates = B.relu_affinity(kernel_logits(B, params, tokens, options))
+    routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
+    loss = B.relu_loss(gates, state["penalty"], choices=options.choices)
+    excess = B.excess_gates(gates, choices=options.choices)
+    metrics = {**B.routing_metrics(routing), "relu_loss": loss}
+    return RouterOutput(routing, {"relu": loss}, metrics, {"excess": excess})
+
+
+def relu_update(B: Blocks, options: spec.relu.Options, state: State, statistics: State) -> State:
+    """The penalty after a step."""
+    multiplier = options.penalty_multiplier
+    return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}

@@ -1,0 +1,137 @@
+"""Routers that select by a plan, whose tokens or experts choose by it."""
+
+from typing import Any
+
+from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.routers.composition import noisy_logits, noisy_losses, output, several_choices, token_choice
+from moespec.spec import routers as spec
+from moespec.spec.routing import Params, RouterOutput
+
+__all__ = [
+    *("combine_scores", "s_base", "sinkhorn_expert_choice", "sinkhorn_token_choice", "sparse_plan"),
+    *("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"),
+]
+
+
+def s_base(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.s_base.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    scores = B.softmax_affinity(noisy)
+    gates = scores if options.combine_with == "softmax" else B.sigmoid_affinity(noisy)
+    selection = scores
+    if train:
+        selection = B.sinkhorn_affinity(B.stop_gradient(noisy), iterations=options.sinkhorn_iterations)
+    routing = token_choice(B, options, B.stop_gradient(selection), gates, train=train)
+    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+
+def sinkhorn_token_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.sinkhorn_token_choice.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Token Choice by the Sinkhorn plan of the noisy logits."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    plan = _sinkhorn_plan(B, options, noisy)
+    combine = combine_scores(B, options, clean, noisy, plan)
+    return _by_tokens(B, options, B.stop_gradient(plan), combine, clean, noisy, noise, train=train)
+
+
+def sinkhorn_expert_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.sinkhorn_expert_choice.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the Sinkhorn plan of the noisy logits."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    plan = _sinkhorn_plan(B, options, noisy)
+    combine = combine_scores(B, options, clean, noisy, plan)
+    routing = B.expert_choice(B.stop_gradient(plan), capacity=options.capacity(train=train), combine_scores=combine)
+    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+
+def sparsity_constrained_token_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.sparsity_constrained_token_choice.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Token Choice by the plan of the softmax with at most K experts for each token."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
+    combine = combine_scores(B, options, clean, noisy, plan)
+    return _by_tokens(B, options, plan, combine, clean, noisy, noise, train=train)
+
+
+def sparsity_constrained_expert_choice(
+    B: Blocks,
+    params: Params,
+    tokens: Array,
+    options: spec.sparsity_constrained_expert_choice.Options,
+    *,
+    noise: Array | None = None,
+    train: bool = False,
+) -> RouterOutput:
+    """Expert Choice by the sparsity-constrained plan of the softmax."""
+    clean, noisy = noisy_logits(B, params, tokens, options, noise)
+    capacity = options.capacity(train=train)
+    plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=capacity)
+    combine = combine_scores(B, options, clean, noisy, plan)
+    routing = B.expert_choice(plan, capacity=capacity, combine_scores=combine, drop_zero=options.drop_zero_plan)
+    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise))
+
+
+def _by_tokens(
+    B: Blocks,
+    options: spec.sinkhorn_token_choice.Options | spec.sparsity_constrained_token_choice.Options,
+    plan: Array,
+    combine: Array,
+    clean: Array,
+    noisy: Array,
+    noise: Array | None,
+    *,
+    train: bool,
+) -> RouterOutput:
+    """Token Choice by the plan, with its losses."""
+    routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
+    choices = options.choices
+    counted = choices if options.balance_counts == "all" else 1
+    return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=choices, counted=counted))
+
+
+def _sinkhorn_plan(B: Blocks, options: Any, noisy: Array) -> Array:
+    """The plan of the noisy logits. One that only selects is cut off from the gradient before its iterations."""
+    planned = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
+    return B.sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
+
+
+def sparse_plan(B: Blocks, options: Any, scores: Array, **constraint: Any) -> Array:
+    """The plan of the scores, which carries no gradient; `constraint` says what is sparse, and how much."""
+    objective, steps = options.transport_objective, options.transport_steps
+    return B.sparse_transport_affinity(B.stop_gradient(scores), objective=objective, steps=steps, **constraint)
+
+
+def combine_scores(B: Blocks, options: Any, clean: Array, noisy: Array, plan: Array) -> Array:
+    """The scores that weight the experts' outputs."""
+    if options.combine_with == "plan":
+        return plan
+    return B.softmax_affinity(clean if options.combine_from_clean_logits else noisy)

@@ -1,0 +1,56 @@
+"""What several routers have: initial parameters, the noise that they take, checks of sizes, and the record of the output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from moespec.spec.algorithms.balance_loss import balance_loss
+from moespec.spec.algorithms.loss_free import expert_load
+from moespec.spec.algorithms.metrics import routing_metrics
+from moespec.spec.checks import check_size
+from moespec.spec.initial import lecun_normal
+from moespec.spec.routing import Array, Noise, Params, RouterOutput, Routing
+
+__all__ = ["check_logits", "gating_noise", "init_bias", "init_kernel", "jitter_noise", "output", "scoped_balance_loss"]
+
+
+def init_kernel(generator: np.random.Generator, options: Any) -> Params:
+    """`kernel` (width, experts), and what `init_bias` has."""
+    return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width), **init_bias(options)}
+
+
+def init_bias(options: Any) -> Params:
+    """`bias` (experts,) of 0, if the logits have one."""
+    return {"bias": np.zeros(options.experts, np.float32)} if getattr(options, "bias", False) else {}
+
+
+def jitter_noise(options: Any) -> Noise | None:
+    """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
+    return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
+
+
+def gating_noise(options: Any) -> Noise | None:
+    """Standard normal noise for the logits, unless its multiplier is 0; then the jitter, if there is any."""
+    return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
+
+
+def check_logits(logits: Array, options: Any) -> None:
+    """ShapeError unless logits have the number of tokens and experts that the options say."""
+    check_size("tokens", logits, -2, options.tokens, "options.tokens")
+    check_size("kernel", logits, -1, options.experts, "options.experts")
+
+
+def scoped_balance_loss(scores: Array, *, scope: str, choices: int = 1) -> Array:
+    """The balance loss of scores with the load of a scope, which counts the first choices of its tokens or, with `choices`, more."""
+    if scope == "group":
+        return balance_loss(scores, choices=choices)
+    return balance_loss(scores, expert_load(scores, choices=choices, scope=scope), choices=choices)
+
+
+def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:
+    """The routing with its losses, weighted by `<name>_weight` of the options, and with the unweighted ones among the metrics."""
+    losses = losses or {}
+    weighted = {name: getattr(options, f"{name}_weight") * loss for name, loss in losses.items()}
+    reported = {f"{name}_loss": loss for name, loss in losses.items()}
+    return RouterOutput(routing, weighted, {**routing_metrics(routing), **reported})
