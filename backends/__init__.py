@@ -18,7 +18,7 @@ from moespec.spec.errors import ConfigError
 
 _MODULES = {
     *("jax", "numpy", "torch", "common", "binding", "choice", "contract", "directions", "expert_parallel", "layer"),
-    *("mesh", "optimizer", "optimizer_options", "patterns", "processes", "pytrees", "single_device"),
+    *("mesh", "optimizer", "optimizer_options", "patterns", "processes", "pytrees", "routers", "single_device"),
 }
 _chosen: ModuleType | None = None
 

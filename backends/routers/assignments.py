@@ -2,24 +2,21 @@
 
 from moespec.backends.routers.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, kernel_logits, output
-from moespec.spec import routers as spec
 from moespec.spec.algorithms.balanced_assignment import even_slots
 from moespec.spec.algorithms.dselect_k_codes import code_bits
 from moespec.spec.checks import check_integers, check_size
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers.base import Options as Base
+from moespec.spec.routers.dselect_k import Options as DSelectK
+from moespec.spec.routers.hash import Options as Hash
+from moespec.spec.routers.soft_moe import Options as SoftMoe
 from moespec.spec.routing import Params, RouterOutput
 
 __all__ = ["base", "dselect_k", "hash", "soft_moe"]
 
 
 def base(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.base.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Base, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one."""
     scores = kernel_logits(B, params, tokens, options)
@@ -35,7 +32,7 @@ def hash(
     B: Blocks,
     params: Params,
     tokens: Array,
-    options: spec.hash.Options,
+    options: Hash,
     *,
     noise: Array | None = None,
     train: bool = False,
@@ -55,13 +52,7 @@ def hash(
 
 
 def soft_moe(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.soft_moe.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SoftMoe, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Soft MoE and its ablations."""
     routing = B.soft_routing(
@@ -80,13 +71,7 @@ def soft_moe(
 
 
 def dselect_k(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.dselect_k.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: DSelectK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Each token goes to the experts that its selectors are on."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")

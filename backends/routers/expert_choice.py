@@ -9,7 +9,11 @@ from moespec.backends.routers.composition import (
     noisy_losses,
     output,
 )
-from moespec.spec import routers as spec
+from moespec.spec.routers.batch_expert_choice import Options as Batch
+from moespec.spec.routers.mixture_of_depths import Options as Depths
+from moespec.spec.routers.relu import Options as Relu
+from moespec.spec.routers.softmax_expert_choice import Options as Softmax
+from moespec.spec.routers.strictly_balanced import Options as Balanced
 from moespec.spec.routing import Params, RouterOutput, State
 
 __all__ = [
@@ -19,13 +23,7 @@ __all__ = [
 
 
 def softmax_expert_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.softmax_expert_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -43,7 +41,7 @@ def batch_expert_choice(
     B: Blocks,
     params: Params,
     tokens: Array,
-    options: spec.batch_expert_choice.Options,
+    options: Batch,
     *,
     state: State,
     noise: Array | None = None,
@@ -68,22 +66,14 @@ def batch_expert_choice(
     return output(B, options, routing, losses)._replace(statistics={"reached": reached})
 
 
-def batch_expert_choice_update(
-    B: Blocks, options: spec.batch_expert_choice.Options, state: State, statistics: State
-) -> State:
+def batch_expert_choice_update(B: Blocks, options: Batch, state: State, statistics: State) -> State:
     """The thresholds after a step."""
     decay = options.threshold_decay
     return {"thresholds": B.moved_thresholds(state["thresholds"], statistics["reached"], decay=decay)}
 
 
 def mixture_of_depths(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.mixture_of_depths.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Depths, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the logits, which combine too, or their sigmoid does."""
     scores = kernel_logits(B, params, tokens, options)
@@ -93,13 +83,7 @@ def mixture_of_depths(
 
 
 def strictly_balanced(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.strictly_balanced.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the softmax if `train`, else of all gates above the thresholds."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
@@ -119,7 +103,7 @@ def relu(
     B: Blocks,
     params: Params,
     tokens: Array,
-    options: spec.relu.Options,
+    options: Relu,
     *,
     state: State,
     noise: Array | None = None,
@@ -134,7 +118,7 @@ def relu(
     return RouterOutput(routing, {"relu": loss}, metrics, {"excess": excess})
 
 
-def relu_update(B: Blocks, options: spec.relu.Options, state: State, statistics: State) -> State:
+def relu_update(B: Blocks, options: Relu, state: State, statistics: State) -> State:
     """The penalty after a step."""
     multiplier = options.penalty_multiplier
     return {"penalty": B.renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}

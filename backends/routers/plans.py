@@ -4,7 +4,11 @@ from typing import Any
 
 from moespec.backends.routers.blocks import Array, Blocks
 from moespec.backends.routers.composition import noisy_logits, noisy_losses, output, several_choices, token_choice
-from moespec.spec import routers as spec
+from moespec.spec.routers.s_base import Options as SBase
+from moespec.spec.routers.sinkhorn_expert_choice import Options as SinkhornEC
+from moespec.spec.routers.sinkhorn_token_choice import Options as SinkhornTC
+from moespec.spec.routers.sparsity_constrained_expert_choice import Options as SparseEC
+from moespec.spec.routers.sparsity_constrained_token_choice import Options as SparseTC
 from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
@@ -14,13 +18,7 @@ __all__ = [
 
 
 def s_base(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.s_base.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SBase, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -34,13 +32,7 @@ def s_base(
 
 
 def sinkhorn_token_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.sinkhorn_token_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SinkhornTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the Sinkhorn plan of the noisy logits."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -50,13 +42,7 @@ def sinkhorn_token_choice(
 
 
 def sinkhorn_expert_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.sinkhorn_expert_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SinkhornEC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the Sinkhorn plan of the noisy logits."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -67,13 +53,7 @@ def sinkhorn_expert_choice(
 
 
 def sparsity_constrained_token_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.sparsity_constrained_token_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the plan of the softmax with at most K experts for each token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -83,13 +63,7 @@ def sparsity_constrained_token_choice(
 
 
 def sparsity_constrained_expert_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.sparsity_constrained_expert_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: SparseEC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -102,7 +76,7 @@ def sparsity_constrained_expert_choice(
 
 def _by_tokens(
     B: Blocks,
-    options: spec.sinkhorn_token_choice.Options | spec.sparsity_constrained_token_choice.Options,
+    options: SinkhornTC | SparseTC,
     plan: Array,
     combine: Array,
     clean: Array,

@@ -13,8 +13,16 @@ from moespec.backends.routers.composition import (
     several_choices,
     token_choice,
 )
-from moespec.spec import routers as spec
 from moespec.spec.checks import check_size
+from moespec.spec.routers.cosine_token_choice import Options as Cosine
+from moespec.spec.routers.gshard import Options as GShard
+from moespec.spec.routers.hierarchical_top_k import Options as Hierarchical
+from moespec.spec.routers.image_choice import Options as Image
+from moespec.spec.routers.importance_score import Options as Importance
+from moespec.spec.routers.noisy_top_k import Options as NoisyTopK
+from moespec.spec.routers.sigmoid_token_choice import Options as Sigmoid
+from moespec.spec.routers.softmax_token_choice import Options as Softmax
+from moespec.spec.routers.switch import Options as Switch
 from moespec.spec.routing import Params, RouterOutput, State
 
 __all__ = [
@@ -24,13 +32,7 @@ __all__ = [
 
 
 def softmax_token_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.softmax_token_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -41,13 +43,7 @@ def softmax_token_choice(
 
 
 def switch(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.switch.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Switch, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of one expert by the softmax of the jittered tokens."""
     seen = logits(B, params, tokens, options, noise)
@@ -56,13 +52,7 @@ def switch(
 
 
 def gshard(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.gshard.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice of two experts by the softmax; in training the second is kept at random, or sampled."""
     clean = logits(B, params, tokens, options, noise)
@@ -78,13 +68,7 @@ def gshard(
 
 
 def cosine_token_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.cosine_token_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Cosine, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the affinity of the noisy cosine logits."""
     bias = {"projection_bias": params["projection_bias"]} if options.projection_bias else {}
@@ -103,7 +87,7 @@ def sigmoid_token_choice(
     B: Blocks,
     params: Params,
     tokens: Array,
-    options: spec.sigmoid_token_choice.Options,
+    options: Sigmoid,
     *,
     state: State,
     noise: Array | None = None,
@@ -137,9 +121,7 @@ def sigmoid_token_choice(
     return output(B, options, routing, losses)._replace(statistics=sums)
 
 
-def sigmoid_token_choice_update(
-    B: Blocks, options: spec.sigmoid_token_choice.Options, state: State, statistics: State
-) -> State:
+def sigmoid_token_choice_update(B: Blocks, options: Sigmoid, state: State, statistics: State) -> State:
     """The bias after a step."""
     if options.bias_update == "quantile":
         return {"bias": B.quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
@@ -148,13 +130,7 @@ def sigmoid_token_choice_update(
 
 
 def image_choice(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.image_choice.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Image, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the softmax of an image's logits, the same for all its tokens."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
@@ -165,13 +141,7 @@ def image_choice(
 
 
 def importance_score(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.importance_score.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Importance, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy softmax among the most important tokens."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
@@ -183,13 +153,7 @@ def importance_score(
 
 
 def noisy_top_k(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.noisy_top_k.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: NoisyTopK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the noisy logits H, combined with the gates G."""
     clean = kernel_logits(B, params, tokens, options)
@@ -208,13 +172,7 @@ def noisy_top_k(
 
 
 def hierarchical_top_k(
-    B: Blocks,
-    params: Params,
-    tokens: Array,
-    options: spec.hierarchical_top_k.Options,
-    *,
-    noise: Array | None = None,
-    train: bool = False,
+    B: Blocks, params: Params, tokens: Array, options: Hierarchical, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
     """Token Choice by the gates, the products of those of both levels, which also combine."""
     branches, choices = options.levels[0], options.choices_per_level

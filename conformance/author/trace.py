@@ -37,8 +37,8 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: str) -> list[tuple[dict[str, Any], str, Any]]:
-    """The functions to be noted that the modules of a router have imported: the names of a module, the name, and the function."""
-    modules = (sys.modules[spec.ROUTERS[router].Options.__module__], common, plan)
+    """The functions to be noted that the module of a router and those that it shares have imported: names, name, and function."""
+    modules = (sys.modules[router], common, plan)
     return [
         (vars(module), name, value)
         for module in modules
@@ -93,7 +93,7 @@ class Recorder:
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
         """The noted functions in place of those that the modules of a router have imported."""
-        imported = _imported(router)
+        imported = _imported(spec.ROUTERS[router].Options.__module__)
         for names, name, _ in imported:
             names[name] = getattr(self, name)
         try:

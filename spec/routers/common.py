@@ -7,12 +7,24 @@ import numpy as np
 
 from moespec.spec.algorithms.balance_loss import balance_loss
 from moespec.spec.algorithms.loss_free import expert_load
+from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.metrics import routing_metrics
+from moespec.spec.algorithms.softmax import softmax_affinity
+from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
 from moespec.spec.routing import Array, Noise, Params, RouterOutput, Routing
 
-__all__ = ["check_logits", "gating_noise", "init_bias", "init_kernel", "jitter_noise", "output", "scoped_balance_loss"]
+__all__ = [
+    "auxiliary_losses",
+    "check_logits",
+    "gating_noise",
+    "init_bias",
+    "init_kernel",
+    "jitter_noise",
+    "output",
+    "scoped_balance_loss",
+]
 
 
 def init_kernel(generator: np.random.Generator, options: Any) -> Params:
@@ -46,6 +58,37 @@ def scoped_balance_loss(scores: Array, *, scope: str, choices: int = 1) -> Array
     if scope == "group":
         return balance_loss(scores, choices=choices)
     return balance_loss(scores, expert_load(scores, choices=choices, scope=scope), choices=choices)
+
+
+def auxiliary_losses(
+    options: Any,
+    logits: Array,
+    noisy: Array | None = None,
+    noise: Array | None = None,
+    *,
+    choices: int = 1,
+    counted: int = 1,
+) -> dict[str, Array]:
+    """Those of the auxiliary losses that have a weight.
+
+    importance  of the softmax of the logits (V-MoE, eq. 9)
+    load        of the noisy logits, where there is noise (V-MoE, eq. 12), for so many choices
+    balance     of the softmax of the noisy logits or the logits, see `balance_logits` (Switch, eq. 4); counts so many choices
+    z           of the logits or the noisy logits, see `z_logits` (ST-MoE, eq. 5)
+    """
+    losses: dict[str, Array] = {}
+    if options.importance_weight:
+        losses["importance"] = importance_loss(softmax_affinity(logits))
+    if noisy is not None and noise is not None and options.load_weight and options.noise_multiplier:
+        std = options.noise_multiplier / options.experts
+        losses["load"] = load_loss(logits, noisy, choices=choices, noise_std=std)
+    if options.balance_weight:
+        balanced = logits if noisy is None or options.balance_logits == "clean" else noisy
+        scores = softmax_affinity(balanced)
+        losses["balance"] = scoped_balance_loss(scores, scope=options.balance_scope, choices=counted)
+    if options.z_weight:
+        losses["z"] = z_loss(logits if noisy is None or options.z_logits == "clean" else noisy)
+    return losses
 
 
 def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:

@@ -17,17 +17,15 @@ import numpy as np
 
 from moespec.spec.algorithms.batch_priority import batch_priority
 from moespec.spec.algorithms.cosine_logits import cosine_logits
-from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.sigmoid_affinity import sigmoid_affinity
 from moespec.spec.algorithms.softmax import add_gating_noise, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
-from moespec.spec.routers.common import output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
@@ -89,16 +87,11 @@ def route(
     """
 
     # Logits.
-    logits = cosine_logits(
-        tokens,
-        params["projection"],
-        params["embeddings"],
-        params["temperature"],
-        params["projection_bias"] if options.projection_bias else None,
-        form=options.temperature_form,
-    )
+    bias = params["projection_bias"] if options.projection_bias else None
+    projection, embeddings, temperature = params["projection"], params["embeddings"], params["temperature"]
+    logits = cosine_logits(tokens, projection, embeddings, temperature, bias, form=options.temperature_form)
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
-    check_size("embeddings", params["embeddings"], 0, options.dimensions, "options.dimensions")
+    check_size("embeddings", embeddings, 0, options.dimensions, "options.dimensions")
     check_size("embeddings", logits, -1, options.experts, "options.experts")
     noisy = add_gating_noise(logits, noise, multiplier=options.noise_multiplier)
     scores = sigmoid_affinity(noisy) if options.affinity == "sigmoid" else softmax_affinity(noisy)
@@ -112,26 +105,11 @@ def route(
         weights = normalize_selected(scores, choices=options.choices)
 
     # Slots.
-    routing = token_choice(
-        scores,
-        choices=options.choices,
-        capacity=options.capacity(train=train),
-        combine_scores=weights,
-        order=order,
-    )
+    capacity = options.capacity(train=train)
+    routing = token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
 
     # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.load_weight and options.noise_multiplier and noise is not None:
-        std = options.noise_multiplier / options.experts
-        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
-    if options.balance_weight:
-        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
-        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    losses = auxiliary_losses(options, logits, noisy, noise, choices=options.choices)
     return output(options, routing, losses)
 
 

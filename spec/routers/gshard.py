@@ -15,16 +15,14 @@ from typing import ClassVar, Literal
 from moespec.spec.algorithms.batch_priority import batch_priority
 from moespec.spec.algorithms.gshard import gshard_keep, gshard_sample
 from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.losses import importance_loss
 from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import check_logits, init_kernel, jitter_noise, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, jitter_noise, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Noise, Params, RouterOutput
 
@@ -136,16 +134,7 @@ def route(
         slot_order=options.slot_order,
         normalize=options.normalize_norm if after else None,
     )
-
-    # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.balance_weight:
-        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(logits)
-    return output(options, routing, losses)
+    return output(options, routing, auxiliary_losses(options, logits))
 
 
 ROUTER = Router(

@@ -27,15 +27,13 @@ from typing import Literal
 
 from moespec.spec.algorithms.batch_priority import batch_priority
 from moespec.spec.algorithms.image_pooling import check_images, pool_images, spread_images
-from moespec.spec.algorithms.losses import importance_loss
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_size
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Weight
-from moespec.spec.routers.common import init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -100,23 +98,9 @@ def route(
         weights = normalize_selected(scores, choices=options.choices)
 
     # Slots.
-    routing = token_choice(
-        scores,
-        choices=options.choices,
-        capacity=options.capacity(train=train),
-        combine_scores=weights,
-        order=order,
-    )
-
-    # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.balance_weight:
-        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(logits)
-    return output(options, routing, losses)
+    capacity = options.capacity(train=train)
+    routing = token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
+    return output(options, routing, auxiliary_losses(options, logits))
 
 
 ROUTER = Router(

@@ -94,13 +94,8 @@ def route(
         weights = normalize_selected(selection, gates, choices=options.choices)
 
     # Slots.
-    routing = token_choice(
-        selection,
-        choices=options.choices,
-        capacity=options.capacity(train=train),
-        combine_scores=weights,
-        order=order,
-    )
+    capacity = options.capacity(train=train)
+    routing = token_choice(selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
 
     # Losses.
     losses: dict[str, Array] = {}

@@ -166,14 +166,9 @@ def route(
     # Selection: the bias counts, and experts outside the chosen groups do not.
     selection = biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
-        selection = group_limited_scores(
-            selection,
-            None if options.group_bias else scores,
-            groups=options.expert_groups,
-            limit=options.chosen_groups,
-            best=options.best_of_group,
-            outside=options.outside,
-        )
+        by, outside = None if options.group_bias else scores, options.outside
+        groups, limit, best = options.expert_groups, options.chosen_groups, options.best_of_group
+        selection = group_limited_scores(selection, by, groups=groups, limit=limit, best=best, outside=outside)
 
     # Order and weights.
     order: Array | None = None
@@ -186,13 +181,8 @@ def route(
         weights = scaled_gates(weights, scale=options.scale)
 
     # Slots.
-    routing = token_choice(
-        selection,
-        choices=options.choices,
-        capacity=options.capacity(train=train),
-        combine_scores=weights,
-        order=order,
-    )
+    capacity = options.capacity(train=train)
+    routing = token_choice(selection, choices=options.choices, capacity=capacity, combine_scores=weights, order=order)
 
     # Statistics.
     if options.bias_update == "sign":

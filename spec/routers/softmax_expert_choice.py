@@ -21,14 +21,12 @@ from typing import ClassVar, Literal
 from moespec.spec.algorithms.capped_affinity import capped_affinity, check_cap
 from moespec.spec.algorithms.expert_choice import expert_choice
 from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Positive, Scalar, Weight
-from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -107,17 +105,7 @@ def route(
         routing = expert_choice(capped, capacity=capacity, combine_scores=scores)
 
     # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.load_weight and options.noise_multiplier and noise is not None:
-        std = options.noise_multiplier / options.experts
-        losses["load"] = load_loss(logits, noisy, choices=1, noise_std=std)
-    if options.balance_weight:
-        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
-        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    losses = auxiliary_losses(options, logits, noisy, noise)
     return output(options, routing, losses)
 
 

@@ -28,17 +28,15 @@ from typing import Literal
 
 from moespec.spec.algorithms.batch_priority import batch_priority
 from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.losses import importance_loss, load_loss
 from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import add_gating_noise, router_logits, softmax_affinity
 from moespec.spec.algorithms.sparse_transport import sparse_transport_affinity
 from moespec.spec.algorithms.token_choice import token_choice
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.numerics import stop_gradient
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import check_logits, gating_noise, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, check_logits, gating_noise, init_kernel, output
 from moespec.spec.routers.plan import combine_scores
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
@@ -106,12 +104,10 @@ def route(
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
     # Plan, which carries no gradient.
+    objective, steps = options.transport_objective, options.transport_steps
+    utility = stop_gradient(softmax_affinity(noisy))
     plan = sparse_transport_affinity(
-        stop_gradient(softmax_affinity(noisy)),
-        objective=options.transport_objective,
-        steps=options.transport_steps,
-        capacity=options.choices,
-        sparsity="token",
+        utility, objective=objective, steps=steps, capacity=options.choices, sparsity="token"
     )
     how, clean = options.combine_with, options.combine_from_clean_logits
     combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
@@ -137,18 +133,8 @@ def route(
     )
 
     # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.load_weight and options.noise_multiplier and noise is not None:
-        std = options.noise_multiplier / options.experts
-        losses["load"] = load_loss(logits, noisy, choices=options.choices, noise_std=std)
-    if options.balance_weight:
-        balanced = softmax_affinity(noisy if options.balance_logits == "noisy" else logits)
-        counted = options.choices if options.balance_counts == "all" else 1
-        losses["balance"] = scoped_balance_loss(balanced, scope=options.balance_scope, choices=counted)
-    if options.z_weight:
-        losses["z"] = z_loss(noisy if options.z_logits == "noisy" else logits)
+    counted = options.choices if options.balance_counts == "all" else 1
+    losses = auxiliary_losses(options, logits, noisy, noise, choices=options.choices, counted=counted)
     return output(options, routing, losses)
 
 

@@ -17,13 +17,11 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from moespec.spec.algorithms.expert_choice import expert_choice
-from moespec.spec.algorithms.losses import importance_loss
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.strictly_balanced import batchwise_mask, masked_gates, threshold_loss, threshold_mask
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Weight
-from moespec.spec.routers.common import check_logits, init_kernel, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, check_logits, init_kernel, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -101,13 +99,7 @@ def route(
     losses: dict[str, Array] = {}
     if train and options.threshold_weight:
         losses["threshold"] = threshold_loss(gates, thresholds, capacity=capacity)
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.balance_weight:
-        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(logits)
-    return output(options, routing, losses)
+    return output(options, routing, {**losses, **auxiliary_losses(options, logits)})
 
 
 ROUTER = Router(

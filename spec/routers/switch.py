@@ -38,17 +38,15 @@ import numpy as np
 
 from moespec.spec.algorithms.batch_priority import batch_priority
 from moespec.spec.algorithms.logit_cap import cap_logits
-from moespec.spec.algorithms.losses import importance_loss
 from moespec.spec.algorithms.router_jitter import router_jitter
 from moespec.spec.algorithms.selected_weights import normalize_selected
 from moespec.spec.algorithms.softmax import router_logits, softmax_affinity
 from moespec.spec.algorithms.token_choice import token_choice
-from moespec.spec.algorithms.z_loss import z_loss
 from moespec.spec.checks import check_tries
 from moespec.spec.initial import lecun_normal
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Factor, Scalar, Weight
-from moespec.spec.routers.common import check_logits, init_bias, jitter_noise, output, scoped_balance_loss
+from moespec.spec.routers.common import auxiliary_losses, check_logits, init_bias, jitter_noise, output
 from moespec.spec.routers.record import Router
 from moespec.spec.routing import Array, Params, RouterOutput
 
@@ -134,16 +132,7 @@ def route(
         order=order,
         tries=options.tries,
     )
-
-    # Losses.
-    losses: dict[str, Array] = {}
-    if options.importance_weight:
-        losses["importance"] = importance_loss(softmax_affinity(logits))
-    if options.balance_weight:
-        losses["balance"] = scoped_balance_loss(softmax_affinity(logits), scope=options.balance_scope)
-    if options.z_weight:
-        losses["z"] = z_loss(logits)
-    return output(options, routing, losses)
+    return output(options, routing, auxiliary_losses(options, logits))
 
 
 ROUTER = Router(

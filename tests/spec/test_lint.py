@@ -98,8 +98,9 @@ def lines_of_code(function: ast.FunctionDef) -> int:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
 def test_modules_and_functions_are_small(path):
     source = path.read_text()
-    assert len(source.splitlines()) <= 200 or path == FOLDER / "__init__.py"  # the list of names
     tree = ast.parse(source)
+    above = tree.body[0].end_lineno if path.parent.name == "routers" else 0  # the ledger of a router
+    assert len(source.splitlines()) - above <= 200 or path == FOLDER / "__init__.py"  # the list of names
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             assert lines_of_code(node) < 40, f"{path.name}: {node.name}"

@@ -65,11 +65,8 @@ def test_an_array_from_nowhere_is_an_error(recorder, call, said):
 
 
 def test_a_router_that_computes_between_its_calls_has_no_vectors(registered):
-    def compose(B, params, tokens, options, **more):
-        return right(B, params, tokens + 0, options, **more)
-
-    right = spec.ROUTERS["switch"].compose
-    registered("switch", compose=compose)
+    right = spec.ROUTERS["switch"].route
+    registered("switch", route=lambda params, tokens, options, **more: right(params, tokens + 0, options, **more))
     with pytest.raises(TraceError, match=r"^router_jitter: the argument tokens is neither an input nor the result"):
         build(definitions()["switch/values"])
 

@@ -9,7 +9,7 @@ import pytest
 from committed import BY_ID, CASES, results_of
 
 import moespec.backends.numpy as reference
-from moespec import spec
+from moespec.backends.routers import composed
 from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.check.target import Target, execute, job_of
@@ -27,7 +27,7 @@ DIFFERS = {
 def module(**replaced):
     """The torch backend with some names replaced, and its routers composed of these."""
     backend = SimpleNamespace(**{**vars(right), **replaced})
-    backend.ROUTERS = {name: router.bind(backend) for name, router in spec.ROUTERS.items()}
+    backend.ROUTERS = composed(backend)
     return backend
 
 
@@ -121,15 +121,15 @@ def softmax():
 def casting():
     """The parameters of routers cast to bfloat16, and back."""
     made = module()
-    made.ROUTERS = {name: replace(router, compose=cast(router.compose)) for name, router in made.ROUTERS.items()}
+    made.ROUTERS = {name: replace(router, route=cast(router.route)) for name, router in made.ROUTERS.items()}
     return made
 
 
-def cast(compose):
-    def composed(B, params, *arguments, **options):
-        return compose(B, {name: low(array) for name, array in params.items()}, *arguments, **options)
+def cast(route):
+    def routed(params, *arguments, **options):
+        return route({name: low(array) for name, array in params.items()}, *arguments, **options)
 
-    return composed
+    return routed
 
 
 # What makes the mistake, and the cases that see it.
@@ -208,7 +208,7 @@ def test_the_router_of_the_model_sees_exact_tokens():
         return reference.router_logits(tokens, kernel)
 
     watched = SimpleNamespace(**{**vars(reference), "router_logits": router_logits})
-    watched.ROUTERS = {name: router.bind(watched) for name, router in spec.ROUTERS.items()}
+    watched.ROUTERS = composed(watched)
     case = BY_ID["vit/router_in_float32"]
     execute(Target("watched", DTYPES["float64"], watched), [job_of(case, "forward")], "eager")
     ((tokens, kernel),) = seen

@@ -167,10 +167,10 @@ def test_what_only_lacks_results_has_no_name():
     """A router without its losses is right in all that it returns."""
 
     def without_losses(routers):
-        def composed(router):
-            return lambda _, *arguments, **options: router.route(*arguments, **options)._replace(losses={})
+        def routed(router):
+            return lambda *arguments, **options: router.route(*arguments, **options)._replace(losses={})
 
-        return {name: replace(router, compose=composed(router)) for name, router in routers.items()}
+        return {name: replace(router, route=routed(router)) for name, router in routers.items()}
 
     results = values_of(module_of({"ROUTERS": without_losses}), {"switch"})
     assert {result.first.stage for result in results if result.state in FAILED} == {"route/losses/balance"}

@@ -18,7 +18,7 @@ def options(**more):
 
 def trained(B, kernel, x, penalty, choices):
     """The weights of tokens and experts, the loss of the step, and the penalty after it."""
-    router, of = ROUTER.bind(B), options(choices=choices)
+    router, of = B.ROUTERS["relu"], options(choices=choices)
     output = router.route({"kernel": kernel}, x, of, state=penalty, train=True)
     new = router.update(of, penalty, output.statistics)
     return {"weights": output.routing.dense().combine.sum(-1), "loss": output.losses["relu"], **new}

@@ -13,7 +13,7 @@ IMAGES, EACH, WIDTH, EXPERTS = 3, 4, 2, 3
 
 
 def routing(B, kernel, x, choices, pool):
-    router = ROUTERS["image_choice"].bind(B)
+    router = B.ROUTERS["image_choice"]
     sizes = {"width": WIDTH, "experts": EXPERTS, "tokens": IMAGES * EACH, "images": IMAGES}
     return router.route({"kernel": kernel}, x, router.options(**sizes, choices=choices, pool=pool)).routing
 

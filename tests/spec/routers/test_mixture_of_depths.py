@@ -5,13 +5,11 @@ from hypothesis import strategies as st
 from properties import holds
 from strategies import one_of, seeds
 
-from moespec.spec import ROUTERS
-
 TOKENS, WIDTH = 8, 3
 
 
 def routing(B, params, x, capacity, weights):
-    router = ROUTERS["mixture_of_depths"].bind(B)
+    router = B.ROUTERS["mixture_of_depths"]
     options = router.options(width=WIDTH, experts=1, tokens=TOKENS, slots_per_expert=capacity, weights=weights)
     return router.route(params, x, options).routing
 
