@@ -94,9 +94,9 @@ def expert_choice(
     dispatch = np.zeros((tokens, experts, capacity))
     for expert in range(experts):
         for slot in range(capacity):
-            token = chosen[slot, expert]
-            if scores[token, expert].real > 0 or not drop_zero:
-                dispatch[token, expert, slot] = 1.0
+            dispatch[chosen[slot, expert], expert, slot] = 1.0
+    if drop_zero:
+        dispatch[scores.real <= 0] = 0.0
 
     # Combine.
     return Routing(dispatch, weights[:, :, None] * dispatch)

@@ -131,6 +131,8 @@ def soft_routing(
     # Nothing is selected, and every slot is used. Dispatch, combine.
     D = softmax(logits, axis=0)
     C = softmax(logits, axis=(1, 2))
+    if dispatch == combine == "soft":
+        return Routing(D, C)
     return Routing(ablated(D, dispatch, len(tokens)), ablated(C, combine, slots[0].size))
 
 

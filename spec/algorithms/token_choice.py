@@ -62,7 +62,7 @@ from moespec.spec.checks import (
     plural,
 )
 from moespec.spec.errors import ConfigError
-from moespec.spec.numerics import stable_order
+from moespec.spec.numerics import Array, stable_order
 from moespec.spec.routing import Routing
 from moespec.spec.values import as_array, as_order
 
@@ -75,9 +75,8 @@ def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
     """`ConfigError` unless `slot_order` is "choice" or "token", and the latter without others that a token tries."""
     check_option("slot_order", slot_order, ("choice", "token"))
     if slot_order == "token" and tries > choices:
-        raise ConfigError(
-            f"slot_order='token': a token of {plural(choices, 'choices')} cannot try {tries} experts in turn"
-        )
+        made = plural(choices, "choices")
+        raise ConfigError(f"slot_order='token': a token of {made} cannot try {tries} experts in turn")
 
 
 def token_choice(
@@ -142,8 +141,6 @@ def token_choice(
     >>> routing = token_choice(TIED_SCORES, choices=2, capacity=2)
     >>> slot_tokens(routing).tolist(), float(routing.combine.sum())
     ([[0, 3], [1, 0], [2, 4]], 2.75)
-    >>> slot_tokens(token_choice(TIED_SCORES, choices=3, capacity=1)).tolist()
-    [[0], [1], [2]]
     >>> slot_tokens(token_choice(softmax_affinity(LOGITS), choices=1, capacity=2, tries=2)).tolist()  # 4 goes to expert 2
     [[0, 1], [2, 5], [3, 4]]
     """
@@ -160,30 +157,44 @@ def token_choice(
     check_mask("keep", allowed, (tokens, stages), "choice")
     check_slot_order(slot_order, stages, choices)
 
-    # Selection.
+    # Selection, slots and dispatch.
     best = stable_order(scores)
+    if keep is None and stages == choices and slot_order == "choice":
+        dispatch = algorithm_1(best, ordered, choices, capacity)
+    else:
+        dispatch = extended(best, ordered, choices, capacity, allowed, hold=hold, slot_order=slot_order)
 
-    # Slots.
-    slots: dict[tuple[int, int], int] = {}  # (token, expert) -> slot
-    filled, assigned = [0] * experts, [0] * tokens
-    requests = [
-        (token, stage) for stage in range(stages) for token in ordered
-    ]  # all first choices before any second choice
+    # Combine.
+    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
+    return Routing(dispatch, weights[:, :, None] * dispatch)
+
+
+def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Array:
+    """Algorithm 1: the dispatch tensor, of the experts of each token, the best first, and of the order of the tokens."""
+    dispatch, filled = np.zeros((*best.shape, capacity)), [0] * best.shape[1]
+    for choice in range(choices):  # all first choices before any second choice
+        for token in ordered:
+            expert = best[token, choice]
+            if filled[expert] < capacity:
+                dispatch[token, expert, filled[expert]] = 1.0
+                filled[expert] += 1
+    return dispatch
+
+
+def extended(
+    best: Array, ordered: Array, choices: int, capacity: int, allowed: Array, *, hold: bool, slot_order: str
+) -> Array:
+    """Algorithm 1 with its extensions: `allowed` (tokens, tries) says which choices are made; see `token_choice`."""
+    (tokens, experts), stages = best.shape, allowed.shape[1]
+    dispatch, filled, assigned = np.zeros((tokens, experts, capacity)), [0] * experts, [0] * tokens
+    requests = [(token, stage) for stage in range(stages) for token in ordered]
     if slot_order == "token":
         requests = [(token, stage) for token in ordered for stage in range(stages)]
     for token, stage in requests:
         expert, is_made = best[token, stage], allowed[token, stage]
         if assigned[token] < choices and filled[expert] < capacity and (is_made or hold):
             if is_made:
-                slots[token, expert] = filled[expert]
+                dispatch[token, expert, filled[expert]] = 1.0
                 assigned[token] += 1
             filled[expert] += 1
-
-    # Dispatch.
-    dispatch = np.zeros((tokens, experts, capacity))
-    for (token, expert), slot in slots.items():
-        dispatch[token, expert, slot] = 1.0
-
-    # Combine.
-    weights = weights if normalize is None else divided_by_kept(weights, dispatch.sum(axis=2), normalize)
-    return Routing(dispatch, weights[:, :, None] * dispatch)
+    return dispatch

@@ -71,10 +71,9 @@ def auxiliary_losses(
 ) -> dict[str, Array]:
     """Those of the auxiliary losses that have a weight.
 
-    importance  of the softmax of the logits (V-MoE, eq. 9)
-    load        of the noisy logits, where there is noise (V-MoE, eq. 12), for so many choices
-    balance     of the softmax of the noisy logits or the logits, see `balance_logits` (Switch, eq. 4); counts so many choices
-    z           of the logits or the noisy logits, see `z_logits` (ST-MoE, eq. 5)
+    `importance_loss` of the softmax of the logits; `load_loss` of the noisy logits, where there is noise, for so many `choices`;
+    `balance_loss` of the softmax of the noisy logits, or of the logits (`balance_logits`), which counts so many choices;
+    `z_loss` of the logits, or of the noisy logits (`z_logits`).
     """
     losses: dict[str, Array] = {}
     if options.importance_weight:
