@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -147,7 +147,7 @@ def layer_of(
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
-    known = ROUTERS[router].Options.__dataclass_fields__
+    known = {each.name for each in fields(ROUTERS[router].Options)}
     decided = (
         {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
     )
