@@ -24,13 +24,12 @@ __all__ = ["Recorder", "TraceError"]
 ALIASES = ("stop_gradient", "cast")
 """Operations whose result is, for a reader, their argument."""
 PLAIN = (bool, int, float, str)
-EXTENSIONS = {
-    "token_choice": ("hold", "slot_order"),
-    "normalize_selected": ("norm", "epsilon"),
-    "balance_loss": ("choices",),
+EXTENSIONS: Mapping[str, Mapping[str, str]] = {
+    "token_choice": {"hold": "keep", "slot_order": ""},
+    "normalize_selected": {"norm": "", "epsilon": ""},
 }
-"""Options by which a function extends its paper's. A stage has them where they are not the default, so that an implementation
-of the paper needs none."""
+"""Options by which a function extends its paper's, each with the argument that it goes with. A stage has them with that argument, and
+where they are not the default, so that an implementation of the paper needs none."""
 
 _signature = cache(inspect.signature)
 
@@ -127,9 +126,9 @@ class Recorder:
             given = parameters.bind(*positional, **named).arguments
             defaults = {k: parameter.default for k, parameter in parameters.parameters.items()}
             given = {k: v for k, v in given.items() if v is not None or defaults[k] is not None}
-            for extension in EXTENSIONS.get(name, ()):
-                if given.get(extension) == defaults[extension]:
-                    given.pop(extension, None)
+            for option, argument in EXTENSIONS.get(name, {}).items():
+                if argument not in given and given.get(option) == defaults[option]:
+                    given.pop(option, None)
             arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
             options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
             for stage in self.stages if self.followed else ():

@@ -53,11 +53,10 @@ def check_logits(logits: Array, options: Any) -> None:
     check_size("kernel", logits, -1, options.experts, "options.experts")
 
 
-def scoped_balance_loss(scores: Array, *, scope: str, choices: int = 1) -> Array:
+def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
     """The balance loss of scores with the load of a scope, which counts the first choices of its tokens or, with `choices`, more."""
-    if scope == "group":
-        return balance_loss(scores, choices=choices)
-    return balance_loss(scores, expert_load(scores, choices=choices, scope=scope), choices=choices)
+    load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
+    return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 
 
 def auxiliary_losses(
@@ -67,7 +66,7 @@ def auxiliary_losses(
     noise: Array | None = None,
     *,
     choices: int = 1,
-    counted: int = 1,
+    counted: int | None = None,
 ) -> dict[str, Array]:
     """Those of the auxiliary losses that have a weight.
 

@@ -108,7 +108,7 @@ def route(
     )
 
     # Losses.
-    counted = options.choices if options.balance_counts == "all" else 1
+    counted = options.choices if options.balance_counts == "all" else None
     losses = auxiliary_losses(options, logits, noisy, noise, choices=options.choices, counted=counted)
     return output(options, routing, losses)
 

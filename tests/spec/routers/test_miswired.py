@@ -30,7 +30,7 @@ WRONG = [
     ("softmax_token_choice", "scores = softmax_affinity(noisy)", "scores = softmax_affinity(logits)"),
     ("softmax_token_choice", NOISY, CLEAN),
     ("softmax_token_choice", "choices=options.choices, counted", "choices=1, counted"),
-    ("softmax_token_choice", "counted=counted", "counted=1"),
+    ("softmax_token_choice", "counted=counted", "counted=None"),
     ("softmax_token_choice", "tries=options.tries", "tries=None"),
     ("softmax_token_choice", "slot_order=options.slot_order", 'slot_order="choice"'),
     ("softmax_token_choice", "normalize=options.normalize_norm", 'normalize="sum"'),
