@@ -73,23 +73,6 @@ def test_a_second_expert_has_the_chance_of_its_gate_among_the_others():
     np.testing.assert_allclose(np.bincount(second, minlength=4) / count, gates / gates.sum(), atol=0.012)
 
 
-@pytest.mark.parametrize("name", ["softmax_token_choice", "softmax_expert_choice", "gshard", "switch"])
-def test_logits_with_bias_jitter_and_cap(name):
-    router, random = ROUTERS[name], np.random.default_rng(0)
-    silent = {"gshard": {"second_expert": "all"}, "switch": {}}.get(name, {"noise_multiplier": 0.0})
-    options = router.options(**SIZES, bias=True, jitter=0.5, logit_cap=2.0, z_weight=1.0, **silent)
-    params = {**router.init(random, options), "bias": random.normal(size=4)}
-    record, tokens = router.noise(options), random.normal(size=(6, 3))
-    assert (record.shape, record.interval) == ((6, 3), (-1.0, 1.0))
-    draws = random.uniform(-1, 1, size=(6, 3))
-    seen = 2 * np.tanh((tokens * (1 + 0.5 * draws) @ params["kernel"] + params["bias"]) / 2)
-    loss = np.mean(np.log(np.exp(seen).sum(axis=1)) ** 2)
-    assert router.route(params, tokens, options, noise=draws).losses["z"] == pytest.approx(loss, rel=1e-12)
-    assert not router.init(random, options)["bias"].any()
-    with pytest.raises(ConfigError, match=r"^params: .* needs 'bias'"):
-        router.route({"kernel": params["kernel"]}, tokens, options)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
