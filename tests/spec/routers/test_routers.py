@@ -13,26 +13,6 @@ SIZES = {"width": 3, "experts": 3, "tokens": 6}
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice"]
-)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"capacity_factor": 4.0},
-            r"^capacity_factor: 4\.0 gives an expert 8 slots, more than the 6 tokens of a group",
-        ),
-        ({"eval_capacity_factor": 4.0}, r"^eval_capacity_factor: 4\.0 gives an expert 8 slots"),
-        ({"multiple_of": 8}, r"^multiple_of: 8 gives an expert 8 slots"),
-        ({"slots_per_expert": 7}, r"^slots_per_expert: 7 gives an expert 7 slots"),
-    ],
-)
-def test_more_slots_than_tokens_names_the_option(name, options, message):
-    with pytest.raises(ConfigError, match=message):
-        ROUTERS[name].options(**SIZES, **options)
-
-
-@pytest.mark.parametrize(
     "name",
     [name for name in ROUTERS if "choice" in name]
     + ["importance_score", "soft_moe", "hash", "switch", "noisy_top_k", "strictly_balanced"],
