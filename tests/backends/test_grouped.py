@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from programs import equations, tensor_sizes
 
 from moespec.spec import ConfigError
 
 B = {name: pytest.importorskip(f"moespec.backends.{name}") for name in ("jax", "torch")}
-pytest.importorskip("jax.extend.core")
 jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
 grouped, megablox = (importlib.import_module(f"moespec.backends.jax.{name}") for name in ("grouped", "megablox"))
 
@@ -128,23 +128,13 @@ def test_torch_autocast() -> None:
 
 def test_torch_makes_nothing_of_the_size_of_the_slots() -> None:
     """With many experts, each with room for all, no tensor has an entry for each slot and unit of the hidden layer."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     case = problem(requests())
     inputs, params = B["torch"].from_numpy(case, "float32")
     largest = {}
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, tuple | list) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    largest[whole] = max(largest.get(whole, 0), tensor.numel())
-            return result
-
     for whole in (True, False):
-        with Watch():
+        with tensor_sizes() as recorded:
             layer(B["torch"], whole, inputs, params, choices=1, capacity=400)
+        largest[whole] = max(recorded.sizes.values())
     rows = inputs["tokens"].shape[0] * inputs["tokens"].shape[1]
     assert largest[False] >= len(ROWS) * rows * WIDTH
     assert largest[True] < 2 * rows * max(WIDTH, len(ROWS))
@@ -157,13 +147,12 @@ def test_jax_makes_nothing_of_the_size_of_the_slots() -> None:
     def loss(whole: bool, params: Any, inputs: Any) -> Any:
         return (layer(B["jax"], whole, inputs, params, choices=1, capacity=400) ** 2).sum()
 
-    def sizes(jaxpr: Any) -> Any:
-        for equation in jaxpr.eqns:
-            yield from (value.aval.size for value in equation.outvars if value.aval.dtype == np.float32)
-            for inner in jax.extend.core.jaxprs_in_params(equation.params):
-                yield from sizes(inner)
+    def largest(whole: bool) -> int:
+        program = jax.make_jaxpr(jax.grad(partial(loss, whole)))(params, inputs)
+        made = [value.aval for equation in equations(program.jaxpr) for value in equation.outvars]
+        return max(each.size for each in made if each.dtype == np.float32)
 
-    whole, slots = (max(sizes(jax.make_jaxpr(jax.grad(partial(loss, w)))(params, inputs).jaxpr)) for w in (True, False))
+    whole, slots = largest(True), largest(False)
     rows = inputs["tokens"].shape[0] * inputs["tokens"].shape[1]
     assert slots >= len(ROWS) * rows * WIDTH
     assert whole < 2 * (rows + grouped.BLOCK) * max(WIDTH, len(ROWS))

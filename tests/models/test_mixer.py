@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import moespec.backends.numpy as B
 from moespec.models import mixer
 from moespec.models.pytrees import flatten
 from moespec.training.loop.resolve import load_backend
@@ -111,10 +110,3 @@ def test_initial_values():
     assert not params["blocks/0/channel_mlp/b1"].any()
     assert not params["head/kernel"].any()
     assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
-
-
-def test_no_head():
-    params = B.from_numpy(mixer.init(tiny()))
-    output = mixer.forward(B, tiny(classes=0), params, np.zeros((2, 8, 8, 3)))
-    assert output.logits is None
-    assert output.features.shape == (2, 6)

@@ -132,20 +132,3 @@ def test_rates_out_of_range(name: str, rate: Any) -> None:
         vit.VitConfig(**SMALL, heads=2, **{name: rate})
     with pytest.raises(ConfigError, match=rf"^{name}(='much')?: expected "):
         mixer.MixerConfig(**SMALL, token_hidden=3, **{name: rate})
-
-
-def test_a_module_of_torch_drops_in_training_alone() -> None:
-    torch = pytest.importorskip("torch")
-    modules = importlib.import_module("moespec.backends.torch.nn")
-    params = drawn(vit.init(VIT, 1))
-    model, images = modules.Model(vit.forward, VIT, params, noise=vit.moe_noise), torch.from_numpy(PICTURES)
-    torch.manual_seed(0)
-    first, second = model(images), model(images)
-    assert (first != second).any()
-    torch.manual_seed(0)
-    assert torch.equal(model(images), first)
-    first.sum().backward()
-    model.eval()
-    state = torch.get_rng_state()
-    assert torch.equal(model(images), model(images))
-    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn at evaluation"

@@ -23,8 +23,6 @@ from moespec.backends import numpy as specification
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import variants
 
-__all__ = ["holds"]
-
 settings.register_profile("properties", derandomize=True, deadline=None, database=None)
 
 EXAMPLES = 100

@@ -11,20 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as extra
 from numpy.typing import NDArray
 
-__all__ = [
-    "GROUPS",
-    "even_logits",
-    "grid",
-    "logits",
-    "one_of",
-    "orders",
-    "seeds",
-    "shuffled",
-    "slots",
-    "spread",
-    "spread_slots",
-]
-
 Array = NDArray[Any]
 GROUPS = 2
 

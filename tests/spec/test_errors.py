@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ConfigError, ContractError, DtypeError, Routing, ShapeError, SpecError, checks
+from moespec.spec import ContractError, DtypeError, Routing, ShapeError, checks
 from moespec.spec.examples import LOGITS
 
 SLOTS = np.ones((6, 3, 2))
@@ -44,23 +44,11 @@ def test_tensors_of_a_routing(name, part):
         assert words in str(error.value)
 
 
-@pytest.mark.parametrize("dtype", [object, np.str_, *([np.complex256] if hasattr(np, "complex256") else [])])
-def test_dtypes_that_no_vector_has(dtype):
-    with pytest.raises(DtypeError, match=r"logits: expected a floating dtype"):
-        spec.softmax_affinity(LOGITS.astype(dtype))
-
-
 @pytest.mark.parametrize(("name", "options"), [("project_simplex", {}), ("project_sparse_simplex", {"nonzeros": 1})])
 def test_a_projection_is_of_one_row(name, options):
     """A backend takes rows of any number."""
     with pytest.raises(ShapeError, match=r"values: .*\(1, 2\)"):
         getattr(spec, name)(np.ones((1, 2)), **options)
-
-
-def test_every_error_is_a_value_error():
-    for kind in (ConfigError, ShapeError, DtypeError, ContractError):
-        assert issubclass(kind, SpecError)
-        assert issubclass(kind, ValueError)
 
 
 class Foreign:
@@ -86,15 +74,7 @@ def test_static_checks_read_only_shape_and_dtype():
         checks.check_one_per_token("order", Foreign((2, 6), "int32"), (2, 5))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_every_floating_dtype_gives_float64(dtype):
-    assert spec.softmax_affinity(LOGITS.astype(dtype)).dtype == np.float64
-
-
-def test_bfloat16_gives_float64():
-    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    assert spec.softmax_affinity(LOGITS.astype(bfloat16)).dtype == np.float64
-
-
-def test_complex64_gives_complex128():
-    assert spec.softmax_affinity(LOGITS.astype(np.complex64)).dtype == np.complex128
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64"])
+def test_every_dtype_gives_64_bits(dtype):
+    given = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    assert spec.softmax_affinity(LOGITS.astype(given)).dtype == (np.complex128 if dtype == "complex64" else np.float64)

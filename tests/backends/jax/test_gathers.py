@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import router_inputs
+from programs import equations
 
 from moespec import spec
 
@@ -40,15 +41,6 @@ def layer(name, of=None, **options):
         return B.sum(y * y) + sum(out.losses.values()), out.metrics
 
     return loss, (params, x, noise)
-
-
-def equations(jaxpr):
-    """All equations of a jaxpr and of those inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns")):
-            if hasattr(parameter, "eqns") or hasattr(parameter, "jaxpr"):
-                yield from equations(getattr(parameter, "jaxpr", parameter))
 
 
 def floating_scatters(jaxpr):

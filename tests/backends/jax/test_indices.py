@@ -1,27 +1,16 @@
 """No gather and no scatter of scalars has an index with a small last axis: a TPU reads whole tiles for it, 32 times the bytes."""
 
 import importlib
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
+from programs import equations
 
 from moespec.models import vit
 from moespec.training.objectives.classification import make_loss
 
 jax = pytest.importorskip("jax")
 B = importlib.import_module("moespec.backends.jax")
-
-
-def indices(jaxpr: Any) -> Iterator[tuple[int, ...]]:
-    """The shapes of the indices in a program, without the axis of the coordinates of one."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "gather" or equation.primitive.name.startswith("scatter"):
-            yield equation.invars[1].aval.shape[:-1]
-        for value in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns")):
-            if inner := getattr(value, "jaxpr", value if hasattr(value, "eqns") else None):
-                yield from indices(inner)
 
 
 @pytest.mark.parametrize("router", ["softmax_token_choice", "gshard", "noisy_top_k", "sigmoid_token_choice", "relu"])
@@ -35,6 +24,10 @@ def test_indices_are_long(router: str) -> None:
     batch = {"images": np.zeros((8, 32, 32, 1), np.float32), "targets": np.eye(10, dtype=np.float32)[:8]}
     batch["random"] = np.zeros((8, 4), np.int32)
     program = jax.make_jaxpr(jax.grad(lambda params, batch: loss(params, batch)[0]))(vit.init(model), batch)
-    found = [shape for shape in indices(program.jaxpr) if np.prod(shape) > 64]
+    moves = [e for e in equations(program.jaxpr) if e.primitive.name.startswith(("gather", "scatter"))]
+    shapes = [
+        each.invars[1].aval.shape[:-1] for each in moves
+    ]  # of the indices, without the axis of the coordinates of one
+    found = [shape for shape in shapes if np.prod(shape) > 64]
     assert found
     assert all(shape[-1] >= 8 for shape in found), found

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import router_inputs
+from programs import tensor_sizes
 
 torch = pytest.importorskip("torch")
 B = importlib.import_module("moespec.backends.torch")
@@ -13,7 +14,6 @@ requests = importlib.import_module("moespec.backends.torch.positions_in_expert")
 rows = importlib.import_module("moespec.backends.torch.gathers")
 
 from torch.autograd import gradcheck, gradgradcheck  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 
 @pytest.fixture
@@ -113,21 +113,6 @@ def test_sums_have_one_order(generator):
         assert torch.equal(implementation(x, index, 40), want[:40])
 
 
-class Sizes(TorchDispatchMode):
-    """Records the number of elements of every tensor that an operator returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, list | tuple) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.sizes[str(func)] = max(self.sizes.get(str(func), 0), tensor.numel())
-        return out
-
-
 def route(name, x):
     config = router_inputs.options(name, width=8, experts=16, tokens=256, capacity_factor=1.0, dimensions=16)
     router = B.ROUTERS[name]
@@ -144,7 +129,7 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
     """Forward and backward, with losses and metrics, also inside the operators."""
     x = torch.randn(2, 256, 8, generator=generator, requires_grad=True)
     mlp = router_inputs.perceptrons(partial(torch.randn, generator=generator, requires_grad=True), 16, 8, 8)
-    with Sizes() as recorded:
+    with tensor_sizes() as recorded:
         output, choices = route(name, x)
         y = B.moe_layer(x, output.routing, lambda inputs: B.expert_mlp(inputs, mlp))
         (y.square().sum() + sum(output.losses.values())).backward()
@@ -153,7 +138,7 @@ def test_nothing_of_size_tokens_experts_capacity(name, generator):
     # The one-hot rows of the cumulative sum, (G, K * T, E), are the largest; a dense routing has C as many.
     assert largest <= 2 * choices * 256 * 16 + 16, recorded.sizes
     assert largest < 2 * 256 * 16 * capacity / 8
-    with Sizes() as recorded:
+    with tensor_sizes() as recorded:
         output.routing.dense()
     assert max(recorded.sizes.values()) == 2 * 256 * 16 * capacity
 

@@ -8,7 +8,7 @@ from properties import holds
 from strategies import GROUPS, even_logits
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError, ShapeError, slot_tokens
+from moespec.spec import ROUTERS, ConfigError, ShapeError
 from moespec.spec.examples import LOGITS
 
 WRONG = ("assignment_is_greedy", "assignment_in_turn", "gap_to_the_greedy_total")
@@ -92,15 +92,3 @@ def test_a_group_must_split_into_shards():
         options.check_training()
     with pytest.raises(ConfigError, match="experts=3 does not divide the 6 tokens of a group in 6 shards"):
         ROUTERS["base"].options(width=3, experts=3, tokens=6, shards=6).check_training()
-
-
-def test_the_router_deals_tokens_by_its_noise():
-    router = ROUTERS["base"]
-    options = router.options(width=3, experts=3, tokens=6, shards=2)
-    assert router.noise(options).shape == (6,)
-    assert router.noise(router.options(width=3, experts=3, tokens=6)) is None
-    noise = np.array([0.9, 0.7, 0.4, 0.3, 0.8, 0.1])
-    output = router.route({"kernel": np.eye(3)}, LOGITS, options, noise=noise, train=True)
-    assert slot_tokens(output.routing).tolist() == [[2, 4], [0, 5], [1, 3]]
-    greedy = [router.route({"kernel": np.eye(3)}, LOGITS, options, noise=given).routing for given in (None, noise)]
-    assert np.array_equal(greedy[0].dispatch, greedy[1].dispatch)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from properties import holds
 
-from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError, expert_capacity
+from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError
 from moespec.spec.examples import LOGITS
 
 
@@ -67,16 +67,6 @@ def test_rules_of_public_implementations(name):
     assert all(type(number) is int for number in slots)
 
 
-def test_below_one_is_an_error_before_the_multiple():
-    with pytest.raises(ConfigError, match=r"factor: 0\.01"):
-        expert_capacity(10, 8, 0.01, rounding="round", multiple_of=4)
-    with pytest.raises(ConfigError, match="factor: 1"):
-        expert_capacity(1, 4, 1.0, rounding="round")
-    with pytest.raises(ConfigError, match="factor"):
-        CAPACITY_RULES["megablocks"](1, 4, 1.0)
-    assert expert_capacity(1, 4, 0.01) == 1
-
-
 WITH_CAPACITY = [name for name in ROUTERS if name not in ("dselect_k", "base")]
 ROOMY = [name for name in WITH_CAPACITY if name != "soft_moe"]
 
@@ -114,11 +104,6 @@ def test_another_factor_at_evaluation(name):
 @pytest.mark.parametrize("name", WITH_CAPACITY)
 def test_an_infinite_factor_is_room_for_every_token(name):
     assert slots(name, train=True, capacity_factor=math.inf) == 6
-
-
-def test_slots_that_are_parameters_are_as_many_at_evaluation():
-    with pytest.raises(ConfigError, match=r"eval_capacity_factor=2\.0: soft_moe does not have this option"):
-        slots("soft_moe", eval_capacity_factor=2.0)
 
 
 @pytest.mark.parametrize(

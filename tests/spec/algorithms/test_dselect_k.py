@@ -13,7 +13,6 @@ from moespec import spec
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.dselect_k_codes import code_bits
 
-RANDOM = np.random.default_rng(0)
 TOKENS, CHOICES = 3, 2
 
 
@@ -81,11 +80,6 @@ def test_losses_are_sums_over_the_tokens_of_a_group(B, problem):
     np.testing.assert_allclose(B.dselect_k_reachability(r), reachability, rtol=1e-12)
 
 
-def routed(params, tokens, **options):
-    config = ROUTERS["dselect_k"].options(tokens=len(tokens), width=tokens.shape[1], **options)
-    return ROUTERS["dselect_k"].route(params, tokens, config)
-
-
 def test_bits():
     assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
@@ -97,15 +91,6 @@ def test_a_code_without_an_expert_has_no_mass():
     assert spec.dselect_k_reachability(selectors + 1e-30j).imag == 0
     few = spec.dselect_k_selectors([[9.0, 9.0], [0.25, 9.0]], experts=3)
     assert spec.dselect_k_reachability(few) == pytest.approx(1e6 + 1 / few[1].sum())
-
-
-@pytest.mark.parametrize(("experts", "losses"), [(4, {"selector_entropy"}), (5, {"selector_entropy", "reachability"})])
-def test_reachability_counts_only_where_a_code_has_no_expert(experts, losses):
-    tokens = RANDOM.normal(size=(5, 3))
-    columns = 2 * (code_bits(experts) + 1)
-    output = routed({"bias": np.zeros(columns), "kernel": np.zeros((3, columns))}, tokens, experts=experts)
-    assert set(output.losses) == losses
-    assert {f"{name}_loss" for name in losses} <= set(output.metrics)
 
 
 @pytest.mark.parametrize("gate", ["token", "static"])

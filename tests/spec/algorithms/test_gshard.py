@@ -6,7 +6,7 @@ from properties import holds
 from strategies import logits, seeds, slots
 
 from moespec import spec
-from moespec.spec import ROUTERS, ConfigError
+from moespec.spec import ROUTERS
 
 
 def algorithm_1(g, C, rnd, raised_always=True):
@@ -91,12 +91,3 @@ def test_the_second_expert_is_kept_by_twice_its_gate(B, logits, seed):
     keep = B.gshard_keep(gates, draws)
     assert keep[..., 0].all()
     np.testing.assert_array_equal(keep[..., 1], 2 * np.sort(gates, axis=2)[..., -2] > draws)
-
-
-def test_defaults_and_errors():
-    router = ROUTERS["gshard"]
-    config = router.options(width=3, experts=4, tokens=6)
-    assert (config.choices, config.normalize_selected, config.balance_weight) == (2, True, 0.01)
-    assert (router.noise(config).shape, router.noise(config).interval) == ((6,), (0.0, 1.0))
-    with pytest.raises(ConfigError, match=r"choices: a token cannot choose 2 of 1 experts"):
-        router.options(width=3, experts=1, tokens=6)

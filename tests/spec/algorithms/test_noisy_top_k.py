@@ -1,4 +1,4 @@
-"""Noisy top-k gating by its definition, where scales vanish, and the initial parameters of the router."""
+"""Noisy top-k gating by its definition, and where scales vanish."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from properties import holds
 from scipy.stats import norm
 from strategies import seeds, slots, spread_slots
 
-from moespec.spec import ROUTERS, noisy_top_k_load_loss, noisy_top_k_logits
+from moespec.spec import noisy_top_k_load_loss, noisy_top_k_logits
 from moespec.spec.examples import LOGITS
 
 SCALES = np.array([[0.0, 1, -1], [2, 0, 0.5], [-2, 1, 0], [0, 0, 0], [1, -1, 3], [0.5, 0.5, 0.5]])
@@ -67,14 +67,3 @@ def test_where_the_scale_vanishes_the_load_counts(low):
     for moved in np.eye(3)[:, :, None, None] * steps:  # each argument alone
         stepped = [array + step for array, step in zip((clean, scales, clean), moved, strict=True)]
         assert noisy_top_k_load_loss(*stepped, choices=1).imag == 0
-
-
-def test_initial_parameters_are_zero():
-    config = ROUTERS["noisy_top_k"].options(width=3, experts=4, tokens=6)
-    params = ROUTERS["noisy_top_k"].init(np.random.default_rng(0), config)
-    assert {name: (value.shape, value.dtype) for name, value in params.items()} == dict.fromkeys(
-        ("kernel", "noise_kernel"), ((3, 4), np.float32)
-    )
-    assert not any(value.any() for value in params.values())
-    noise = ROUTERS["noisy_top_k"].noise(config)
-    assert (noise.shape, noise.interval) == ((6, 4), None)

@@ -56,10 +56,3 @@ def test_the_words_of_the_paper(seed):
         assert output.routing.dispatch.shape[2] == (m if train else count)
         expected_losses = {"threshold": 0.001 * loss} if train else {}
         assert output.losses == pytest.approx(expected_losses, rel=1e-12, abs=1e-15)
-
-
-def test_initial_thresholds_are_the_mean_gate():
-    router = ROUTERS["strictly_balanced"]
-    params = router.init(np.random.default_rng(0), router.options(width=3, experts=4, tokens=6))
-    assert params["thresholds"].tolist() == [0.25] * 4
-    assert params["kernel"].shape == (3, 4)

@@ -1,11 +1,10 @@
 """Options of routers as the code bases that have them compute, from their lines: slots by cumulative sums, sampled experts, norms."""
 
 import numpy as np
-import pytest
 from properties import holds
 from strategies import logits, one_of, seeds, slots
 
-from moespec.spec import ROUTERS, ConfigError, gshard_sample, softmax_affinity
+from moespec.spec import ROUTERS, gshard_sample, softmax_affinity
 
 SIZES = {"width": 3, "experts": 4, "tokens": 6}
 
@@ -71,47 +70,6 @@ def test_a_second_expert_has_the_chance_of_its_gate_among_the_others():
     second = np.argsort(-gshard_sample(np.tile(row, (count, 1)), draws), axis=1)[:, 1]
     gates = softmax_affinity(row[None])[0] * (row < 2)
     np.testing.assert_allclose(np.bincount(second, minlength=4) / count, gates / gates.sum(), atol=0.012)
-
-
-@pytest.mark.parametrize("name", ["softmax_token_choice", "softmax_expert_choice", "gshard", "switch"])
-def test_logits_with_bias_jitter_and_cap(name):
-    router, random = ROUTERS[name], np.random.default_rng(0)
-    silent = {"gshard": {"second_expert": "all"}, "switch": {}}.get(name, {"noise_multiplier": 0.0})
-    options = router.options(**SIZES, bias=True, jitter=0.5, logit_cap=2.0, z_weight=1.0, **silent)
-    params = {**router.init(random, options), "bias": random.normal(size=4)}
-    record, tokens = router.noise(options), random.normal(size=(6, 3))
-    assert (record.shape, record.interval) == ((6, 3), (-1.0, 1.0))
-    draws = random.uniform(-1, 1, size=(6, 3))
-    seen = 2 * np.tanh((tokens * (1 + 0.5 * draws) @ params["kernel"] + params["bias"]) / 2)
-    loss = np.mean(np.log(np.exp(seen).sum(axis=1)) ** 2)
-    assert router.route(params, tokens, options, noise=draws).losses["z"] == pytest.approx(loss, rel=1e-12)
-    assert not router.init(random, options)["bias"].any()
-    with pytest.raises(ConfigError, match=r"^params: .* needs 'bias'"):
-        router.route({"kernel": params["kernel"]}, tokens, options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("softmax_token_choice", {"jitter": 0.1}, r"^jitter=0\.1: .* noise_multiplier is 1\.0; it must be 0"),
-        ("gshard", {"jitter": 0.1}, r"^jitter=0\.1: .* second_expert is 'random'; it must be 'all'"),
-        (
-            "softmax_token_choice",
-            {"slot_order": "token", "tries": 2},
-            r"^slot_order='token': a token of 1 choice cannot try",
-        ),
-        ("switch", {"slot_order": "token"}, r"^slot_order='token': switch does not have this option"),
-        ("noisy_top_k", {"bias": True}, r"^bias=True: noisy_top_k does not have this option"),
-        (
-            "gshard",
-            {"second_expert": "sampling"},
-            r"^second_expert: expected one of 'random', 'sampled', 'all', got 'sampling'",
-        ),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(name, options, message):
-    with pytest.raises(ConfigError, match=message):
-        ROUTERS[name].options(**SIZES, **options)
 
 
 def test_draws_of_a_sampled_expert_are_never_0_or_1():

@@ -6,45 +6,16 @@ import numpy as np
 import pytest
 
 from moespec.spec import ROUTERS, ConfigError
-from moespec.spec.examples import LOGITS, NOISE
+from moespec.spec.examples import LOGITS
 from moespec.spec.initial import lecun_normal
 
 SIZES = {"width": 3, "experts": 3, "tokens": 6}
 
 
-@pytest.mark.parametrize("name", ["sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"])
-def test_a_sparsity_constrained_router_is_noisy_only_if_asked(name):
-    router = ROUTERS[name]
-    options = router.options(**SIZES)
-    assert router.noise(options) is None
-    assert router.noise(router.options(**SIZES, noise_multiplier=1.0)).shape == (6, 3)
-    routings = [router.route({"kernel": np.eye(3)}, LOGITS, options, noise=noise).routing for noise in (NOISE, None)]
-    np.testing.assert_array_equal(routings[0].combine, routings[1].combine)
-
-
-@pytest.mark.parametrize(
-    "name", ["softmax_expert_choice", "sinkhorn_expert_choice", "sparsity_constrained_expert_choice"]
-)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"capacity_factor": 4.0},
-            r"^capacity_factor: 4\.0 gives an expert 8 slots, more than the 6 tokens of a group",
-        ),
-        ({"eval_capacity_factor": 4.0}, r"^eval_capacity_factor: 4\.0 gives an expert 8 slots"),
-        ({"multiple_of": 8}, r"^multiple_of: 8 gives an expert 8 slots"),
-        ({"slots_per_expert": 7}, r"^slots_per_expert: 7 gives an expert 7 slots"),
-    ],
-)
-def test_more_slots_than_tokens_names_the_option(name, options, message):
-    with pytest.raises(ConfigError, match=message):
-        ROUTERS[name].options(**SIZES, **options)
-
-
 @pytest.mark.parametrize(
     "name",
-    [name for name in ROUTERS if "choice" in name] + ["importance_score", "soft_moe", "hash"],
+    [name for name in ROUTERS if "choice" in name]
+    + ["importance_score", "soft_moe", "hash", "switch", "noisy_top_k", "strictly_balanced"],
 )
 def test_initial_parameters(name):
     config = ROUTERS[name].options(width=64, experts=16, tokens=64)
@@ -60,9 +31,17 @@ def test_initial_parameters(name):
     elif name == "hash":
         assert params["tables"].shape == (1, 64)
         assert set(np.unique(params["tables"])) <= set(range(16))
+    elif name == "noisy_top_k":
+        assert {key: value.shape for key, value in params.items()} == dict.fromkeys(
+            ("kernel", "noise_kernel"), (64, 16)
+        )
+        assert not any(value.any() for value in params.values())
     elif name != "cosine_token_choice":
+        variance = (0.1 if name == "switch" else 1.0) / 64
         assert params["kernel"].shape == (64, 16)
-        assert params["kernel"].std() == pytest.approx(64**-0.5, rel=0.03)
+        assert params["kernel"].std() == pytest.approx(variance**0.5, rel=0.03)
+        if name == "strictly_balanced":
+            assert params["thresholds"].tolist() == [1 / 16] * 16
 
 
 def test_lecun_normal_is_truncated():

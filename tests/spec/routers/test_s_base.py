@@ -1,10 +1,10 @@
-"""S-BASE: Megatron-LM's rule in training, and noise if asked."""
+"""S-BASE: Megatron-LM's rule in training."""
 
 import numpy as np
 import pytest
 
 from moespec.spec import ROUTERS
-from moespec.spec.examples import LOGITS, NOISE
+from moespec.spec.examples import LOGITS
 
 
 def route(*, train, tokens=LOGITS, noise=None, **options):
@@ -34,11 +34,3 @@ def test_the_rule_of_megatron_chooses_the_same(seed):
     np.testing.assert_array_equal(chosen(output.routing), plan.argmax(axis=1))
     gate = 1 / (1 + np.exp(-logits[np.arange(64), plan.argmax(axis=1)]))
     np.testing.assert_allclose(output.routing.combine.sum(axis=(1, 2)), gate, rtol=1e-14)
-
-
-def test_it_takes_noise_only_if_asked():
-    router = ROUTERS["s_base"]
-    assert router.noise(router.options(width=3, experts=3, tokens=6)) is None
-    assert router.noise(router.options(width=3, experts=3, tokens=6, noise_multiplier=1.0)).shape == (6, 3)
-    noisy = route(train=True, noise=NOISE, noise_multiplier=1.0).routing
-    np.testing.assert_array_equal(noisy.combine, route(train=True, tokens=LOGITS + NOISE / 3).routing.combine)

@@ -98,14 +98,6 @@ def test_the_next_bias_would_have_balanced_each_expert(B, seed):
     np.testing.assert_allclose(B.quantile_bias(bias, counts, choices=2), exact - exact.mean(), rtol=0, atol=0.005)
 
 
-def test_loads_of_parts_add():
-    random = np.random.default_rng(1)
-    tokens, params, state = random.normal(size=(2 * T, D)), {"kernel": random.normal(size=(D, E))}, {"bias": np.ones(E)}
-    whole, half = ROUTER.options(width=D, experts=E, tokens=2 * T), configured(0)
-    parts = [ROUTER.route(params, part, half, state=state).statistics["load"] for part in np.split(tokens, 2)]
-    np.testing.assert_array_equal(sum(parts), ROUTER.route(params, tokens, whole, state=state).statistics["load"])
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -154,15 +154,9 @@ def test_places_are_those_of_the_image():
     assert module.router.tables.shape == (1, TOKENS)
     with pytest.raises(ShapeError, match=f"x: {TOKENS + 1} tokens .* {TOKENS} ids"):
         module(torch.randn(2, TOKENS + 1, WIDTH))
-    with pytest.raises(ConfigError, match=r"hashes: .* got 2"):
-        moe("hash", hashes=2)
 
 
 def test_options_are_those_of_the_router():
-    with pytest.raises(ConfigError, match=r"choices=7: soft_moe does not have this option; it has .*slots_per_expert"):
-        moe("soft_moe", choices=7)
-    with pytest.raises(ConfigError, match=r"jitter: .* got -1\.0"):
-        moe("switch", jitter=-1.0)
     shown = moe("soft_moe", normalize=False).extra_repr()
     assert "normalize=False" in shown
     assert "choices" not in shown
@@ -237,14 +231,6 @@ def test_other_numbers_of_tokens_and_invalid_arguments(x):
         assert moe(router)(torch.randn(2, 20, WIDTH)).shape == (2, 20, WIDTH)
     with pytest.raises(ShapeError, match=r"^x: 3 images"):
         moe(group_images=2)(x[:3])
-    with pytest.raises(ShapeError, match=r"^x: .*the width of the layer"):
-        moe()(torch.randn(2, TOKENS, 7))
-    with pytest.raises(ConfigError, match=r"^router: .* 'top_k'"):
-        moe("top_k")
-    with pytest.raises(ConfigError, match=r"^capcity_factor=2\.0: softmax_token_choice does not have"):
-        moe(capcity_factor=2.0)
-    with pytest.raises(ConfigError, match=r"^experts: expected at least 1, got 0"):
-        modules.MoE(8, 16, 0, tokens=12)
     for wrong in ({"device": "gpu"}, {"dtype": torch.int32}, {"dtype": 32}):
         with pytest.raises(ConfigError, match=r"^device=.*, dtype="):
             modules.MoE(8, 16, 2, tokens=12, **wrong)
