@@ -26,7 +26,7 @@ from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.training.configuration.config import Config, ModelConfig, TrainingConfig
 from moespec.training.loop.resolve import model_config
-from moespec.training.planning.chips import chip_of
+from moespec.training.planning.chips import CHIPS
 from moespec.training.planning.plan import plan
 
 LEAST, MOST = 0.98, 1.35
@@ -126,7 +126,7 @@ def compiler_says(case: dict[str, Any]) -> dict[str, Any]:
 def compared(case: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     """What the plan says of a case, beside what the compiler said."""
     config, sizes = configured(case)
-    planned = plan(config, sizes, chip_of(case["topology"].partition(":")[0]))
+    planned = plan(config, sizes, CHIPS[case["topology"].partition(":")[0]])
     return {
         "compiler": said,
         "plan": {"memory": planned.memory, "links": planned.links, "bytes": planned.bytes},

@@ -69,11 +69,9 @@ class Format(NamedTuple):
 def export_command(source: Path, *, format: str, out: Path | None, step: int | None) -> None:
     """Writes the model of a run, or of weights in a format that describes itself, as a program.
 
-    Raises ConfigError for an unknown format or a missing package, and RunError for a file that cannot be written, before
+    Raises ConfigError for a missing package, and RunError for a file that cannot be written, before
     anything is read.
     """
-    if format not in FORMATS:
-        raise ConfigError(f"format={format!r}: expected one of {', '.join(FORMATS)}")
     target = out or Path(f"{source.stem if source.is_file() else source.resolve().name}.{format}")
     kind = FORMATS[format]
     check_output("out", target, [f".{format}"], [source])

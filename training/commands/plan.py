@@ -3,11 +3,13 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from moespec.backends.mesh import MeshSizes
+from moespec.models.checks import Number
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
+from moespec.spec.ranges import Range
 from moespec.training.commandline.arguments import Configured
 from moespec.training.commandline.chosen import check_written, chosen
 from moespec.training.commandline.parse import parse
@@ -16,7 +18,7 @@ from moespec.training.configuration.configfile import digits
 from moespec.training.configuration.length import images_seen
 from moespec.training.loop.resolve import model_config, without_data
 from moespec.training.objectives.table import shapes_of, training_flops
-from moespec.training.planning.chips import chip_of
+from moespec.training.planning.chips import CHIPS
 from moespec.training.planning.footprint import rows
 from moespec.training.planning.plan import Plan, best, plans, settled
 from moespec.training.reports.cost import aligned, described, of_run
@@ -36,11 +38,11 @@ class PlanArguments(Configured):
     The other options are those of train; what counts is the model, the optimiser, the batch and how it is computed.
     """
 
-    devices: int
+    devices: Number
     """devices, all along the axes of the mesh"""
-    chip: str
-    """what they are: v5e, v5p, v6e, h100 or h200"""
-    utilisation: float | None = None
+    chip: Literal["v5e", "v5p", "v6e", "h100", "h200"]
+    """what they are"""
+    utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
     """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
     sharding: bool = False
     """print how each parameter is split, on the mesh of --mesh or the best"""
@@ -57,13 +59,13 @@ def main(words: list[str]) -> None:
     check_written(words, given.settings)
     if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
         raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
-    devices, chip, utilisation = given.devices, given.chip, given.utilisation
+    devices, chip, utilisation = given.devices, CHIPS[given.chip], given.utilisation
     config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
     if utilisation is not None:
-        _check_utilisation(f"utilisation={utilisation!r}", utilisation, config, sharding=given.sharding)
+        _check_utilisation(f"utilisation={utilisation!r}", config, sharding=given.sharding)
     model, training = model_config(config.model), config.training
-    ranked = plans(config, devices, chip_of(chip))
+    ranked = plans(config, devices, chip)
     fitting = best(ranked)
     config = settled(config)
     if given.sharding:
@@ -71,10 +73,10 @@ def main(words: list[str]) -> None:
         return
     batch = training.batch // training.accumulate
     operations = None if seen is None else training_flops(config, model, seen, batch=batch)
-    days = operations / chip_of(chip).flops / utilisation / 86_400 if operations and utilisation else None
+    days = operations / chip.flops / utilisation / 86_400 if operations and utilisation else None
     if given.json:
         run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
-        report = {"devices": devices, "chip": {"name": chip, **chip_of(chip)._asdict()}, "run": run}
+        report = {"devices": devices, "chip": {"name": given.chip, **chip._asdict()}, "run": run}
         rows = [_json(config, each) for each in ranked]
         print(json.dumps({**report, "plans": rows, "best": rows[ranked.index(fitting)] if fitting else None}, indent=1))
         return
@@ -84,13 +86,13 @@ def main(words: list[str]) -> None:
         print(of_run(config, model, seen, batch=batch) + at)
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
-    print(f"{training.batch} images a step{parts} on {devices} {chip}{again}; of each device:\n")
+    print(f"{training.batch} images a step{parts} on {devices} {given.chip}{again}; of each device:\n")
     print(aligned([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])]))
     if ranked[SHOWN:]:
         print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
-    has = f"{_gib(chip_of(chip).memory)} GiB"
+    has = f"{_gib(chip.memory)} GiB"
     if fitting:
         print(f"\nThe least bound of those that fit into {has}: {fitting.sizes}\n  {options(config, fitting.sizes)}")
     else:
@@ -98,10 +100,8 @@ def main(words: list[str]) -> None:
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
 
 
-def _check_utilisation(named: str, value: float, config: Config, *, sharding: bool) -> None:
-    """ConfigError, which begins with `named`, for a value that is no fraction, or has no effect."""
-    if not 0 < value <= 1:
-        raise ConfigError(f"{named}: expected a scalar above 0, at most 1")
+def _check_utilisation(named: str, config: Config, *, sharding: bool) -> None:
+    """ConfigError, which begins with `named`, where a utilisation has no effect."""
     if sharding:
         raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
     if (epochs := config.training.epochs) is not None:

@@ -78,13 +78,14 @@ class MeshConfig:
     """parts of the experts"""
     transport: Transport = option("model", only=Only("expert", unless=1))
     """in what slots travel to experts of other devices: the dtype of the model, or bfloat16, half the bytes of float32"""
-    timeout: float = option(40.0, only=Only("several_processes", why="there is one process"))
+    timeout: Annotated[float, Range(1, 86400, below=False)] = option(
+        40.0, only=Only("several_processes", why="there is one process")
+    )
     """seconds without a word after which a process is lost and the others end (5 times as many until its first step is done)"""
 
     def __post_init__(self) -> None:
         MeshSizes(1 if self.data is None else self.data, self.fsdp, self.expert)
-        if not 1 <= self.timeout <= 86400:
-            raise ConfigError(f"mesh.timeout={self.timeout!r}: expected a number of seconds from 1 to 86400")
+        check_fields("mesh", self)
         if self.transport != "model" and self.expert == 1:
             raise ConfigError(f"mesh.transport={self.transport!r}: nothing travels with mesh.expert=1")
 

@@ -13,9 +13,7 @@ its bandwidth is that of aiwiki.ai/wiki/nvidia_h200, which quotes the product pa
 
 from typing import NamedTuple
 
-from moespec.spec.errors import ConfigError
-
-__all__ = ["CHIPS", "Chip", "chip_of"]
+__all__ = ["CHIPS", "Chip"]
 
 
 class Chip(NamedTuple):
@@ -55,10 +53,3 @@ CHIPS = {
     # the same but for 141 GB and 4.8 TB/s
     "h200": Chip(989.5e12, 141e9, 4800e9, 450e9, 0),
 }
-
-
-def chip_of(name: str) -> Chip:
-    """The chip of a name. Raises ConfigError for one that is not in the table."""
-    if name not in CHIPS:
-        raise ConfigError(f"chip={name!r}: expected one of {', '.join(CHIPS)}")
-    return CHIPS[name]

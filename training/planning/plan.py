@@ -143,8 +143,6 @@ def plans(config: Config, devices: int, chip: Chip) -> list[Plan]:
 
     Raises ConfigError where there is none, with the reason of the first.
     """
-    if devices < 1:
-        raise ConfigError(f"devices={devices!r}: expected an integer >= 1")
     if config.mesh != MeshConfig():
         return [plan(config, mesh_sizes(devices, **config.mesh.axes), chip)]
     candidates: list[Plan] = []

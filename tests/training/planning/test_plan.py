@@ -278,11 +278,11 @@ def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
 
 
 WRONG = [
-    ("--chip v9", "chip='v9': expected one of v5e, v5p, v6e, h100, h200"),
-    ("--devices 0", "devices=0: expected an integer >= 1"),
+    ("--chip v9", "chip='v9': expected one of 'v5e', 'v5p', 'v6e', 'h100', 'h200'"),
+    ("--devices 0", "devices=0: expected an integer of at least 1"),
     ("--devices 7", "training.batch=512 does not divide among 7 devices"),
-    ("--utilisation 1.5", "utilisation=1.5: expected a scalar above 0, at most 1"),
-    ("--utilisation 0", "utilisation=0.0: expected a scalar above 0, at most 1"),
+    ("--utilisation 1.5", "utilisation=1.5: expected a finite number greater than 0 and at most 1"),
+    ("--utilisation 0", "utilisation=0.0: expected a finite number greater than 0 and at most 1"),
     ("--utilisation 0.4 --sharding", "utilisation=0.4 has no effect here"),
     ("--utilisation 0.4 --training.epochs 9", "utilisation=0.4: training.epochs=9.0 is of data that are not read"),
 ]
