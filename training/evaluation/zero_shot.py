@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
 from moespec.models.files import read_json
+from moespec.spec.errors import ConfigError
 from moespec.training.data.captions import caption
 from moespec.training.evaluation.neighbours import unit
 
@@ -64,7 +65,14 @@ def class_embeddings(features: NDArray[Any], classes: int) -> NDArray[np.float64
 
 
 def zero_shot(images: tuple[NDArray[Any], NDArray[np.integer[Any]]], embeddings: NDArray[Any]) -> dict[str, float]:
-    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the embeddings of the classes `(classes, D)`."""
+    """`{"accuracy"}` on images, features `(N, D)` and labels `(N,)`, with the embeddings of the classes `(classes, D)`.
+
+    Raises ConfigError for features of another width, and a label that is not a class.
+    """
     features, labels = images
+    if features.shape[1] != embeddings.shape[1]:
+        raise ConfigError(f"embeddings: width {embeddings.shape[1]}, but the images' features have {features.shape[1]}")
+    if labels.max() >= len(embeddings):
+        raise ConfigError(f"labels: {labels.max()}, but there are {len(embeddings)} classes")
     nearest = (unit(features) @ unit(embeddings).T).argmax(axis=1)
     return {"accuracy": float(np.mean(nearest == labels))}

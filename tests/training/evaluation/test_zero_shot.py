@@ -43,6 +43,10 @@ def test_zero_shot_averages_the_directions_of_prompts():
     np.testing.assert_allclose(embeddings, [(ONE[0] + ONE[1]) / np.sqrt(2), ONE[2]], atol=1e-12)
     images = np.array([[0, 1, 0.9, 0], [0, 1, 0.6, 0], [0, 0.1, 5, 9.0]])
     assert zero_shot((images, np.array([1, 0, 0])), 9 * embeddings) == {"accuracy": pytest.approx(2 / 3)}
+    with pytest.raises(ConfigError, match="labels: 2, but there are 2 classes"):
+        zero_shot((images, np.array([1, 0, 2])), embeddings)
+    with pytest.raises(ConfigError, match="width 4, but the images' features have 3"):
+        zero_shot((images[:, :3], np.array([1, 0, 1])), embeddings)
 
 
 def test_files_of_prompts(tmp_path):
