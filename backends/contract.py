@@ -14,9 +14,9 @@ functions that are not listed here too: `tests/backends/test_contract.py` holds 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from moespec.backends.blocks import Array, Blocks
 from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.routers.blocks import Array, Blocks
 from moespec.spec.routers import Router
 from moespec.spec.routing import Params, Routing
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from moespec.backends.common.network import with_shared
+from moespec.backends.layer import with_shared
 from moespec.backends.mesh import MeshSizes, Transport, check_whole_experts
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.routers import composed

@@ -3,8 +3,8 @@
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
-__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained"]
+__all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained", "with_shared"]
 
 Array = Any
 BETWEEN = {"gelu": "gelu", "quick_gelu": "quick_gelu", "geglu": "gelu", "swiglu": "silu"}
@@ -147,7 +147,7 @@ def layer_of(
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
-    known = ROUTERS[router].Options.__dataclass_fields__
+    known = {each.name for each in fields(ROUTERS[router].Options)}
     decided = (
         {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
     )
@@ -175,6 +175,18 @@ def warn_untrained(router: str, options: RouterOptions) -> None:
         remedy, setting = "normalize_selected=False", f"{name}=1 with normalize_selected=True"
     message = f"{setting}: the weight of the only choice of {router} is always 1, so the task's loss does not train the router"
     warnings.warn(f"{message}; expected {remedy} (ledger SG-2)", stacklevel=4)
+
+
+def with_shared(
+    y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
+) -> Array:
+    """What the experts make of the tokens (G, T, D), `y`, plus what a shared expert does, if there is one."""
+    if shared is None:
+        return y
+    alone = {name: value[None] for name, value in shared.items()}
+    served = expert_mlp(tokens[:, None], alone, **options)[:, 0]
+    check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")
+    return y + served
 
 
 def documented(layer: Class) -> Class:

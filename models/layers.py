@@ -11,9 +11,8 @@ from functools import partial
 from string import digits as DIGITS
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_origin
 
-from moespec.backends.common.network import with_shared
 from moespec.backends.contract import Backend
-from moespec.backends.layer import regrouped
+from moespec.backends.layer import regrouped, with_shared
 from moespec.backends.optimizer import STATE
 from moespec.models import parameters
 from moespec.models.checks import check_value

@@ -51,18 +51,6 @@ def perceptron(
     return linear(hidden, weights["w2"], weights.get("b2"))
 
 
-def with_shared(
-    y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
-) -> Array:
-    """What the experts make of the tokens (G, T, D), `y`, plus what a shared expert does, if there is one."""
-    if shared is None:
-        return y
-    alone = {name: value[None] for name, value in shared.items()}
-    served = expert_mlp(tokens[:, None], alone, **options)[:, 0]
-    check_size("w2", y, 2, served.shape[2], "the output width of the shared expert")
-    return y + served
-
-
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
     """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
     check_scores("query", query, "images queries heads dim")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moespec.backends.common.allocations import mostly_empty
-from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, with_shared
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
 from moespec.backends.jax import megablox, one_hot
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
@@ -26,6 +26,7 @@ from moespec.backends.jax.explicit import is_split
 from moespec.backends.jax.gathers import combine_rows, dispatch_rows
 from moespec.backends.jax.network import activate, expert_mlp
 from moespec.backends.jax.slots import SlotRouting, SoftRouting, moe_layer
+from moespec.backends.layer import with_shared
 from moespec.spec.checks import check_scores, check_size
 from moespec.spec.values import present
 

@@ -1,6 +1,6 @@
 """Routers without a choice by scores alone: BASE, hash layers, Soft MoE and DSelect-k."""
 
-from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, kernel_logits, output
 from moespec.spec.algorithms.balanced_assignment import even_slots
 from moespec.spec.algorithms.dselect_k_codes import code_bits

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.blocks import Array, Blocks
 from moespec.spec.checks import check_size
 from moespec.spec.routing import Params, RouterOutput
 

@@ -1,6 +1,6 @@
 """Routers whose experts choose tokens, and ReLU routing, which takes all tokens with a gate above 0."""
 
-from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import (
     Losses,
     clean_losses,

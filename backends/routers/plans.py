@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import noisy_logits, noisy_losses, output, several_choices, token_choice
 from moespec.spec.routers.s_base import Options as SBase
 from moespec.spec.routers.sinkhorn_expert_choice import Options as SinkhornEC

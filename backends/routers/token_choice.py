@@ -1,6 +1,6 @@
 """Routers whose tokens choose by scores of their logits."""
 
-from moespec.backends.routers.blocks import Array, Blocks
+from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import (
     Losses,
     balance,

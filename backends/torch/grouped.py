@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from moespec.backends.common.allocations import mostly_empty
-from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron, with_shared
+from moespec.backends.common.network import Linear, check_activation, expert_weights, perceptron
+from moespec.backends.layer import with_shared
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.gathers import combine_rows, gather_rows, invert_index
 from moespec.backends.torch.network import activate, expert_mlp

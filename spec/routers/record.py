@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, Generic, TypeVar, cast
 
@@ -34,7 +34,7 @@ def _no_update(options: Any, state: State, statistics: State) -> State:
 
 def _fields(options: Any) -> set[str]:
     """The names of the fields of a dataclass, none of anything else."""
-    return set(getattr(options, "__dataclass_fields__", ()))
+    return {each.name for each in fields(options)} if is_dataclass(options) else set()
 
 
 @dataclass(frozen=True)

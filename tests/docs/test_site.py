@@ -5,6 +5,7 @@ import doctest
 import json
 import re
 import subprocess
+from dataclasses import fields
 from html import unescape
 from types import SimpleNamespace
 
@@ -109,7 +110,7 @@ def test_sources_stand_side_by_side():
 def test_the_options_of_a_router_are_listed():
     for name, router in ROUTERS.items():
         listed = {option.name: option for option in sources.options(PAGES[name])}
-        assert list(listed) == [*router.Options.__dataclass_fields__]
+        assert list(listed) == [field.name for field in fields(router.Options)]
         assert all(option.meaning for option in listed.values()), name
 
 

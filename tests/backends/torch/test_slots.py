@@ -135,7 +135,7 @@ def route(name, x):
     noise = None if record is None else torch.zeros(2, *record.shape)
     params = {k: torch.from_numpy(v).requires_grad_() for k, v in router.init(np.random.default_rng(0), config).items()}
     state = {key: torch.from_numpy(value) for key, value in state.items()}
-    choices = config.items[1] if name == "hierarchical_top_k" else getattr(config, "choices", 1)
+    choices = config.requests[1] if name == "hierarchical_top_k" else getattr(config, "choices", 1)
     return router.route(params, x, config, state=state, noise=noise, train=True), choices
 
 

@@ -4,6 +4,7 @@ import copy
 import importlib
 import pickle
 import warnings
+from dataclasses import fields
 from io import BytesIO
 
 import pytest
@@ -37,7 +38,7 @@ def one_thread():
 
 def layer(router, seed=0, *, quiet=False, **options):
     """With all its losses. quiet: without noise."""
-    known = B.ROUTERS[router].Options.__dataclass_fields__
+    known = {field.name for field in fields(B.ROUTERS[router].Options)}
     options |= {name: 0.1 for name in known if name.endswith("_weight") and name[0] in "bzil"}
     module = modules.MoE(8, 16, 4, tokens=12, router=router, seed=seed, **options).double()
     return module.train(not quiet or B.ROUTERS[router].noise(module.options) is None)
@@ -174,7 +175,7 @@ def test_compiled(router):
 @pytest.mark.parametrize("count", [1, 2])
 @ROUTERS
 def test_the_task_trains_the_router_or_a_warning_says_so(router, count, normalize):
-    known = B.ROUTERS[router].Options.__dataclass_fields__
+    known = {field.name for field in fields(B.ROUTERS[router].Options)}
     options = {"choices": count, "choices_per_level": count, "normalize_selected": normalize}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,0 +1,86 @@
+"""A router that is wired wrongly in the specification: the vectors made of it fail on the compositions of the backends.
+
+Both were one text once, and agreed on whatever it said. The vectors are made anew of each wrong text.
+"""
+
+import ast
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from committed import of, results_of
+
+import moespec.backends.numpy as numpy
+from moespec import spec
+from moespec.backends.routers import composed
+from moespec.conformance.author.build import build
+from moespec.conformance.cases import definitions
+from moespec.conformance.check.results import FAILED
+
+COMPOSED = SimpleNamespace(**{**vars(numpy), "ROUTERS": composed(numpy)})
+
+NOISY, CLEAN, LOGITS = (
+    "losses(options, logits, noisy, noise",
+    "losses(options, noisy, noisy, noise",
+    "(options, logits)",
+)
+WRONG = [
+    ("softmax_token_choice", "scores = softmax_affinity(noisy)", "scores = softmax_affinity(logits)"),
+    ("softmax_token_choice", NOISY, CLEAN),
+    ("softmax_token_choice", "choices=options.choices, counted", "choices=1, counted"),
+    ("softmax_token_choice", "counted=counted", "counted=1"),
+    ("softmax_token_choice", "tries=options.tries", "tries=None"),
+    ("softmax_token_choice", "slot_order=options.slot_order", 'slot_order="choice"'),
+    ("softmax_token_choice", "normalize=options.normalize_norm", 'normalize="sum"'),
+    ("softmax_token_choice", "batch_priority(scores, by=options.batch_priority", 'batch_priority(scores, by="max"'),
+    ("softmax_token_choice", "options.capacity(train=train)", "options.capacity(train=True)"),
+    ("sinkhorn_token_choice", "combine_scores(plan, logits, noisy", "combine_scores(plan, noisy, logits"),
+    ("sinkhorn_token_choice", "weights: Array | None = combine", "weights: Array | None = plan"),
+    ("sinkhorn_expert_choice", "from_clean=clean", "from_clean=False"),
+    ("sinkhorn_expert_choice", NOISY, "losses(options, logits, logits, noise"),
+    ("sparsity_constrained_token_choice", 'sparsity="token"', 'sparsity="expert"'),
+    ("sparsity_constrained_token_choice", "objective=objective", 'objective="dual"'),
+    ("softmax_expert_choice", "cap=options.cap,", "cap=options.experts,"),
+    ("noisy_top_k", "importance_loss(gates)", "importance_loss(softmax_affinity(logits))"),
+    ("noisy_top_k", 'losses["z"] = z_loss(logits)', 'losses["z"] = z_loss(noisy)'),
+    ("noisy_top_k", "batch_priority(selection", "batch_priority(gates"),
+    ("hierarchical_top_k", "choices=options.requests[1]", "choices=1"),
+    ("s_base", "else sigmoid_affinity(noisy)", "else sigmoid_affinity(logits)"),
+    ("gshard", "batch_priority(scores", "batch_priority(selection"),
+    ("gshard", "options.hold_unkept", "True"),
+    ("switch", LOGITS, "(options, router_logits(tokens, params['kernel']))"),
+    ("sigmoid_token_choice", "importance_loss(shares)", "importance_loss(scores)"),
+    ("sigmoid_token_choice", "expert_load(selection", "expert_load(scores"),
+    ("sigmoid_token_choice", "None if options.group_bias else scores", "None"),
+    ("cosine_token_choice", 'if options.affinity == "sigmoid"', "if False"),
+    ("cosine_token_choice", "form=options.temperature_form", 'form="log_scale"'),
+    ("image_choice", "pool=options.pool", 'pool="mean"'),
+    ("batch_expert_choice", 'largest=options.eval_take == "largest"', "largest=True"),
+    ("batch_expert_choice", "capacity_thresholds(by", "capacity_thresholds(scores"),
+    ("strictly_balanced", "threshold_loss(gates", "threshold_loss(weights"),
+    ("relu", 'state["penalty"], choices=options.choices', 'state["penalty"], choices=1'),
+    ("mixture_of_depths", 'if options.weights == "sigmoid"', "if False"),
+    ("dselect_k", "dselect_k_entropy(selectors)", "dselect_k_reachability(selectors)"),
+    ("soft_moe", "norm_form=options.norm_form", 'norm_form="paper"'),
+    ("importance_score", "drop=options.drop", "drop=0.1"),
+    ("base", "shards=shards", "shards=1"),
+]
+
+
+@pytest.mark.parametrize(("router", "right", "wrong"), WRONG, ids=[f"{each[0]}: {each[2]}" for each in WRONG])
+def test_vectors_of_a_wrong_text_fail(router, right, wrong, monkeypatch):
+    module = sys.modules[spec.ROUTERS[router].Options.__module__]
+    text = Path(module.__file__).read_text()
+    assert text.count(right) == 1, text.count(right)
+    tree = ast.parse(text.replace(right, wrong))
+    (function,) = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "route")
+    names = vars(module)
+    right_route = names["route"]
+    exec(compile(ast.Module([function], []), module.__file__, "exec"), names)
+    monkeypatch.setitem(spec.ROUTERS, router, replace(spec.ROUTERS[router], route=names["route"]))
+    names["route"] = right_route
+    ids = [case.id for kind in ("value", "overflow", "degenerate", "gradient") for case in of(router, kinds=(kind,))]
+    states = (result.state for id in ids for result in results_of(COMPOSED, [build(definitions()[id])]))
+    assert any(state in FAILED for state in states)
