@@ -182,7 +182,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def variants(session: nox.Session) -> None:
-    """Run known variants of the algorithms: each must fail a vector, and two or more but for those of `check/single_detection.py`."""
+    """Run known variants of the algorithms: each must fail a vector."""
     _install(session, "conformance")
     session.run("python", "-m", "moespec.conformance", "variants", *session.posargs)
 

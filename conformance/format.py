@@ -124,7 +124,6 @@ class Case:
 
     id: str
     algorithm: str
-    revision: int
     cites: str
     purpose: str
     kind: str

@@ -172,6 +172,7 @@ def read(path: Path) -> Case:
         if VECTORS not in path.parents:  # as written: an editable installation may have links to them
             check(manifest, "schema.json")
         large = _tensors_beside(path, manifest.pop("tensors", ...))
+        manifest.pop("revision", None)  # which vectors once had, each by itself
         case = decode(manifest, large)
         again, arrays = encode(case)
         if json.dumps(manifest, sort_keys=True) != json.dumps(again, sort_keys=True):

@@ -22,7 +22,6 @@ def build(definition: Definition) -> Case:
     case = Case(
         definition.id,
         algorithm.name,
-        algorithm.revision,
         algorithm.cites,
         definition.purpose,
         definition.kind,

@@ -74,7 +74,7 @@ def outlines() -> Iterator[Case]:
     for id in ids():
         router, _, name = id.partition("/")
         row = ROUTERS[router]
-        yield Case(id, router, row.revision, row.source, LARGE[name].purpose, LARGE[name].kind, (), {})
+        yield Case(id, router, row.source, LARGE[name].purpose, LARGE[name].kind, (), {})
 
 
 def definition(id: str) -> Definition:

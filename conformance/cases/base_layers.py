@@ -199,18 +199,6 @@ def _auction(scores: Any) -> Any:
     return np.array([owner[token] for token in range(tokens)])
 
 
-def gap_to_the_greedy_total(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
-    """The gap is that to the total without balance."""
-    optimum = B.base_assignment(scores, *noise, **shards)
-    return optimum._replace(gap=np.sum(np.max(scores.real, axis=2), axis=1) - optimum.objective.real)
-
-
-def greedy_over_tokens(B: Any, scores: Any) -> Any:
-    """The greedy assignment takes the best token of an expert, along the wrong axis."""
-    _, tokens, experts = scores.shape
-    return (np.argmax(scores.real, axis=1)[:, np.arange(tokens) % experts] % experts).astype(np.int32)
-
-
 def _weighted(name: str, computes: str, weights: Any, ledger: str = "") -> Variant:
     """A routing with the weights `weights(scores)`."""
 
@@ -233,8 +221,6 @@ VARIANTS = (
     variant(assignment_in_turn, "base_assignment", ledger="BL-1b"),
     variant(assignment_in_two_shards, "base_assignment", ledger="BL-6b"),
     variant(assignment_by_auction, "base_assignment", ledger="BL-1b"),
-    variant(gap_to_the_greedy_total, "base_assignment"),
-    variant(greedy_over_tokens, "base_greedy"),
     _weighted(
         "gate_is_a_softmax",
         "The output of an expert is weighted by the softmax of the token's scores.",

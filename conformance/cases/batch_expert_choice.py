@@ -96,29 +96,9 @@ def _router() -> Iterator[Definition]:
 # Variants. A change of the router is `(B, route, params, tokens, options, state=..., noise=None, train=False)`.
 
 
-def thresholds_of_one_group(B: Any, thresholds: Any, reached: Any, *, decay: float) -> Any:
-    """The sums of several groups are not divided by their number."""
-    return decay * thresholds + (1 - decay) * reached[0]
-
-
-def decay_of_the_new(B: Any, thresholds: Any, reached: Any, *, decay: float) -> Any:
-    """The decay weights the new thresholds."""
-    return B.moved_thresholds(thresholds, reached, decay=1 - decay)
-
-
-def first_not_reached(B: Any, scores: Any, *, capacity: int) -> Any:
-    """A threshold is the largest score that is not among the C."""
-    return B.capacity_thresholds(scores, capacity=min(capacity + 1, scores.shape[1]))
-
-
 def taken_at_the_threshold(B: Any, scores: Any, predicted: Any, thresholds: Any, **options: Any) -> Any:
     """An expert takes a token at its threshold, too."""
     return B.scores_above(scores, np.nextafter(predicted.real, 1), thresholds, **options)
-
-
-def loss_summed(B: Any, logits: Any, mask: Any) -> Any:
-    """The loss is a sum over the experts."""
-    return logits.shape[2] * B.capacity_loss(logits, mask)
 
 
 def gelu_in_the_predictor(B: Any, tokens: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
@@ -137,10 +117,6 @@ def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: 
 
 TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
 VARIANTS = (
-    variant(thresholds_of_one_group, MOVED),
-    variant(decay_of_the_new, MOVED),
-    variant(first_not_reached, REACHED),
-    variant(loss_summed, LOSS),
     variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b"),
     variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
     variant(chosen_at_evaluation, NAME, ledger="BE-2"),

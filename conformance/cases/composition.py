@@ -271,11 +271,6 @@ VARIANTS = (
     ),
     variant(noise_after_the_softmax, *SOFTMAX, ledger="SA-1c"),
     Variant(
-        "priority_left_out",
-        "Tokens are assigned by index, whatever batch priority is requested.",
-        every(TOKEN_CHOICE, configured(batch_priority="none")),
-    ),
-    Variant(
         "clean_logits_combine",
         "The plan is made of the noisy logits, but the combine softmax is that of the clean ones.",
         every(SINKHORN, configured(combine_from_clean_logits=True)),
@@ -365,11 +360,6 @@ VARIANTS = (
         "The z-loss sees the noisy logits.",
         every(SELECTING, _with_loss("z", lambda B, o, clean, noisy, r: B.z_loss(noisy))),
         "AL-7b",
-    ),
-    Variant(
-        "losses_not_weighted",
-        "The losses of a router are not multiplied by their weights.",
-        every(SELECTING, _losses(lambda name, loss, o: loss / getattr(o, f"{name}_weight"))),
     ),
     Variant(
         "logits_combine",

@@ -12,8 +12,6 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import Variant, variant
-from moespec.conformance.functions.losses import scaled_cosines
-from moespec.spec.numerics import logsumexp
 
 PAIRS = "pairs width"
 
@@ -53,12 +51,6 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
 # Variants.
 
 
-def one_direction(B: Any, **pairs: Any) -> Any:
-    """Rows of the first tower find theirs among those of the second, and not the reverse."""
-    logits = scaled_cosines(**pairs)
-    return np.mean(logsumexp(logits, axis=1) - np.diag(logits))
-
-
 def directions_summed(B: Any, **pairs: Any) -> Any:
     """The two directions of the softmax loss are summed."""
     return 2 * B.contrastive_loss(**pairs)
@@ -91,9 +83,7 @@ def pairs_averaged(B: Any, **pairs: Any) -> Any:
     return B.sigmoid_loss(**pairs) / len(pairs["first"])
 
 
-DIVIDED = "Cosines are divided by the scale."
 VARIANTS = (
-    variant(one_direction, "contrastive_loss"),
     variant(directions_summed, "contrastive_loss", ledger="CO-4b"),
     variant(negatives_of_half, "contrastive_loss", ledger="CO-1c"),
     _of_both(
@@ -103,7 +93,6 @@ VARIANTS = (
         "CO-2b",
         "openai/CLIP",
     ),
-    _of_both("divided_by_the_scale", DIVIDED, lambda log_scale, **_: {"log_scale": -log_scale}),
     _of_both("norm_without_epsilon", "The norm has no epsilon.", _without_epsilon, "CO-3b", "openai/CLIP"),
     variant(pairs_averaged, "sigmoid_loss", ledger="CO-5b"),
 )

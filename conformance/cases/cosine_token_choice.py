@@ -8,7 +8,7 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
-from moespec.conformance.author.variant import configured, of_router, variant
+from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
 LOGITS, NAME = "cosine_logits", "cosine_token_choice"
@@ -102,23 +102,6 @@ def tokens_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddi
     return logits * np.sqrt((projected * projected).sum(axis=2, keepdims=True))
 
 
-def embeddings_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
-                                       projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
-    """The embeddings of the experts are not normalised, projected tokens are."""
-    arrays = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
-    logits = _logits(B, tokens, arrays, projection_bias=projection_bias, **options)
-    return logits * np.sqrt((embeddings * embeddings).sum(axis=0))
-
-
-def temperature_without_bound(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
-                              projection_bias: Any = None, *, form: str = "log_scale") -> Any:  # fmt: skip
-    """The logarithm of the inverse temperature has no bound."""
-    arrays = {"projection": projection, "embeddings": embeddings, "projection_bias": projection_bias}
-    if form == "divide":
-        return _logits(B, tokens, arrays, temperature=temperature, form=form)
-    return _logits(B, tokens, arrays, temperature=np.zeros(())) * np.exp(temperature)
-
-
 def bias_of_the_projection_ignored(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
                                    projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
     """The projection of a cosine router has no bias, whatever is given."""
@@ -127,8 +110,5 @@ def bias_of_the_projection_ignored(B: Any, tokens: Any, projection: Any, embeddi
 
 VARIANTS = (
     variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale"),
-    variant(embeddings_of_a_cosine_as_they_are, LOGITS),
-    variant(temperature_without_bound, LOGITS),
     variant(bias_of_the_projection_ignored, LOGITS, ledger="CR-2"),
-    of_router(NAME, "cosine_gate_is_softmax", "The gate is the softmax of the logits.", configured(affinity="softmax")),
 )

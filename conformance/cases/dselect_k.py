@@ -204,10 +204,6 @@ def _tokens_of(selectors: Any) -> int:
     return selectors.shape[1] if selectors.ndim == 4 else 1
 
 
-def _groups_of(selectors: Any) -> int:
-    return len(selectors) if selectors.ndim == 4 else 1
-
-
 def _over_their_sum(values: Any) -> Any:
     """Values divided by their sum over the experts, where that is positive."""
     total = values.sum(axis=-1, keepdims=True)
@@ -242,11 +238,6 @@ def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
 
 
-def logits_not_normalised(B: Any, selectors: Any, logits: Any) -> Any:
-    """The selectors are weighted by the logits, not by their softmax."""
-    return np.sum(logits[..., None] * selectors, axis=-2)
-
-
 def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
     """A token is in the slots of all experts, also of those with a gate of 0."""
     routing = B.dselect_k_routing(gate, **like)
@@ -262,11 +253,6 @@ def entropy_averaged(B: Any, selectors: Any) -> Any:
 def reachability_averaged(B: Any, selectors: Any) -> Any:
     """The reachability is averaged over tokens."""
     return B.dselect_k_reachability(selectors) / _tokens_of(selectors)
-
-
-def reachability_is_the_lost_mass(B: Any, selectors: Any) -> Any:
-    """The reachability is the mass on codes without an expert, not the sum of reciprocals of the rest."""
-    return np.sum(1 - selectors.sum(axis=-1)) / _groups_of(selectors)
 
 
 def reachability_infinite(B: Any, selectors: Any) -> Any:
@@ -300,11 +286,9 @@ VARIANTS = (
     variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1b"),
     variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2b"),
     variant(gate_renormalised, GATE, ledger="DK-2b"),
-    variant(logits_not_normalised, GATE),
     variant(every_expert_is_used, "dselect_k_routing"),
     variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3b"),
     variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3b"),
-    variant(reachability_is_the_lost_mass, "dselect_k_reachability"),
     variant(reachability_infinite, "dselect_k_reachability", ledger="DK-6b", who="google-research/google-research"),
     _one(
         "dselect_k_weights_of_the_public_gate",

@@ -33,9 +33,4 @@ def times_root_of_width(B: Any, ids: Any, table: Any) -> Any:
     return B.embedding(ids, table) * np.sqrt(table.shape[1])
 
 
-def ids_from_one(B: Any, ids: Any, table: Any) -> Any:
-    """Ids count from 1, and the last row is that of id 0."""
-    return B.embedding((ids - 1) % len(table), table)
-
-
-VARIANTS = (variant(times_root_of_width, NAME, ledger="EM-1b"), variant(ids_from_one, NAME))
+VARIANTS = (variant(times_root_of_width, NAME, ledger="EM-1b"),)

@@ -110,14 +110,6 @@ def chosen_in_heap_order(
     return B.SlotRouting(token.swapaxes(1, 2), np.where(stays, weights, 0).swapaxes(1, 2), None, scores.shape[1])
 
 
-def slots_in_the_order_of_tokens(B: Any, scores: Any, **options: Any) -> Any:
-    """The tokens of an expert sit in their own order, not the best in the first slot."""
-    routing = B.expert_choice(scores, **options)
-    order = np.argsort(routing.token, axis=-1)
-    token, weight = (np.take_along_axis(array, order, -1) for array in (routing.token, routing.weight))
-    return routing._replace(token=token, weight=weight)
-
-
 def zero_scores_left_out(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
     """Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."""
     return B.expert_choice(scores, drop_zero=True, **options)
@@ -188,7 +180,6 @@ VARIANTS = (
     variant(zero_weights_left_out, NAME, ledger="EC-2b"),
     variant(ties_to_the_higher_token, NAME, ledger="EC-1b"),
     variant(chosen_in_heap_order, NAME, ledger="EC-1c"),
-    variant(slots_in_the_order_of_tokens, NAME),
     variant(zero_scores_left_out, NAME, ledger="EC-2b"),
     variant(zero_scores_taken_in, NAME, ledger="EC-2b"),
     variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3b"),

@@ -99,11 +99,6 @@ def perceptrons_with_the_gate_last(B: Any, tokens: Any, routing: Any, params: An
     return B.moe_mlp(tokens, routing, _gates_last(params), **options)
 
 
-def experts_with_gelu_always(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
-    """The experts use GELU where SiLU is requested."""
-    return B.expert_mlp(inputs, params, **{**options, "activation": "gelu"})
-
-
 def shared_expert_as_one_of_a_mean(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
     """The output is the mean over a token's K chosen experts, taken together K times, and the shared one."""
     right = B.moe_mlp(tokens, routing, params, **options)
@@ -114,16 +109,8 @@ def shared_expert_as_one_of_a_mean(B: Any, tokens: Any, routing: Any, params: An
     return (K * chosen + (right - chosen)) / (K + 1)
 
 
-def shared_expert_of_covered_tokens(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
-    """The shared expert serves only the tokens that have a slot."""
-    right = B.moe_mlp(tokens, routing, params, **options)
-    return np.where((routing.dense().dispatch.real != 0).any(axis=(2, 3))[..., None], right, 0.0)
-
-
 VARIANTS = (
     variant(experts_with_the_gate_last, "expert_mlp", ledger="GE-1b", row=NAME),
     variant(perceptrons_with_the_gate_last, "moe_mlp", ledger="GE-1b", row=NAME),
-    variant(experts_with_gelu_always, "expert_mlp", row=NAME),
     variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME),
-    variant(shared_expert_of_covered_tokens, "moe_mlp", row=NAME),
 )

@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores
 from moespec.conformance.author.near_ties import near_ties
@@ -76,27 +74,9 @@ def outside_is_zero(B: Any, scores: Any, group_by: Any = None, **options: Any) -
     return B.group_limited_scores(scores, group_by, **{**options, "outside": "zero"})
 
 
-def groups_in_stripes(B: Any, scores: Any, group_by: Any = None, *, groups: int, **options: Any) -> Any:
-    """Group g of experts has those of the numbers g, g + groups and so on."""
-    experts = scores.shape[2]
-    order = np.arange(experts).reshape(-1, groups).swapaxes(0, 1).reshape(-1)
-    limited = B.group_limited_scores(
-        scores[..., order], group_by if group_by is None else group_by[..., order], groups=groups, **options
-    )
-    return limited[..., np.argsort(order)]
-
-
 def groups_by_the_chosen_scores(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
     """Groups of experts are scored by the scores that choose, the bias included, whatever is requested."""
     return B.group_limited_scores(scores, **options)
-
-
-def last_group_among_equals(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
-    """Among groups of experts with equal scores the last one is better."""
-    limited = B.group_limited_scores(
-        scores[..., ::-1], group_by if group_by is None else group_by[..., ::-1], **options
-    )
-    return limited[..., ::-1]
 
 
 VARIANTS = (
@@ -105,6 +85,4 @@ VARIANTS = (
     variant(group_score_is_sum, NAME, ledger="GL-1"),
     variant(outside_is_zero, NAME, ledger="GL-2b", who="huggingface/transformers"),
     variant(groups_by_the_chosen_scores, NAME, ledger="GL-3"),
-    variant(groups_in_stripes, NAME),
-    variant(last_group_among_equals, NAME),
 )

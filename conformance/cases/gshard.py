@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
-from moespec.conformance.author.inputs import grid, groups_tokens, logits, to_bfloat16
+from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.routers import (
     LAYER,
@@ -96,24 +96,9 @@ def second_kept_by_a_fifth(B: Any, gates: Any, noise: Any) -> Any:
     return B.gshard_keep(gates, 0.4 * noise)
 
 
-def second_kept_in_bfloat16(B: Any, gates: Any, noise: Any) -> Any:
-    """Twice the second gate is rounded to bfloat16 before the draw is compared with it."""
-    return B.gshard_keep(to_bfloat16(gates.real), noise)
-
-
-def second_kept_if_equal(B: Any, gates: Any, noise: Any) -> Any:
-    """The second expert is kept also where the draw equals twice its gate."""
-    return B.gshard_keep(gates, np.nextafter(noise, -1.0))
-
-
 def both_experts_sampled(B: Any, logits: Any, noise: Any) -> Any:
     """Both experts are sampled, the first one, too."""
     return B.add_gating_noise(logits, -np.log(-np.log(noise)), multiplier=float(logits.shape[2]))
-
-
-def sampled_from_gates(B: Any, logits: Any, noise: Any) -> Any:
-    """The draws that sample the second expert are added to the gates, not to the logits."""
-    return B.gshard_sample(B.softmax_affinity(logits), noise)
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -157,8 +142,6 @@ _one = partial(of_router, NAME)
 
 VARIANTS = (
     variant(second_kept_if_small, KEEP),
-    variant(second_kept_if_equal, KEEP),
-    variant(second_kept_in_bfloat16, KEEP),
     variant(second_kept_by_a_fifth, KEEP, ledger="GS-5b", who="tensorflow/mesh"),
     variant(gshard_normalised_after_drops, NAME, ledger="GS-1b", who="facebookresearch/fairseq"),
     _one(
@@ -177,7 +160,6 @@ VARIANTS = (
     ),
     variant(gshard_random_at_evaluation, NAME, ledger="GS-4b"),
     variant(both_experts_sampled, SAMPLE),
-    variant(sampled_from_gates, SAMPLE),
     _one(
         "gshard_second_always_kept",
         "The second-best expert is always kept.",

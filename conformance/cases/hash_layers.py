@@ -11,9 +11,6 @@ from moespec.conformance.author.inputs import experts, integers, tokens
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
-__all__ = ["VARIANTS", "cases", "hashed"]
-
-
 G, T, E, D, V = 2, 6, 3, 4, 5
 GT = "groups tokens"
 
@@ -113,11 +110,6 @@ def _multi_hash() -> Iterator[Definition]:
 # Variants. Ids are (groups, tokens), a table has an expert for each id.
 
 
-def hash_by_remainder(B: Any, ids: Any, table: Any, *, experts: int, **options: Any) -> Any:
-    """The expert is the remainder of the id, whatever the table says."""
-    return B.hash_routing(ids, np.arange(len(table)) % experts, experts=experts, **options)
-
-
 def hash_with_a_capacity(
     B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None, **options: Any
 ) -> Any:
@@ -152,7 +144,6 @@ def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any
 
 
 VARIANTS = (
-    variant(hash_by_remainder, "hash_routing"),
     variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b"),
     variant(segments_without_biases, "multi_hash_mlp", ledger="HL-2b"),
     variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b"),

@@ -166,12 +166,6 @@ def empty_cluster_at_zero(B: Any, points: Any, centroids: Any, *, iterations: in
     return _moved(B, points, centroids, iterations, empty=lambda points, distances: 0.0)
 
 
-def clusters_before_the_update(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
-    """The clusters are those that the last centroids are the means of, not their nearest points."""
-    result = B.k_means(points, centroids, iterations=iterations)
-    return result._replace(clusters=_lloyd(points, centroids, iterations)[1])
-
-
 def ended_by_small_moves(B: Any, points: Any, centroids: Any, *, iterations: int = 25) -> Any:
     """K-means ends when no centroid moves by more than 1e-4, while points still change their cluster."""
     result = B.k_means(points, centroids, iterations=iterations)
@@ -192,5 +186,4 @@ VARIANTS = (
     variant(centroids_to_the_higher, "k_means", ledger="HT-3b"),
     variant(empty_cluster_at_the_farthest, "k_means", ledger="HT-2c"),
     variant(empty_cluster_at_zero, "k_means", ledger="HT-2"),
-    variant(clusters_before_the_update, "k_means"),
 )

@@ -4,13 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from moespec.backends.routers.composition import token_choice
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import scores, tokens
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import rerouted, variant
+from moespec.conformance.author.variant import variant
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 
@@ -49,25 +46,6 @@ def _functions() -> Iterator[Definition]:
 # Variants.
 
 
-def tokens_of_images_interleaved(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
-    """The tokens of the images alternate, where they are to come image after image."""
-    order = np.arange(tokens.shape[1]).reshape(-1, images).T.ravel()
-    return B.pool_images(tokens[:, order], images=images, pool=pool)
-
-
-def images_spread_in_turn(B: Any, scores: Any, *, tokens: int) -> Any:
-    """The rows of the images alternate over the tokens."""
-    return np.tile(scores, (1, tokens // scores.shape[1], 1))
-
-
-def pooled_by_the_maximum(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
-    """The router sees the largest entry of each channel in place of the mean."""
-    if pool == "first":
-        return B.pool_images(tokens, images=images, pool=pool)
-    of_image = tokens.reshape(len(tokens), images, -1, tokens.shape[2])
-    return np.take_along_axis(of_image, of_image.real.argmax(axis=2)[:, :, None], 2)[:, :, 0]
-
-
 def class_token_always(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
     """The router sees the first token of an image, also where it is to see the mean."""
     return B.pool_images(tokens, images=images, pool="first")
@@ -76,17 +54,4 @@ def class_token_always(B: Any, tokens: Any, *, images: int, pool: str = "mean") 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
 
 
-def tokens_choose_alone(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    """Each token chooses by its own logits, not by those of its image."""
-    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    routing = token_choice(B, options, scores, train=bool(more.get("train")))
-    return rerouted(B, route(params, tokens, options, **more), routing)
-
-
-VARIANTS = (
-    variant(tokens_of_images_interleaved, POOL),
-    variant(images_spread_in_turn, SPREAD),
-    variant(pooled_by_the_maximum, POOL),
-    variant(class_token_always, POOL, ledger="IM-1b"),
-    variant(tokens_choose_alone, NAME),
-)
+VARIANTS = (variant(class_token_always, POOL, ledger="IM-1b"),)

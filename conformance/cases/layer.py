@@ -256,14 +256,6 @@ def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> 
     return np.where(lost[..., None], passed, result)
 
 
-def empty_slots_reach_the_last_token(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
-    """What an expert returns for an empty slot is added to the last token."""
-    dispatch, combine = routing.dense()
-    combine = combine.copy()
-    combine[:, -1] += (dispatch == 0).all(axis=1)
-    return _combined(dispatch, combine, tokens, experts)
-
-
 def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
     """The combine weights multiply what enters an expert, not what leaves it."""
     right = B.moe_layer(tokens, routing, experts)
@@ -323,12 +315,6 @@ def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params:
     return B.moe_mlp(tokens, routing, params, **{**options, "gelu": "tanh"})
 
 
-def load_of_filled_slots(B: Any, routing: Any) -> Any:
-    """The load is a fraction of the filled slots, not of the tokens."""
-    metrics = B.routing_metrics(routing)
-    return {**metrics, "load": metrics["load"] / max(np.sum(metrics["load"]), 1e-12)}
-
-
 def entropy_in_bits(B: Any, routing: Any) -> Any:
     """The entropy is in bits."""
     metrics = B.routing_metrics(routing)
@@ -345,7 +331,6 @@ def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Call
 
 VARIANTS = (
     variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
-    variant(empty_slots_reach_the_last_token, "moe_layer"),
     variant(weights_before_experts, "moe_layer", who="NVIDIA/TensorRT-LLM (Llama 4; pull request 3492)"),
     variant(weights_left_out, "moe_layer", who="tjake/Jlama (pull request 201)"),
     variant(weights_applied_twice, "moe_layer", who="vllm-project/vllm (pull request 43694)"),
@@ -355,7 +340,6 @@ VARIANTS = (
     variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),
     variant(perceptrons_with_exact_gelu, "moe_mlp", ledger="LA-1b"),
     variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
-    variant(load_of_filled_slots, "routing_metrics"),
     variant(entropy_in_bits, "routing_metrics"),
     variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers"),
 )

@@ -51,14 +51,8 @@ def global_entropy_itself(B: Any, scores: Any) -> Any:
     return -B.global_entropy_loss(scores)
 
 
-def threshold_ignored(B: Any, scores: Any, *, threshold: float | None = None) -> Any:
-    """The global entropy has no threshold."""
-    return B.global_entropy_loss(scores)
-
-
 VARIANTS = (
     variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b"),
     variant(global_entropy_of_all_groups, "global_entropy_loss", ledger="LI-1b"),
     variant(global_entropy_itself, "global_entropy_loss", ledger="LI-4b"),
-    variant(threshold_ignored, "global_entropy_loss"),
 )

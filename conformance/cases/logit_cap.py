@@ -4,11 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import grid, kernel, logits, tokens
-from moespec.conformance.author.variant import variant
 
 NAME = "logit_cap"
 G, T, E, D = 2, 6, 3, 4
@@ -30,14 +27,3 @@ def cases() -> Iterator[Definition]:
     )
     yield composed(NAME, "bias", "value", "Logits with a bias, which is capped, too.", inputs=inputs, stages=stages)
     yield single(NAME, "router_logits", "gradient_bias", "gradient", "By tokens, kernel and bias.", **inputs)
-
-
-# Variants. Logits are (groups, tokens, experts).
-
-
-def logits_clipped(B: Any, logits: Any, *, cap: float) -> Any:
-    """Logits are clipped at the cap, without the hyperbolic tangent."""
-    return np.where(np.abs(logits.real) < cap, logits, cap * np.sign(logits.real))
-
-
-VARIANTS = (variant(logits_clipped, "cap_logits"),)

@@ -9,7 +9,7 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, call, single, tensor
 from moespec.conformance.author.inputs import TIED, both, grid, groups_tokens, logits, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import chosen_mask, variant
+from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
 
 BIASED, LOAD, BIAS = "biased_scores", "expert_load", "balance_bias"
@@ -68,29 +68,9 @@ def bias_multiplied(B: Any, scores: Any, bias: Any) -> Any:
     return (scores * (1 + bias)).real
 
 
-def load_as_fraction(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
-    """The load is the fraction of the choices, which does not add."""
-    return B.expert_load(scores, choices=choices) / (scores.shape[0] * scores.shape[1] * choices)
-
-
-def load_of_the_mean_group(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
-    """The load of several groups is their mean, not their sum."""
-    return B.expert_load(scores, choices=choices) / scores.shape[0]
-
-
-def load_of_first_choices(B: Any, scores: Any, *, choices: int, scope: str = "batch") -> Any:
-    """The load counts the first choice of a token alone."""
-    return chosen_mask(scores, 1).sum(axis=(0, 1))
-
-
 def bias_moves_by_the_violation(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
     """The bias moves in proportion to the violation, mean load less load."""
     return bias + rate * (np.mean(load) - load)
-
-
-def bias_moves_with_the_load(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
-    """The bias of an expert rises with its load."""
-    return 2 * bias - B.balance_bias(bias, load, rate=rate, recentre=recentre)
 
 
 def bias_always_recentred(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
@@ -103,20 +83,9 @@ def bias_never_recentred(B: Any, bias: Any, load: Any, *, rate: float, recentre:
     return B.balance_bias(bias, load, rate=rate)
 
 
-def bias_moves_at_the_mean(B: Any, bias: Any, load: Any, *, rate: float, recentre: bool = False) -> Any:
-    """The bias falls, too, where the load is the mean."""
-    change = rate * np.where(load < np.mean(load), 1.0, -1.0)
-    return bias + (change - np.mean(change) if recentre else change)
-
-
 VARIANTS = (
     variant(bias_multiplied, BIASED, ledger="LF-6b"),
-    variant(load_as_fraction, LOAD),
-    variant(load_of_the_mean_group, LOAD),
-    variant(load_of_first_choices, LOAD),
     variant(bias_moves_by_the_violation, BIAS, ledger="LF-4b"),
-    variant(bias_moves_with_the_load, BIAS),
     variant(bias_always_recentred, BIAS, ledger="LF-1b", who="pytorch/torchtitan"),
     variant(bias_never_recentred, BIAS, ledger="LF-1"),
-    variant(bias_moves_at_the_mean, BIAS),
 )

@@ -125,11 +125,6 @@ def load_of_probabilities(B: Any, logits: Any, noisy_logits: Any, **options: Any
     return B.load_loss(B.softmax_affinity(logits), noisy_logits, **options)
 
 
-def last_maximum(B: Any, scores: Any, **more: Any) -> Any:
-    """Of equal scores the last counts as the preferred expert of the balance loss."""
-    return B.balance_loss(scores[..., ::-1], **more)
-
-
 def balance_over_experts(B: Any, scores: Any, **more: Any) -> Any:
     """The balance loss is the sum divided by E, not multiplied by it."""
     return B.balance_loss(scores, **more) / scores.shape[2] ** 2
@@ -153,11 +148,6 @@ def square_of_the_mean(B: Any, logits: Any) -> Any:
 def z_summed(B: Any, logits: Any) -> Any:
     """The z-loss is summed over tokens, not averaged."""
     return B.z_loss(logits) * logits.shape[1]
-
-
-def z_of_the_mean_exponential(B: Any, logits: Any) -> Any:
-    """The z-loss takes the mean of the exponentials, not their sum."""
-    return np.mean((logsumexp(logits, axis=2) - np.log(logits.shape[2])) ** 2)
 
 
 def balance_of_a_second_softmax(B: Any, scores: Any, **more: Any) -> Any:
@@ -252,13 +242,11 @@ VARIANTS = (
     ),
     variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
     variant(load_of_probabilities, "load_loss", ledger="AL-2c", who="microsoft/Tutel"),
-    variant(last_maximum, "balance_loss"),
     variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
     variant(balance_of_all_groups, "balance_loss", ledger="AL-9b", who="NVIDIA/Megatron-LM"),
     variant(balance_of_each_group, "balance_loss", ledger="AL-9"),
     variant(square_of_the_mean, "z_loss"),
     variant(z_summed, "z_loss"),
-    variant(z_of_the_mean_exponential, "z_loss"),
     variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
     variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
     variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),

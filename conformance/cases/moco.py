@@ -85,26 +85,10 @@ def loss_without_its_factor(B: Any, *, temperature: float = 1.0, **rows: Any) ->
     return B.moco_loss(**rows, temperature=temperature) / (2 * temperature)
 
 
-def views_not_exchanged(B: Any, first_key: Any, second_key: Any, **others: Any) -> Any:
-    """A query is compared with the key of its own view."""
-    return B.moco_loss(**others, first_key=second_key, second_key=first_key)
-
-
 def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
     """The norms of MoCo's loss have 1e-8 added to them."""
     logits = [each / temperature for each in cosines(rows, "paper", 1e-8)]
     return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
-
-
-def decay_of_the_current(B: Any, average: Any, current: Any, decay: Any) -> Any:
-    """The decay is the share of the current parameters."""
-    return B.momentum_update(current, average, decay)
-
-
-def unbiased_batch_norm(B: Any, x: Any, *, epsilon: float = 1e-5) -> Any:
-    """The variance of batch normalisation is divided by n - 1."""
-    factor = len(x) / (len(x) - 1)
-    return B.batch_norm(x, epsilon=epsilon / factor) / np.sqrt(factor)
 
 
 def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
@@ -115,9 +99,6 @@ def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
 
 VARIANTS = (
     variant(loss_without_its_factor, "moco_loss", ledger="MO-3b"),
-    variant(views_not_exchanged, "moco_loss"),
     variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b"),
-    variant(decay_of_the_current, "momentum_update"),
-    variant(unbiased_batch_norm, "batch_norm"),
     variant(norm_of_half, "batch_norm", ledger="MO-5b"),
 )

@@ -14,7 +14,6 @@ from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.variant import variant
 from moespec.conformance.format import Tensor
-from moespec.spec.numerics import softmax
 
 BSW, NORM = "batch sequence width", "images tokens width"
 
@@ -160,22 +159,9 @@ def attention_to_all(B: Any, query: Any, key: Any, value: Any, *, causal: bool =
     return B.attention(query, key, value)
 
 
-def attention_masked_with_zero(B: Any, query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
-    """Products with tokens that follow are replaced by 0, not left out."""
-    if not causal:
-        return B.attention(query, key, value)
-    scores = np.einsum("nqhd,nkhd->nhqk", query, key) / np.sqrt(query.shape[-1])
-    return np.einsum("nhqk,nkhd->nqhd", softmax(scores * np.tri(query.shape[1])), value)
-
-
 def patches_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any:
     """Patches are counted column by column."""
     return B.patch_embed(np.swapaxes(images, 1, 2), np.swapaxes(kernel, 0, 1), bias)
-
-
-def targets_made_hard(B: Any, logits: Any, targets: Any) -> Any:
-    """The softmax cross-entropy counts the most probable class of the targets alone."""
-    return B.softmax_cross_entropy(logits, np.eye(targets.shape[-1])[targets.real.argmax(axis=-1)])
 
 
 def sigmoid_averaged(B: Any, logits: Any, targets: Any) -> Any:
@@ -201,9 +187,7 @@ VARIANTS = (
     variant(epsilon_of_torch, "layer_norm", ledger="NW-1b"),
     variant(attention_not_scaled, "attention"),
     variant(attention_to_all, "attention"),
-    variant(attention_masked_with_zero, "attention"),
     variant(patches_column_by_column, "patch_embed"),
-    variant(targets_made_hard, "softmax_cross_entropy"),
     variant(sigmoid_averaged, "sigmoid_cross_entropy", ledger="NW-2b"),
     variant(exact_gelu_by_default, "gelu", ledger="LA-1b", who="torch"),
     variant(epsilon_of_torch_by_default, "layer_norm", ledger="NW-1b", who="torch, jax"),

@@ -158,11 +158,6 @@ def _noise_with_a_floor(B: Any, logits: Any, noise_logits: Any, noise: Any) -> A
     return _scaled(B, logits, noise_logits, noise, _floor)
 
 
-def noise_scale_not_positive(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    """The noise logit itself is the scale of the noise, without a softplus."""
-    return _scaled(B, logits, noise_logits, noise, lambda n: n)
-
-
 def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """The gates are the softmax over all experts, with all but the chosen set to 0."""
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
@@ -171,11 +166,6 @@ def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any
 def masked_by_zero(B: Any, noisy_logits: Any, *, choices: int) -> Any:
     """What is not chosen is masked by 0, not by minus infinity, before the softmax."""
     return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
-
-
-def gates_to_the_higher(B: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """Among equal logits the gate goes to the higher expert."""
-    return B.noisy_top_k_affinity(noisy_logits[..., ::-1], choices=choices)[..., ::-1]
 
 
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -214,12 +204,6 @@ def _quotient(deviation: Any, scale: Any) -> Any:
 
 def _others(noisy: Any, expert: int) -> Any:
     return np.delete(noisy, expert, axis=1)
-
-
-def noisy_load_of_all_groups(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The load of noisy top-k is summed over all groups, where each group has a loss of its own."""
-    arrays = [array.reshape(1, -1, array.shape[2]) for array in (logits, noise_logits, noisy_logits)]
-    return B.noisy_top_k_load_loss(*arrays, choices=choices)
 
 
 def noisy_load_unbiased(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
@@ -287,7 +271,6 @@ _one = partial(of_router, NAME)
 VARIANTS = (
     variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe"),
     variant(masked_by_zero, "noisy_top_k_affinity", who="deepseek-ai/DeepSeek-V3 (issue 741, of groups of experts)"),
-    variant(gates_to_the_higher, GATES),
     Variant(
         "noise_scale_with_a_floor",
         "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
@@ -295,14 +278,12 @@ VARIANTS = (
         "NK-2b",
         "tensorflow/tensor2tensor",
     ),
-    variant(noise_scale_not_positive, LOGITS),
     Variant(
         "noisy_threshold_with_the_expert",
         "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
         {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))},
         "AL-2b",
     ),
-    variant(noisy_load_of_all_groups, LOAD),
     variant(noisy_load_unbiased, LOAD, ledger="AL-1b"),
     Variant(
         "noisy_load_quotient",

@@ -51,19 +51,9 @@ def _quantiles() -> Iterator[Definition]:
 # Variants. Scores are (groups, tokens, experts).
 
 
-def required_by_the_last_choice(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
-    """The cutoff is the K-th best of a token, which it chooses."""
-    return B.required_biases(scores, bias, choices=max(choices - 1, 1), bins=bins)
-
-
 def cutoff_without_bias(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
     """The bias of the step is left out."""
     return B.required_biases(scores, 0 * bias, choices=choices, bins=bins)
-
-
-def required_of_the_mean_group(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
-    """The counts of several groups are their mean, not their sum."""
-    return B.required_biases(scores, bias, choices=choices, bins=bins) / len(scores)
 
 
 def quantile_not_interpolated(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
@@ -74,21 +64,13 @@ def quantile_not_interpolated(B: Any, bias: Any, counts: Any, *, choices: int) -
     return found - np.mean(found)
 
 
-def quantile_of_the_chosen(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
-    """The rank is that of the tokens which should not choose the expert, T - K T / E."""
-    return -B.quantile_bias(-bias, counts[:, ::-1], choices=choices)
-
-
 def quantile_keeps_the_mean(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
     """The biases keep their mean."""
     return B.quantile_bias(bias, counts, choices=choices) + np.mean(bias)
 
 
 VARIANTS = (
-    variant(required_by_the_last_choice, REQUIRED),
     variant(cutoff_without_bias, REQUIRED),
-    variant(required_of_the_mean_group, REQUIRED),
     variant(quantile_not_interpolated, BIAS, ledger="QB-2"),
-    variant(quantile_of_the_chosen, BIAS),
     variant(quantile_keeps_the_mean, BIAS, ledger="QB-4"),
 )

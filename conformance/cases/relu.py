@@ -71,11 +71,6 @@ def penalty_divided_at_the_target(B: Any, penalty: Any, excess: Any, *, multipli
     return np.where(excess > 0, penalty * multiplier, penalty / multiplier)
 
 
-def penalty_in_proportion(B: Any, penalty: Any, excess: Any, *, multiplier: float = 1.2) -> Any:
-    """The penalty moves by its multiplier to the power of the excess."""
-    return penalty * multiplier ** np.clip(excess, -3, 3)
-
-
 def loss_without_load(B: Any, gates: Any, penalty: Any, *, choices: int) -> Any:
     """The loss is the L1 norm of the gates, all experts alike."""
     return penalty * gates.sum(axis=2).mean()
@@ -85,16 +80,6 @@ def loss_of_a_smooth_count(B: Any, gates: Any, penalty: Any, *, choices: int) ->
     """The number of tokens of an expert carries the gradient of its gates."""
     smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
     return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
-
-
-def excess_of_the_mean_group(B: Any, gates: Any, *, choices: int) -> Any:
-    """The excess of several groups is their mean, not their sum."""
-    return B.excess_gates(gates, choices=choices) / len(gates)
-
-
-def gates_leak(B: Any, logits: Any) -> Any:
-    """Logits below 0 have a small gate."""
-    return np.where(logits.real > 0, logits, logits / 64)
 
 
 # A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
@@ -111,10 +96,7 @@ def best_gates_alone(B: Any, route: Any, params: Any, tokens: Any, options: Any,
 
 VARIANTS = (
     variant(penalty_divided_at_the_target, PENALTY, ledger="RE-1b"),
-    variant(penalty_in_proportion, PENALTY),
     variant(loss_without_load, LOSS, ledger="RE-2b"),
     variant(loss_of_a_smooth_count, LOSS, ledger="RE-3b"),
-    variant(excess_of_the_mean_group, EXCESS),
-    variant(gates_leak, GATES),
     variant(best_gates_alone, NAME, ledger="RE-5b"),
 )

@@ -120,34 +120,10 @@ def bias_in_the_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any,
     return reweighted(B, output, _weights(B, options, selection, scores + state["bias"]))
 
 
-def divided_by_all(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    """The gates are divided by the sum of the scores of all experts, not of the chosen."""
-    output = route(params, tokens, options, **more)
-    if not options.normalize_selected:
-        return output
-    scores = _scores(B, params, tokens, options)
-    divided = B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
-    return reweighted(B, output, options.scale * divided)
-
-
-def scaled_before_division(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-    """The scores are scaled before they are divided by their sum, where the scale cancels but for epsilon."""
-    if options.normalize_selected:
-        options = replace(options, scale=1.0, epsilon=options.epsilon / options.scale)
-    return route(params, tokens, options, **more)
-
-
 def divided_if_several(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
     """The gate of a single choice is not divided by itself."""
     options = replace(options, normalize_selected=options.normalize_selected and options.choices > 1)
     return route(params, tokens, options, **more)
-
-
-def selection_bias_ignored(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any
-) -> Any:
-    """Experts are chosen by their scores alone."""
-    return route(params, tokens, options, state={"bias": 0 * state["bias"]}, **more)
 
 
 def load_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
@@ -173,14 +149,10 @@ def balance_of_biased_softmax(
 
 VARIANTS = (
     variant(bias_in_the_gate, NAME, ledger="LF-5b"),
-    variant(divided_by_all, NAME),
-    variant(scaled_before_division, NAME),
     variant(divided_if_several, NAME, ledger="SG-2b", who="NVIDIA/Megatron-LM"),
-    variant(selection_bias_ignored, NAME),
     variant(load_after_drops, NAME, ledger="LF-2b", who="NVIDIA/Megatron-LM"),
     variant(balance_of_biased_softmax, NAME, ledger="SG-3b", who="AI-Hypercomputer/maxtext"),
     of_router(
         NAME, "gates_without_epsilon", "Nothing is added to the sum of the gates.", configured(epsilon=0.0), "SG-1b"
     ),
-    of_router(NAME, "selected_gates_not_scaled", "The gates are not scaled.", configured(scale=1.0)),
 )

@@ -95,12 +95,6 @@ def _gradients() -> Iterator[Definition]:
 # Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).
 
 
-def exchanged(B: Any, *arguments: Any, **options: Any) -> Any:
-    """Dispatch and combine are exchanged: dispatch sums to 1 over slots, combine over tokens."""
-    routing = B.soft_routing(*arguments, **options)
-    return B.SoftRouting(routing.combine, routing.dispatch)
-
-
 def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
     """The combine softmax is taken over the slots of each expert alone."""
     routing = B.soft_routing(*arguments, combine=combine, **options)
@@ -216,7 +210,6 @@ def ablations_ignored(B: Any, *arguments: Any, dispatch: str = "soft", combine: 
 
 
 VARIANTS = (
-    variant(exchanged, "soft_routing"),
     variant(combine_over_the_slots_of_each_expert, "soft_routing", ledger="SM-5b"),
     variant(combine_over_experts, "soft_routing", ledger="SM-5c"),
     variant(epsilon_inside_the_root, "soft_routing", ledger="SM-1b"),

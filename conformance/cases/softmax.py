@@ -90,13 +90,6 @@ OVERFLOW = 88.7
 """Float32 overflows in the exponential of larger numbers."""
 
 
-def logits_are_cosines(B: Any, tokens: Any, kernel: Any) -> Any:
-    """Logits are cosines: tokens and columns of the kernel are divided by their norms."""
-    logits = B.router_logits(tokens, kernel)
-    norms = np.sqrt(np.sum(tokens * tokens, axis=2))[..., None] * np.sqrt(np.sum(kernel * kernel, axis=0))
-    return logits / (norms + 1e-12)
-
-
 def softmax_over_tokens(B: Any, logits: Any) -> Any:
     """The softmax runs over the tokens, not over the experts."""
     return softmax(logits, axis=1)
@@ -118,28 +111,15 @@ def maximum_not_subtracted(B: Any, logits: Any) -> Any:
     return np.where(np.max(logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, scores)
 
 
-def noise_not_scaled(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
-    """The noise is not divided by the number of experts."""
-    return B.add_gating_noise(logits, noise, multiplier=multiplier * logits.shape[2])
-
-
 def noise_variance(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
     """The multiplier over the number of experts is the variance of the noise."""
     return B.add_gating_noise(logits, noise, multiplier=np.sqrt(multiplier * logits.shape[2]))
 
 
-def multiplier_of_zero_is_one(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
-    """A multiplier of 0 counts as not given, and is 1."""
-    return B.add_gating_noise(logits, noise, multiplier=multiplier or 1.0)
-
-
 VARIANTS = (
-    variant(logits_are_cosines, "router_logits"),
     variant(softmax_over_tokens, "softmax_affinity", ledger="EC-4b"),
     variant(softmax_twice, "softmax_affinity", who="huggingface/transformers (issue 45120)"),
     variant(sigmoid_for_softmax, "softmax_affinity", who="huggingface/transformers (Llama 4)"),
     variant(maximum_not_subtracted, "softmax_affinity"),
-    variant(noise_not_scaled, "add_gating_noise"),
     variant(noise_variance, "add_gating_noise", ledger="SA-2b"),
-    variant(multiplier_of_zero_is_one, "add_gating_noise"),
 )

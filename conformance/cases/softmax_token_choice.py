@@ -8,7 +8,7 @@ from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
-from moespec.conformance.author.variant import renormalised, rerouted, reweighted, variant
+from moespec.conformance.author.variant import renormalised, rerouted, variant
 
 NAME = "softmax_token_choice"
 T, E, D = 6, 3, 4
@@ -91,18 +91,4 @@ def four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: A
     return rerouted(B, output, renormalised(routing))
 
 
-def normalised_by_clean_scores(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, **more: Any
-) -> Any:
-    """Weights that are divided by the sum of the chosen are those of the logits without noise."""
-    output = route(params, tokens, options, noise=noise, **more)
-    if not options.normalize_selected or noise is None:
-        return output
-    clean = B.softmax_affinity(noisy_logits(B, params, tokens, options, noise)[0])
-    return reweighted(B, output, B.normalize_selected(clean, choices=options.choices))
-
-
-VARIANTS = (
-    variant(normalised_by_clean_scores, NAME),
-    variant(four_slots_at_least, NAME, ledger="CA-2b", who="st-moe-pytorch"),
-)
+VARIANTS = (variant(four_slots_at_least, NAME, ledger="CA-2b", who="st-moe-pytorch"),)

@@ -12,7 +12,6 @@ from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import Variant, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
-from moespec.spec.numerics import positive_part, stable_order
 
 PLAN, TRANSPORT = "groups tokens experts", "sparse_transport_affinity"
 
@@ -111,23 +110,9 @@ def _plans() -> Iterator[Definition]:
 # Variants.
 
 
-def clipped_and_rescaled(B: Any, values: Any, *, mass: float = 1.0) -> Any:
-    """The projection on the simplex is none: negative values become 0 and the others are divided by their sum."""
-    positive = positive_part(values)
-    return mass * (positive + 1e-12) / np.sum(positive + 1e-12, axis=-1, keepdims=True)
-
-
 def ties_to_the_higher_index(B: Any, values: Any, **options: Any) -> Any:
     """Among equal values the sparse projection keeps those of higher index."""
     return B.project_sparse_simplex(values[..., ::-1], **options)[..., ::-1]
-
-
-def kept_and_rescaled(B: Any, values: Any, *, nonzeros: int, mass: float = 1.0) -> Any:
-    """The sparse projection keeps the largest values and divides them by their sum, which is no projection."""
-    order = stable_order(values)[..., :nonzeros]
-    largest = np.zeros(values.shape)
-    np.put_along_axis(largest, order, np.take_along_axis(positive_part(values) + 1e-12, order, -1), -1)
-    return mass * largest / np.sum(largest, axis=-1, keepdims=True)
 
 
 def constant_in_the_conjugate(
@@ -137,12 +122,6 @@ def constant_in_the_conjugate(
     result = B.transport_semi_dual(potential, utility, capacity=capacity, regularization=regularization)
     _, tokens, experts = utility.shape
     return result._replace(value=result.value - regularization * tokens / experts / 2 * experts)
-
-
-def negative_semi_dual(B: Any, potential: Any, utility: Any, **options: Any) -> Any:
-    """The semi-dual and its gradient are negated, as a solver that minimises wants them."""
-    result = B.transport_semi_dual(potential, utility, **options)
-    return result._replace(value=-result.value, gradient=-result.gradient)
 
 
 def dual_without_cardinality(B: Any, token_potential: Any, expert_potential: Any, utility: Any, **options: Any) -> Any:
@@ -248,16 +227,8 @@ def positive_zero_kept_before_negative(B: Any, values: Any, **options: Any) -> A
 
 
 VARIANTS = (
-    Variant(
-        "groups_stop_together",
-        "The solver stops in no group before the gradients of all groups are within the tolerance.",
-        {TRANSPORT: _stopping(lambda gradient: np.sqrt((gradient**2).sum(axis=1)), lambda utility: [utility])},
-    ),
-    variant(clipped_and_rescaled, "project_simplex"),
     variant(ties_to_the_higher_index, "project_sparse_simplex", ledger="SI-1b"),
-    variant(kept_and_rescaled, "project_sparse_simplex"),
     variant(constant_in_the_conjugate, "transport_semi_dual", ledger="TD-1b"),
-    variant(negative_semi_dual, "transport_semi_dual"),
     variant(dual_without_cardinality, "transport_dual"),
     variant(solved_to_convergence, TRANSPORT, ledger="ST-1b"),
     variant(rows_are_sparse, TRANSPORT, ledger="ST-4b"),

@@ -338,11 +338,6 @@ def priority_of_choices(B: Any, scores: Any, *, order: Any = None, **options: An
     return most_probable_kept(B, scores, order=order, **options)
 
 
-def order_ignored(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
-    """Tokens are served by index, whatever order is given."""
-    return B.token_choice(scores, **options)
-
-
 def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
     """Tokens of equal scores, which pad a group to a multiple of 8 on its left, take slots, and then leave them empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
@@ -402,12 +397,6 @@ def weights_of_the_selection(B: Any, scores: Any, *, combine_scores: Any = None,
     return B.token_choice(scores, **options)
 
 
-def weights_without_gradient(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights carry no gradient."""
-    weights = scores if combine_scores is None else combine_scores
-    return B.token_choice(scores, combine_scores=weights.real, **options)
-
-
 def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Callable[[Any, Any], Any]) -> Any:
     """Combine scores divided by `sum_of(weights, chosen)`, `chosen` a mask."""
     weights = scores if combine_scores is None else combine_scores
@@ -433,26 +422,6 @@ def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, cho
     )
 
 
-def requests_counted_in_bfloat16(B: Any, scores: Any, **options: Any) -> Any:
-    """Requests for an expert are counted in bfloat16, which has no 257 and loses those from there on."""
-    return _first_slots(B.token_choice(scores, **options), 256)
-
-
-def places_counted_over_groups(B: Any, scores: Any, *, capacity: int, **options: Any) -> Any:
-    """With more than 32 experts, the places of an expert go on over the groups."""
-    right = B.token_choice(scores, capacity=capacity, **options)
-    filled = (right.token < right.tokens).sum(axis=2, keepdims=True)
-    return right if scores.shape[2] <= 32 else _first_slots(right, capacity + filled - np.cumsum(filled, axis=0))
-
-
-def _first_slots(routing: Any, count: Any) -> Any:
-    """The routing with no token in the slots of an expert after the first."""
-    kept = np.arange(routing.token.shape[2]) < count
-    return routing._replace(
-        token=np.where(kept, routing.token, routing.tokens).astype(np.int32), weight=np.where(kept, routing.weight, 0)
-    )
-
-
 VARIANTS = (
     variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b"),
     variant(experts_in_heap_order, "token_choice", ledger="TC-1c"),
@@ -461,7 +430,6 @@ VARIANTS = (
     variant(newcomers_replace_the_last, "token_choice", ledger="TC-3b"),
     variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM"),
     variant(priority_of_choices, "token_choice", ledger="BP-2b"),
-    variant(order_ignored, "token_choice"),
     variant(padding_in_the_slots, "token_choice", who="NVIDIA/Megatron-LM (pull request 5542)"),
     variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
     variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
@@ -469,9 +437,6 @@ VARIANTS = (
     variant(divided_before_drops, "token_choice", ledger="TC-4"),
     variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
     variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
-    variant(weights_without_gradient, "token_choice"),
-    variant(requests_counted_in_bfloat16, "token_choice"),
-    variant(places_counted_over_groups, "token_choice"),
     variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
     variant(selected_by_the_norm, "normalize_selected", ledger="TC-5b", who="databricks/megablocks"),
     variant(selected_sum_clamped, "normalize_selected", ledger="TC-5c", who="facebookresearch/fairseq"),

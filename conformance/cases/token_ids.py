@@ -95,26 +95,14 @@ def codes_without_epsilon(B: Any, patches: Any, codebook: Any) -> Any:
     return _nearest(centred / np.where(spread == 0, 1, spread), codebook)
 
 
-def places_from_one(B: Any, tokens: Any) -> Any:
-    """Places are counted from 1."""
-    return B.position_ids(tokens) + 1
-
-
 def first_precedes_itself(B: Any, ids: Any) -> Any:
     """The first token is preceded by itself."""
     return np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
-
-
-def pairs_the_other_way(B: Any, first: Any, second: Any, *, vocabulary: int) -> Any:
-    """The second id counts as many as there are second ones, the first counts one."""
-    return second * vocabulary + first
 
 
 VARIANTS = (
     variant(codes_to_the_higher, "patch_codes", ledger="HT-3b"),
     variant(codes_of_raw_pixels, "patch_codes", ledger="TI-2c"),
     variant(codes_without_epsilon, "patch_codes", ledger="TI-2b"),
-    variant(places_from_one, "position_ids"),
     variant(first_precedes_itself, "previous_ids", ledger="TI-3b"),
-    variant(pairs_the_other_way, "pair_ids"),
 )

@@ -8,7 +8,6 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, composed, tensor
 from moespec.conformance.author.inputs import grid, signs
 from moespec.conformance.author.models import inputs_of, stage_of
-from moespec.conformance.author.variant import variant
 from moespec.models.random_keys import of_step
 
 TINY = {"image_size": 4, "patch_size": 2, "channels": 1, "width": 8, "depth": 2, "hidden": 8, "heads": 2, "classes": 3}
@@ -192,21 +191,3 @@ def _accumulated() -> Definition:
         "Five steps of AdamW, of two parts each, whose gradients are averaged before the clip; the head's own decay."
     )
     return composed("vit", "training_accumulated", "trajectory", purpose, "model", inputs=inputs, stages=stages)
-
-
-# Variants.
-
-
-def gradients_of_parts_summed(
-    B: Any, loss_function: Any, optimizer: Any, *, accumulate: int = 1, **options: Any
-) -> Any:
-    """The gradients of the parts of a batch are summed, not averaged."""
-
-    def summed(params: Any, batch: Any) -> Any:
-        loss, metrics = loss_function(params, batch)
-        return accumulate * loss, metrics
-
-    return B.make_step(summed, optimizer, accumulate=accumulate, **options)
-
-
-VARIANTS = (variant(gradients_of_parts_summed, "make_step"),)

@@ -1,4 +1,4 @@
-"""The suite tried on known variants: every variant must be caught by a vector, and by two or more where it can.
+"""The suite tried on known variants: every variant must be caught by a vector.
 
 A variant is run, in double precision and op by op, on the cases that call a name that it replaces, as a run of the
 suite runs them, algorithm by algorithm until two have failed; of trajectories, which take longer, the first step. Error
@@ -16,7 +16,6 @@ from moespec.conformance.author.variant import Variant, module_of, noting
 from moespec.conformance.cases import variants
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_cases
-from moespec.conformance.check.single_detection import SINGLE_DETECTIONS
 from moespec.conformance.check.target import Job, Target, execute, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.format import Case, Value
@@ -60,20 +59,6 @@ class MutationReport:
     def singly_detected(self) -> dict[str, str]:
         """The variants that fall to one case, with it; none if only a part of the suite was run."""
         return {name: next(iter(ids)) for name, ids in self.caught.items() if self.whole and len(ids) == 1}
-
-    @property
-    def problems(self) -> list[str]:
-        """Variants that survive, and differences between those that one case alone detects and `SINGLE_DETECTIONS`."""
-        problems = [f"{name} survives" for name in self.survivors]
-        problems += [
-            f"{name} falls to {id} alone, and is not listed"
-            for name, id in self.singly_detected.items()
-            if name not in SINGLE_DETECTIONS
-        ]
-        listed = SINGLE_DETECTIONS.keys() & self.caught.keys() if self.whole else set()
-        return problems + [
-            f"{name} is listed, and falls to two cases or more" for name in sorted(listed - self.singly_detected.keys())
-        ]
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:
@@ -158,6 +143,4 @@ def table(report: MutationReport) -> str:
     last = (
         f"{len(rows) - 1} variants, {len(report.survivors)} survive, {len(report.singly_detected)} fall to one case; "
     )
-    return "\n".join(
-        [lines[0], "-" * len(lines[0]), *lines[1:], "", *report.problems, f"{last}{len(report.cases)} cases"]
-    )
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"{last}{len(report.cases)} cases"])

@@ -154,7 +154,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     golden = command("golden", "Make the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
     algorithms(golden)
-    text = "Try the suite on known variants: each must fail, and two cases or more where it can."
+    text = "Try the suite on known variants: each must fail."
     algorithms(command("variants", text))
 
     text = "Run a model and keep what its gates compute: logits, choices and weights."

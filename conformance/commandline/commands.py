@@ -209,7 +209,7 @@ def _variants(options: argparse.Namespace) -> int:
 
     report = mutation_report(load(options.vectors, _only(options)), variants().values())
     print(table(report))
-    return 1 if report.problems or not report.cases else 0
+    return 1 if report.survivors or not report.cases else 0
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -257,7 +257,7 @@ def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
         if d.routed is not None and d.kind == "value" and f"ROUTERS.{d.routed.router}.route" not in routers:
             routers[f"ROUTERS.{d.routed.router}.route"] = _small(d, d.routed)
         elif d.routed is None and not any(f"{s.call}/{name}" in LATER for s in d.stages for name in s.arguments):
-            case = Case(d.id, d.algorithm, 1, "", "", d.kind, (), dict(d.inputs), d.stages)
+            case = Case(d.id, d.algorithm, "", "", d.kind, (), dict(d.inputs), d.stages)
             own.setdefault(d.algorithm, []).append(case)
     calls = {}
     for name, cases in own.items():
@@ -343,7 +343,7 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
             yield invalid(definition, "value", "ConfigError", option, options=wrong)
         if definition.routed is None and "." not in path:  # a rule of capacities is one of several that are alike
             case = Case(
-                definition.id, definition.algorithm, 1, "", "", "value", (), {**definition.inputs}, definition.stages
+                definition.id, definition.algorithm, "", "", "value", (), {**definition.inputs}, definition.stages
             )
             filled = [wrong for wrong in derived(case) if all(tensor.array.size for tensor in wrong.inputs.values())]
             for sort in SORTS:

@@ -2,7 +2,8 @@
 
 Inputs, integers and manifests are compared byte for byte, floats within twice their tolerance in float64 (`8 * u * A`
 for a formula evaluated once): another instruction set changes the last bits of `exp` and of sums. Anything else is a
-change of what the specification computes, which must raise the algorithm's `revision` in the same commit.
+change of what the specification computes, which must raise the algorithm's `revision` in the same commit; `suite.json` has
+the revision that the vectors of an algorithm are of.
 """
 
 import json
@@ -22,6 +23,7 @@ from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
 
@@ -65,6 +67,7 @@ def generate(
     """
     chosen = [id for id in all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
+    revisions = _revisions(folder)
     stale: list[str] = []
     advice, written = "", 0
     for id, future in _built(chosen):
@@ -83,13 +86,16 @@ def generate(
             difference = differences(committed, case)
             if not difference:
                 continue
-            if check or case.revision <= committed.revision:
+            if check or ALGORITHMS[case.algorithm].revision <= revisions.get(case.algorithm, 0):
                 stale.append(f"{case.id}: {difference}")
                 advice = ADVICE
                 continue
         write(case, folder)
         written += 1
     stale += _undefined(folder, set(chosen), only)
+    for name in sorted({id.split("/")[0] for id in chosen}) if check else ():
+        if name in revisions and revisions[name] != (now := ALGORITHMS[name].revision):
+            stale.append(f"{name}: suite.json has revision {revisions[name]}, the specification {now}")
     if stale:
         raise StaleError("\n".join(sorted(stale)) + advice)
     if check:
@@ -117,6 +123,13 @@ def _check_folder(folder: Path, compared: Sequence[str]) -> None:
         raise ConfigError(f"{name}: {suite} is not that of vectors, and would be replaced")
 
 
+def _revisions(folder: Path) -> dict[str, int]:
+    """The revisions of the algorithms whose vectors are in `folder`, as the `suite.json` beside it has them."""
+    path = folder.parent / "suite.json"
+    algorithms = json.loads(path.read_text())["algorithms"] if path.exists() else {}
+    return {name: int(entry["revision"]) for name, entry in algorithms.items() if "revision" in entry}
+
+
 def suite_text(folder: Path = VECTORS) -> str:
     """The text of `suite.json` for the vectors in `folder`."""
     content = {
@@ -130,7 +143,11 @@ def suite_text(folder: Path = VECTORS) -> str:
             if (kept := [result for result, output in known.outputs.items() if output.rounded])
         },
         "algorithms": {
-            name: {"cases": len(paths), "sha256": {path.stem: sha256(path) for path in paths}}
+            name: {
+                "revision": ALGORITHMS[name].revision,
+                "cases": len(paths),
+                "sha256": {path.stem: sha256(path) for path in paths},
+            }
             for name, paths in manifests(folder).items()
         },
     }

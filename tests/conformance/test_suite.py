@@ -13,6 +13,7 @@ from safetensors.numpy import save as save_tensors
 
 from moespec.conformance import suite
 from moespec.conformance.format import VectorError
+from moespec.conformance.manifest import to_text
 
 TIED, GRADIENT = "token_choice/tied.json", "token_choice/gradient.json"
 ERROR, SOFT = "z_loss/negative_value.json", "soft_routing/values.json"
@@ -42,6 +43,14 @@ def test_the_copy_is_sound(vectors, run):
     status, printed, _ = run(*RUN, vectors)
     assert status == 0
     assert printed.endswith("\n4 passed, 0 failed, 0 skipped\n")
+
+
+def test_a_manifest_of_0_2_has_a_revision(vectors, commit):
+    """Which `suite.json` has now."""
+    path = vectors / TIED
+    path.write_text(to_text({**json.loads(path.read_text()), "revision": 1}))
+    commit()
+    assert len(suite.load(vectors)) == 4
 
 
 @pytest.mark.parametrize("name", [TIED, SOFT, ARRAYS])
@@ -153,7 +162,6 @@ def filled(entry, number):
 EDITS = {
     "unknown schema": lambda m: m.update(schema=1),
     "unknown field": lambda m: m.update(timestamp=0),
-    "revision as a float": lambda m: m.update(revision=1.0),
     "a negative without an error": lambda m: m.update({"class": "negative"}),
     "input name goes up": lambda m: m["inputs"].update({"../../etc/passwd": scores(m)}),
     "tensors elsewhere": lambda m: m.update(tensors={"file": "../tied.safetensors", "sha256": "0" * 64}),

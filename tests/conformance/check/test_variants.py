@@ -14,7 +14,6 @@ from moespec.conformance.cases import variants
 from moespec.conformance.check import mutation_report
 from moespec.conformance.check.match_variant import Known, match_variants
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.single_detection import SINGLE_DETECTIONS
 from moespec.spec import CAPACITY_RULES, LEDGER, ROUTERS
 
 VALUES = [replace(case, gradients=None) for case in CASES if case.kind not in ("negative", "trajectory")]
@@ -196,27 +195,6 @@ def test_a_variant_that_survives_fails(run, monkeypatch):
     assert status == 1
     assert re.search(r"^no_variant +0 +SURVIVES$", printed, re.MULTILINE)
     assert "1 survive," in printed.splitlines()[-1]
-
-
-def test_a_variant_that_falls_to_one_case_is_listed_and_no_other(monkeypatch):
-    """Of the whole suite: a part of it may have one of the cases that it falls to."""
-    listed, other, ids = "square_of_the_mean", "z_summed", [case.id for case in CASES]
-    monkeypatch.setitem(SINGLE_DETECTIONS, listed, "a reason")
-    one, two = {"z_loss/values": "z_loss/loss"}, {"z_loss/values": "z_loss/loss", "z_loss/large": "z_loss/loss"}
-    assert mutation_report.MutationReport({listed: one, other: two}, ids).problems == []
-    assert mutation_report.MutationReport({listed: one, other: one}, ids).problems == [
-        f"{other} falls to z_loss/values alone, and is not listed"
-    ]
-    assert mutation_report.MutationReport({listed: two, other: two}, ids).problems == [
-        f"{listed} is listed, and falls to two cases or more"
-    ]
-    assert mutation_report.MutationReport({listed: two, other: one}, ["z_loss/values"]).problems == []
-
-
-@pytest.mark.parametrize("name", SINGLE_DETECTIONS)
-def test_what_falls_to_one_case_is_a_variant_and_has_a_reason(name):
-    assert name in variants()
-    assert re.fullmatch(r"[a-zA-Z`].{15,}[^.]", SINGLE_DETECTIONS[name])
 
 
 def test_the_first_step_of_a_trajectory_is_enough():

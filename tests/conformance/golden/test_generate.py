@@ -1,5 +1,6 @@
 """Making vectors, and checking committed ones, on the cases of the z loss and some of Expert Choice."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -129,8 +130,13 @@ def test_a_changed_vector_is_stale(folder, place, text, edit):
 
 def test_a_raised_revision_allows_to_write(folder):
     edit = with_output("loss", lambda value: moved(value, 1e6))
-    change(folder, "z_loss/values", lambda case: replace(edit(case), revision=1))  # the registry says 2
-    with pytest.raises(StaleError, match="revision"):
+    change(folder, "z_loss/values", edit)
+    path = folder.parent / "suite.json"
+    text = path.read_text()
+    suite_of = json.loads(text)
+    suite_of["algorithms"]["z_loss"]["revision"] = 1  # the registry says 2
+    path.write_text(json.dumps(suite_of))
+    with pytest.raises(StaleError, match=r"z_loss: suite\.json has revision 1, the specification 2"):
         generate(folder, check=True)
     said = []
     generate(folder, report=said.append)

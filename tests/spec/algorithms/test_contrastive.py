@@ -23,9 +23,7 @@ def cosines(x, y):
     return x @ y.T
 
 
-@holds(
-    wrong=("one_direction", "divided_by_the_scale", "negatives_of_half"), seed=seeds, log_scale=one_of(-1.0, 1.0, 6.0)
-)
+@holds(wrong="negatives_of_half", seed=seeds, log_scale=one_of(-1.0, 1.0, 6.0))
 def test_the_contrastive_loss_is_a_cross_entropy_in_both_directions(B, seed, log_scale):
     first, second = rows(seed, 2)
     scaled = np.exp(log_scale) * cosines(first, second)
@@ -34,7 +32,7 @@ def test_the_contrastive_loss_is_a_cross_entropy_in_both_directions(B, seed, log
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@holds(wrong=("pairs_averaged", "divided_by_the_scale"), seed=seeds, bias=one_of(-3.0, -10.0, 1.0))
+@holds(wrong="pairs_averaged", seed=seeds, bias=one_of(-3.0, -10.0, 1.0))
 def test_the_sigmoid_loss_decides_on_each_pair(B, seed, bias):
     first, second = rows(seed, 2)
     logits = np.exp(1.5) * cosines(first, second) + bias
@@ -43,7 +41,7 @@ def test_the_sigmoid_loss_decides_on_each_pair(B, seed, bias):
 
 
 @holds(
-    wrong=("loss_without_its_factor", "views_not_exchanged"),
+    wrong="loss_without_its_factor",
     seed=seeds,
     temperature=one_of(1.0, 0.2),
 )
@@ -55,7 +53,7 @@ def test_moco_compares_a_query_with_the_keys_of_the_other_view(B, seed, temperat
     np.testing.assert_allclose(B.moco_loss(q1, q2, k1, k2, temperature=temperature), expected, rtol=1e-11)
 
 
-@holds(wrong=("epsilon_in_the_logarithm", "global_entropy_of_all_groups", "threshold_ignored"), logits=logits)
+@holds(wrong=("epsilon_in_the_logarithm", "global_entropy_of_all_groups"), logits=logits)
 def test_entropies_of_tokens_and_of_their_mean(B, logits):
     scores = B.softmax_affinity(logits)
     of_means = entropy(scores.mean(axis=1), axis=1)

@@ -5,7 +5,7 @@ from properties import holds
 from strategies import one_of, seeds, slots
 
 WRONG = (
-    *("choosers_weights_ignored", "ties_to_the_higher_token", "slots_in_the_order_of_tokens", "experts_renormalised"),
+    *("choosers_weights_ignored", "ties_to_the_higher_token", "experts_renormalised"),
     "zero_scores_taken_in",
 )
 

@@ -25,7 +25,7 @@ def trained(B, kernel, x, penalty, choices):
 
 
 @holds(
-    wrong=("loss_without_load", "gates_leak", "penalty_in_proportion"),
+    wrong="loss_without_load",
     seed=seeds,
     choices=st.integers(1, EXPERTS),
 )

@@ -32,7 +32,6 @@ def softmax(logits, axis):
 WRONG = (
     "scale_of_one",
     "slots_dealt_round_robin",
-    "exchanged",
     "combine_over_experts",
 )
 

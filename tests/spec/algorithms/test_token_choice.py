@@ -11,7 +11,7 @@ from moespec import spec
 from moespec.spec import ContractError, Routing, softmax_affinity, token_choice
 
 WRONG = (
-    *("weights_of_the_selection", "next_best_expert", "all_choices_of_a_token_first", "order_ignored"),
+    *("weights_of_the_selection", "next_best_expert", "all_choices_of_a_token_first"),
     *("chosen_weights_renormalised", "newcomers_replace_the_last"),
 )
 

@@ -19,7 +19,7 @@ def routing(B, kernel, x, choices, pool):
 
 
 @holds(
-    wrong=("tokens_of_images_interleaved", "images_spread_in_turn", "class_token_always"),
+    wrong="class_token_always",
     seed=seeds,
     choices=st.integers(1, EXPERTS),
     pool=one_of("mean", "first"),
