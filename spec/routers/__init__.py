@@ -5,7 +5,9 @@
 A router calls public functions of the specification on arrays. These calls are the steps that the conformance suite looks at
 one by one. No backend runs these files: `moespec.backends.routers` composes each router a second time, for arrays of groups.
 Tokens are (T, D). `noise` is used when given, scaled as the router says (`Router.noise` says what it takes); `train` chooses
-the capacity and, in BASE and S-BASE, how tokens are assigned.
+the capacity and, in BASE and S-BASE, how tokens are assigned. What an option does stands below its field or, where several routers
+have it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor` K T / E,
+rounded, with `eval_capacity_factor` in its place at evaluation, if there is one.
 
 `moespec list routers` names the source of each, the models that use it, and what it balances, costs and drops.
 

@@ -55,7 +55,8 @@ class Options(RouterOptions):
     """the second-best, which is kept at random in training (GShard); one of the others, sampled by their gates in training
     (fairseq); or the second-best, always"""
     hold_unkept: bool = True
-    """a second expert that is not kept uses up its place, as in Algorithm 1; if false it requests none (Mesh TensorFlow)"""
+    """with second_expert="random", a second expert that is not kept leaves its slot empty, as in Algorithm 1; if false it takes
+    no slot (Mesh TensorFlow)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,7 +79,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
-    noise: (tokens,), uniform draws from [0, 1): a token keeps its second expert if twice its gate is greater; for a sampled
+    noise: (tokens,), uniform draws from [0, 1): a token keeps its second expert if twice the gate of that
+    expert, normalised over the two best, is greater; for a sampled
     second expert (tokens, experts), uniform draws from (0, 1); None (evaluation): the second-best, which every token keeps.
     train: whether the capacity is that of training.
 
@@ -98,8 +100,8 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
@@ -120,7 +122,7 @@ def route(
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected and options.normalize_when == "before":
         weights = normalize_selected(selection, weights, choices=options.choices, norm=options.normalize_norm)
-    after = options.normalize_selected and options.normalize_when == "after"
+    normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
@@ -132,7 +134,7 @@ def route(
         keep=keep,
         hold=keep is not None and options.hold_unkept,
         slot_order=options.slot_order,
-        normalize=options.normalize_norm if after else None,
+        normalize=options.normalize_norm if normalize_after else None,
     )
     return output(options, routing, auxiliary_losses(options, logits))
 

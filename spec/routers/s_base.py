@@ -82,7 +82,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax. The plan carries no gradient.
 
-    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
+    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the
+    logits; with `jitter` instead (tokens, width), uniform on [-1, 1], by which tokens are scaled before the logits.
     train: whether the plan selects, and the capacity is that of training.
 
     Source: Clark et al. 2022; the readings that their text leaves open are in the ledger.
@@ -100,8 +101,8 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)

@@ -57,21 +57,21 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the Sinkhorn plan of the noisy logits, combined with the softmax of the noisy logits."""
+    """Expert Choice by the Sinkhorn plan of the noisy logits, by default combined with the softmax of the noisy logits."""
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. One that only selects is cut off from the gradient before its iterations, so that none of them is recorded.
+    # Plan. If it only selects, it carries no gradient, and its iterations need not be recorded.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
-    how, clean = options.combine_with, options.combine_from_clean_logits
-    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+    combine_with, from_clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=combine_with, from_clean=from_clean)
 
     # Slots.
     routing = expert_choice(stop_gradient(plan), capacity=options.capacity(train=train), combine_scores=combine)

@@ -65,7 +65,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the Sinkhorn plan of the noisy logits, combined with the softmax of the noisy logits.
+    """Token Choice by the Sinkhorn plan of the noisy logits, by default combined with the softmax of the noisy logits.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -77,18 +77,18 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. One that only selects is cut off from the gradient before its iterations, so that none of them is recorded.
+    # Plan. If it only selects, it carries no gradient, and its iterations need not be recorded.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
-    how, clean = options.combine_with, options.combine_from_clean_logits
-    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+    combine_with, from_clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=combine_with, from_clean=from_clean)
     selection = stop_gradient(plan)
 
     # Order and weights.
@@ -98,7 +98,7 @@ def route(
         order = batch_priority(selection, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected and options.normalize_when == "before":
         weights = normalize_selected(selection, combine, choices=options.choices, norm=options.normalize_norm)
-    after = options.normalize_selected and options.normalize_when == "after"
+    normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
@@ -108,7 +108,7 @@ def route(
         combine_scores=weights,
         order=order,
         slot_order=options.slot_order,
-        normalize=options.normalize_norm if after else None,
+        normalize=options.normalize_norm if normalize_after else None,
     )
 
     # Losses.

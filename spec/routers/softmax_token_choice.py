@@ -73,13 +73,14 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax.
 
-    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
+    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the
+    logits; with `jitter` instead (tokens, width), uniform on [-1, 1], by which tokens are scaled before the logits.
     train: whether the capacity is that of training.
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
@@ -93,7 +94,7 @@ def route(
         order = batch_priority(scores, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected and options.normalize_when == "before":
         weights = normalize_selected(scores, choices=options.choices, norm=options.normalize_norm)
-    after = options.normalize_selected and options.normalize_when == "after"
+    normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
@@ -104,7 +105,7 @@ def route(
         order=order,
         tries=options.tries,
         slot_order=options.slot_order,
-        normalize=options.normalize_norm if after else None,
+        normalize=options.normalize_norm if normalize_after else None,
     )
 
     # Losses.

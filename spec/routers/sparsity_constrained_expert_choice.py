@@ -68,8 +68,8 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
@@ -80,8 +80,8 @@ def route(
     objective, steps = options.transport_objective, options.transport_steps
     utility = stop_gradient(softmax_affinity(noisy))
     plan = sparse_transport_affinity(utility, objective=objective, steps=steps, capacity=capacity)
-    how, clean = options.combine_with, options.combine_from_clean_logits
-    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+    combine_with, from_clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=combine_with, from_clean=from_clean)
 
     # Slots.
     routing = expert_choice(plan, capacity=capacity, combine_scores=combine, drop_zero=options.drop_zero_plan)

@@ -96,8 +96,8 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)
@@ -109,8 +109,8 @@ def route(
     plan = sparse_transport_affinity(
         utility, objective=objective, steps=steps, capacity=options.choices, sparsity="token"
     )
-    how, clean = options.combine_with, options.combine_from_clean_logits
-    combine = combine_scores(plan, logits, noisy, combine_with=how, from_clean=clean)
+    combine_with, from_clean = options.combine_with, options.combine_from_clean_logits
+    combine = combine_scores(plan, logits, noisy, combine_with=combine_with, from_clean=from_clean)
 
     # Order and weights.
     order: Array | None = None
@@ -119,7 +119,7 @@ def route(
         order = batch_priority(plan, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected and options.normalize_when == "before":
         weights = normalize_selected(plan, combine, choices=options.choices, norm=options.normalize_norm)
-    after = options.normalize_selected and options.normalize_when == "after"
+    normalize_after = options.normalize_selected and options.normalize_when == "after"
 
     # Slots.
     routing = token_choice(
@@ -129,7 +129,7 @@ def route(
         combine_scores=weights,
         order=order,
         slot_order=options.slot_order,
-        normalize=options.normalize_norm if after else None,
+        normalize=options.normalize_norm if normalize_after else None,
     )
 
     # Losses.

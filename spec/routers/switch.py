@@ -108,8 +108,8 @@ def route(
     """
 
     # Logits.
-    seen = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
-    logits = router_logits(seen, params["kernel"], params["bias"] if options.bias else None)
+    router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
+    logits = router_logits(router_input, params["kernel"], params["bias"] if options.bias else None)
     check_logits(logits, options)
     if options.logit_cap:
         logits = cap_logits(logits, cap=options.logit_cap)

@@ -38,7 +38,7 @@ WRONG = [
     ("softmax_token_choice", "options.capacity(train=train)", "options.capacity(train=True)"),
     ("sinkhorn_token_choice", "combine_scores(plan, logits, noisy", "combine_scores(plan, noisy, logits"),
     ("sinkhorn_token_choice", "weights: Array | None = combine", "weights: Array | None = plan"),
-    ("sinkhorn_expert_choice", "from_clean=clean", "from_clean=False"),
+    ("sinkhorn_expert_choice", "from_clean=from_clean", "from_clean=False"),
     ("sinkhorn_expert_choice", NOISY, "losses(options, logits, logits, noise"),
     ("sparsity_constrained_token_choice", 'sparsity="token"', 'sparsity="expert"'),
     ("sparsity_constrained_token_choice", "objective=objective", 'objective="dual"'),
