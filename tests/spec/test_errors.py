@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ContractError, DtypeError, Routing, ShapeError, SpecError, checks
+from moespec.spec import ConfigError, ContractError, DtypeError, Routing, ShapeError, SpecError, checks
 from moespec.spec.examples import LOGITS
 
 SLOTS = np.ones((6, 3, 2))
