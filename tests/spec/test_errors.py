@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec import ContractError, DtypeError, Routing, ShapeError, checks
+from moespec.spec import ConfigError, ContractError, DtypeError, Routing, ShapeError, SpecError, checks
 from moespec.spec.examples import LOGITS
 
 SLOTS = np.ones((6, 3, 2))
@@ -49,6 +49,12 @@ def test_a_projection_is_of_one_row(name, options):
     """A backend takes rows of any number."""
     with pytest.raises(ShapeError, match=r"values: .*\(1, 2\)"):
         getattr(spec, name)(np.ones((1, 2)), **options)
+
+
+def test_every_error_is_a_value_error():
+    for kind in (ConfigError, ShapeError, DtypeError, ContractError):
+        assert issubclass(kind, SpecError)
+        assert issubclass(kind, ValueError)
 
 
 class Foreign:
