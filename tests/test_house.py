@@ -349,8 +349,8 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 
 LINES = {
-    **{"spec": 11_950, "backends": 14_140, "models": 3_335, "training": 15_465, "conformance": 21_305, "src": 245},
-    **{"tests": 28_640, "benchmarks": 1_920, "docs": 1_590, "noxfile.py": 410},
+    **{"spec": 11_955, "backends": 14_135, "models": 3_333, "training": 15_465, "conformance": 21_305, "src": 245},
+    **{"tests": 28_643, "benchmarks": 1_920, "docs": 1_588, "noxfile.py": 410},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""
 ALL = 99_000
