@@ -397,7 +397,7 @@ def peers(session: nox.Session, peer: str) -> None:
     """Run the suite on a package of the registry, in an environment of its own, and write the table `docs/peers.md`."""
     names = [name for name, needs in PEERS.items() if needs["package"] == peer]
     needs = PEERS[names[0]]
-    session.install(*CONSTRAINTS, "-e", ".", *needs["requires"])
+    session.install(*CONSTRAINTS, "-e", ".[conformance]", *needs["requires"])
     if "alone" in needs:
         session.install("--no-deps", *needs["alone"])
     session.run(
