@@ -57,38 +57,40 @@ def token_choice(
     scale: float = 1.0,
     norm: str = "sum",
     after: bool = False,
-    **plan: Any,
+    **extensions: Any,
 ) -> Any:
-    """Token Choice by `scores`, with the order and the capacity of the options; `plan` is passed on to it.
+    """Token Choice by `scores`, with the order and the capacity of the options; `extensions` are passed on to it, but for None.
 
     priority: the scores of which tokens have their priority, `scores` if None. Weights are divided by their `norm`, with
     `epsilon` added, before choices are dropped or `after`, and then multiplied with `scale`.
     """
+    given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":
         by = scores if priority is None else priority
-        plan["order"] = B.batch_priority(by, by=options.batch_priority, choices=options.choices)
+        given["order"] = B.batch_priority(by, by=options.batch_priority, choices=options.choices)
     if options.normalize_selected and after:
-        plan["normalize"] = norm
+        given["normalize"] = norm
     elif options.normalize_selected:
-        combine_scores = B.normalize_selected(
-            scores, combine_scores, choices=options.choices, norm=norm, epsilon=epsilon
-        )
+        how: dict[str, Any] = {**({"norm": norm} if norm != "sum" else {}), **({"epsilon": epsilon} if epsilon else {})}
+        combine_scores = B.normalize_selected(scores, combine_scores, choices=options.choices, **how)
     if scale != 1:
         combine_scores = B.scaled_gates(scores if combine_scores is None else combine_scores, scale=scale)
     capacity = options.capacity(train=train)
-    return B.token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=combine_scores, **plan)
+    return B.token_choice(scores, choices=options.choices, capacity=capacity, combine_scores=combine_scores, **given)
 
 
 def several_choices(options: Any) -> dict[str, Any]:
     """The arguments of `token_choice` that matter where a token may choose two experts or more."""
-    after = options.normalize_when == "after"
-    return {"norm": options.normalize_norm, "after": after, "slot_order": options.slot_order}
+    slot_order = None if options.slot_order == "choice" else options.slot_order
+    return {"norm": options.normalize_norm, "after": options.normalize_when == "after", "slot_order": slot_order}
 
 
-def balance(B: Blocks, scores: Array, scope: str, choices: int = 1) -> Array:
-    """The balance loss of scores, with the load of a scope, which counts so many choices of a token."""
-    load = None if scope == "group" else B.expert_load(scores, choices=choices, scope=scope)
-    return B.balance_loss(scores, load=load, choices=choices)
+def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
+    """The balance loss of scores, with the load of a scope, which counts first choices alone or so many of a token."""
+    counted = {} if choices is None else {"choices": choices}
+    if scope == "group":
+        return B.balance_loss(scores, **counted)
+    return B.balance_loss(scores, load=B.expert_load(scores, choices=choices or 1, scope=scope), **counted)
 
 
 def clean_losses(B: Blocks, options: Any, logits: Array) -> Losses:
@@ -101,7 +103,14 @@ def clean_losses(B: Blocks, options: Any, logits: Array) -> Losses:
 
 
 def noisy_losses(
-    B: Blocks, options: Any, clean: Array, noisy: Array, noise: Array | None, *, choices: int = 1, counted: int = 1
+    B: Blocks,
+    options: Any,
+    clean: Array,
+    noisy: Array,
+    noise: Array | None,
+    *,
+    choices: int = 1,
+    counted: int | None = None,
 ) -> Losses:
     """The losses of a router with gating noise. The load loss, of so many `choices`, exists only with noise, so not at
     evaluation; the balance loss counts `counted` choices."""

@@ -88,7 +88,7 @@ def _by_tokens(
     """Token Choice by the plan, with its losses."""
     routing = token_choice(B, options, plan, combine, train=train, **several_choices(options))
     choices = options.choices
-    counted = choices if options.balance_counts == "all" else 1
+    counted = choices if options.balance_counts == "all" else None
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=choices, counted=counted))
 
 

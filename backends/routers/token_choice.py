@@ -38,7 +38,7 @@ def softmax_token_choice(
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     choices, several = options.choices, several_choices(options)
     routing = token_choice(B, options, B.softmax_affinity(noisy), train=train, tries=options.tries, **several)
-    counted = choices if options.balance_counts == "all" else 1
+    counted = choices if options.balance_counts == "all" else None
     return output(B, options, routing, noisy_losses(B, options, clean, noisy, noise, choices=choices, counted=counted))
 
 
