@@ -208,7 +208,7 @@ def padding_in_the_z_loss(B: Any, logits: Any) -> Any:
 
 def _summed(name: str) -> Replacement:
     """A loss, times the number of groups."""
-    return lambda B, first, *more, **given: getattr(B, name)(first, *more, **given) * len(first)
+    return lambda B, *arrays, **given: getattr(B, name)(*arrays, **given) * len((*arrays, *given.values())[0])
 
 
 def shares_in_float32(B: Any, scores: Any, load: Any = None, *, choices: int = 1) -> Any:
