@@ -17,7 +17,7 @@ __all__ = ["RouterOptions"]
 
 TEXTS = {
     "capacity_factor": "slots in relation to tokens: capacity = factor * tokens (times choices) / experts; inf for no limit",
-    "eval_capacity_factor": "the capacity factor at evaluation, if it differs from that of training",
+    "eval_capacity_factor": "the capacity factor at evaluation; None for the one of training",
     "rounding": "how the capacity becomes a whole number",
     "multiple_of": "the capacity is raised to a multiple of this",
     "slots_per_expert": "the capacity itself, in place of the factor",
@@ -35,8 +35,8 @@ TEXTS = {
     "importance_weight": "weight of the importance loss",
     "load_weight": "weight of the load loss, which there is only with noise",
     "balance_weight": "weight of the balance loss",
-    "balance_scope": "whose choices the balance loss counts: those of a group, of all groups that a device computes together "
-    "(an accumulated part), or of all devices",
+    "balance_scope": "where the balance loss counts choices: in one group, in all groups that a device computes together (an "
+    "accumulated part), or on all devices",
     "balance_counts": "whether the balance loss counts the first choice of a token alone, or all (as many times as large, then)",
     "balance_logits": "whether the balance loss sees the gating noise",
     "z_weight": "weight of the router z-loss",

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.spec.errors import ContractError
+from moespec.spec.numerics import Array as Array
 
 __all__ = ["Kept", "Noise", "RouterOutput", "Routing", "slot_tokens"]
 
-Array = NDArray[Any]
 Params = dict[str, Any]
 State = dict[str, Any]
 """What a router keeps from step to step and no optimiser sees, by name."""

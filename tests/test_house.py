@@ -350,7 +350,7 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 LINES = {
     **{"spec": 11_955, "backends": 14_145, "models": 3_331, "training": 15_460, "conformance": 21_304, "src": 244},
-    **{"tests": 28_641, "benchmarks": 1_918, "docs": 1_586, "noxfile.py": 410},
+    **{"tests": 28_647, "benchmarks": 1_918, "docs": 1_586, "noxfile.py": 406},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""
 ALL = 99_000

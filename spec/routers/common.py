@@ -68,7 +68,7 @@ def auxiliary_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> dict[str, Array]:
-    """Those of the auxiliary losses that have a weight.
+    """The auxiliary losses whose weight is not 0.
 
     `importance_loss` of the softmax of the logits; `load_loss` of the noisy logits, where there is noise, for so many `choices`;
     `balance_loss` of the softmax of the noisy logits, or of the logits (`balance_logits`), which counts so many choices;

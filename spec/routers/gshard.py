@@ -107,7 +107,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # The second expert. In training it is kept at random, or sampled; the weights are those of the scores.
+    # The second expert: in training it is kept at random, or sampled. The scores remain the weights.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":

@@ -77,7 +77,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates, the products of those of both levels, which also combine.
+    """Token Choice by the gates. A gate is the product of the gates of both levels, and also the weight.
 
     A gate that underflows to 0 is that of any expert; its weight is 0 in any case.
 

@@ -48,6 +48,7 @@ class Options(RouterOptions):
 
     @property
     def requests(self) -> tuple[int, int]:
+        """The tokens that are not removed request slots, one for each of their choices."""
         return surviving_tokens(self.tokens, self.drop), self.choices
 
 

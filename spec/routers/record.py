@@ -45,8 +45,8 @@ class Router(Generic[OptionsOf]):
     init: `init(generator, options)` returns NumPy parameters (float32).
     route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its metrics,
         and the statistics that `update` takes; with `state` for a router that keeps one, and what `needs` names. tokens:
-        (tokens, width), of a backend (groups, tokens, width). params: as from `init`. options: those of this router, of its
-        class or of another with the same fields. noise: of the shape that `noise(options)` says, or None for none. train:
+        (tokens, width), in a backend (groups, tokens, width). params: as `init` returns them. options: of the class `Options`,
+        or of another class with the same fields. noise: of the shape that `noise(options)` says, or None for none. train:
         whether it is training. It raises ConfigError for the options of another router, a parameter that is missing, or a
         state with other names; ShapeError, DtypeError or ContractError, as the public functions that it calls do, for arrays
         that they do not accept.

@@ -69,6 +69,12 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("router", sorted({router for router, *_ in WRONG}))
+def test_vectors_of_the_right_text_pass(router):
+    cases = of(router, kinds=("value", "overflow", "degenerate", "gradient"))
+    assert {result.state for result in results_of(COMPOSED, cases)} == {"pass"}
+
+
 @pytest.mark.parametrize(("router", "right", "wrong"), WRONG, ids=[f"{each[0]}: {each[2]}" for each in WRONG])
 def test_vectors_of_a_wrong_text_fail(router, right, wrong, monkeypatch):
     module = sys.modules[spec.ROUTERS[router].Options.__module__]
