@@ -45,7 +45,7 @@ def last(printed):
 
 
 def test_each_state_is_an_outcome_of_pytest(run, over_numpy, tmp_path):
-    name = over_numpy("doubling", DOUBLE.replace("FACTOR", "2"))
+    name = over_numpy("trebling", DOUBLE.replace("FACTOR", "3"))
     (tmp_path / "waivers.toml").write_text(WAIVER + WAIVER.replace("large", "negative_dtype"))
     xml = tmp_path / "junit.xml"
     status, printed, _ = run("run", "--target", name, *Z_LOSS, "--waivers", "waivers.toml", "--junit-xml", xml)
