@@ -1,13 +1,13 @@
 """The rows of the conformance matrix: what the specification has, and the models that are made of it."""
 
 from moespec import spec
-from moespec.models import mixer, vit
 from moespec.spec.algorithm import Algorithm
 
 __all__ = ["ALGORITHMS"]
 
-ALGORITHMS: dict[str, Algorithm] = {
-    **spec.ALGORITHMS,
-    **{algorithm.name: algorithm for model in (mixer, vit) for algorithm in model.ALGORITHMS},
-}
+MODELS = (
+    Algorithm("mixer", "Tolstikhin et al. 2021 (arXiv 2105.01601)", 2),
+    Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),
+)
+ALGORITHMS: dict[str, Algorithm] = {**spec.ALGORITHMS, **{model.name: model for model in MODELS}}
 """The rows by name: the functions, the routers, the models."""

@@ -5,18 +5,27 @@ one with its trained weights. A model's own module
 (`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from moespec.models import families
-from moespec.models.model import Model, chosen_backend
-from moespec.models.options import MOE, marks
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers.names import RouterName
+
+if TYPE_CHECKING:
+    from moespec.models.model import Model
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "Model":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from moespec.models.model import Model  # which loads all families
+
+        return Model
+
 
 __all__ = ["Model", "create", "list_models"]
 
 
-def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> Model:
+def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> "Model":
     """The model `name` with fields of its config replaced, on the backend chosen at import.
 
     Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
@@ -25,6 +34,10 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
     Raises ConfigError for an unknown name, an unknown field, or fields of the MoE blocks
     given without `moe`.
     """
+    from moespec.models import families
+    from moespec.models.model import Model, chosen_backend
+    from moespec.models.options import MOE, marks
+
     overrides |= {} if router is None else {"router": router}
     config = families.of_name(name).named(name, **overrides)
     field = next((name for name in overrides if MOE in marks(type(config), name).get("only", ())), None)
@@ -35,4 +48,6 @@ def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> 
 
 def list_models() -> list[str]:
     """The names that `create` knows, the usual patch sizes only."""
+    from moespec.models import families
+
     return families.names()

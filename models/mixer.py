@@ -17,7 +17,6 @@ from typing import Any
 from moespec.models import layers, parameters
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.parameters import constant, lecun_normal
-from moespec.spec.algorithm import Algorithm
 from moespec.spec.ranges import Count
 from moespec.spec.routing import Params
 
@@ -37,8 +36,6 @@ __all__ = [
     "parameter_count",
     "parameter_shapes",
 ]
-
-ALGORITHMS = (Algorithm("mixer", "Tolstikhin et al. 2021 (arXiv 2105.01601)", 2),)
 
 Array = Any
 

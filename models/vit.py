@@ -34,7 +34,6 @@ from moespec.models.transformer import (
     router_config,
     takes_ids,
 )
-from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Scalar
@@ -63,8 +62,6 @@ __all__ = [
 ]
 
 IDS = Only("takes_ids", why="the model has no router that needs token ids")
-
-ALGORITHMS = (Algorithm("vit", "Dosovitskiy et al. 2020 (arXiv 2010.11929)", 3),)
 
 Array = Any
 

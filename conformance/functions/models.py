@@ -16,7 +16,6 @@ import numpy as np
 
 from moespec.conformance.format import routing_arrays
 from moespec.conformance.functions.describe import DENSE, SLOTS, Choice, Function, Output
-from moespec.models.layers import renewal, returned
 
 __all__ = ["BLOCKS", "FUNCTIONS", "prepare"]
 
@@ -92,6 +91,7 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
 
 def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
     """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted, and what adds."""
+    from moespec.models.layers import returned  # which most cases do not need
 
     def loss_function(params: Any, batch: Any) -> tuple[Any, ...]:
         output = model.forward(B, config, params, batch["images"], train=train)
@@ -127,6 +127,8 @@ def _trained(
     accumulate: parts of a batch whose gradients are averaged. train: passed to the model. before: called before each
     step with its parameters and images.
     """
+    from moespec.models.layers import renewal
+
     # The loss is compiled here, for all targets alike; a step that can compile it again need not.
     options: dict[str, Any] = {"compiled": False} if "compiled" in inspect.signature(B.make_step).parameters else {}
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
