@@ -5,12 +5,13 @@ reached. pytest-xdist gives them to one process, in which this module makes the 
 """
 
 import gc
+import json
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import FOLDERS, end
-from moespec.conformance.check.results import FAILED, Report, packed, unpacked
+from moespec.conformance.check.results import FAILED, Report, unpacked
+from moespec.conformance.check.run import Plan
 from moespec.conformance.format import GoldenError, VectorError
 from moespec.conformance.report.matrix import failures
 from moespec.models.checks import check_output
@@ -194,7 +195,7 @@ class _Suite:
             error = call.excinfo.value if call.excinfo else None
             if isinstance(error, VectorError | GoldenError):
                 report.damage = [type(error).__name__, str(error)]
-            report.verdict = packed(item.report) if item.report else ""
+            report.verdict = json.dumps(asdict(item.report)) if item.report else ""
             report.duration = sum(each.seconds for each in item.report.results) if item.report else report.duration
         return report
 
@@ -205,7 +206,7 @@ class _Suite:
             self.stop = {error.__name__: error for error in (VectorError, GoldenError)}[kind](text)
             self.session.shouldstop = text
         elif getattr(report, "verdict", ""):
-            self.reports.append(unpacked(report.verdict))
+            self.reports.append(unpacked(json.loads(report.verdict)))
             self.bar.total = self.session.testscollected
             self.bar.update()
         elif report.failed:  # not by the target

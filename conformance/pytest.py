@@ -17,9 +17,9 @@ import pytest
 
 from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import claims
 from moespec.conformance.check.results import Report
+from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
@@ -36,7 +36,7 @@ class VectorCase:
 
     id: str
     dtype: str
-    interface: type[Target]
+    interface: str
     name: str
     waivers: tuple[Waiver, ...] = ()
 
@@ -46,8 +46,8 @@ class VectorCase:
     def check(self) -> None:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
-        report = Report(self.interface.kind, self.name, "", [])
-        plan = Plan(self.interface, report, [self.id], [self.dtype], ["eager"], self.waivers)
+        report = Report(self.interface, self.name, "", [])
+        plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers)
         settle(plan.check(self.dtype, "eager", [self.id])[self.id])
 
 
@@ -82,7 +82,7 @@ def parametrize(
     claims(interface, name)
     expected = tuple(Waiver(pattern, reason) for pattern, reason in (expected_failures or {}).items())
     cases = [
-        VectorCase(id, SHORT.get(dtype, dtype), interface, name, expected)
+        VectorCase(id, SHORT.get(dtype, dtype), interface.kind, name, expected)
         for id in sorted(suite.ids())
         if (algorithms is None or id.partition("/")[0] in algorithms)
         and (classes is None or suite.class_of(id) in classes)

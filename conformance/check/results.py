@@ -1,9 +1,7 @@
 """What came of a case, and of all cases that a run checked."""
 
-import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any
 
@@ -11,10 +9,7 @@ from moespec.conformance.compare import Outcome
 from moespec.conformance.suite import is_installed
 from moespec.version import version
 
-__all__ = [
-    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "packed"),
-    "unpacked",
-]
+__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "unpacked"]
 
 COLUMNS = {
     "forward": ("value", "overflow", "degenerate"),
@@ -196,27 +191,15 @@ class Report:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Passed, failed, skipped."""
-        passed, failed, skipped = counts(self.results)
-        return passed, failed + len(self.problems), skipped + sum(each.cases for each in self.unsupported)
+        """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
+        states = [result.state for result in self.results]
+        passed, failed = states.count("pass"), sum(state in FAILED for state in states)
+        skipped = len(states) - passed - failed + sum(each.cases for each in self.unsupported)
+        return passed, failed + len(self.problems), skipped
 
 
-def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
-    """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
-    states = [result.state for result in results]
-    passed, failed = states.count("pass"), sum(state in FAILED for state in states)
-    return passed, failed, len(states) - passed - failed
-
-
-def packed(report: Report) -> str:
-    """The report as text, for another process of the same run; what a target returned is left out."""
-    results = [replace(result, returned={}) for result in report.results]
-    return json.dumps(asdict(replace(report, results=results)))
-
-
-def unpacked(text: str) -> Report:
-    """The inverse of `packed`."""
-    content = json.loads(text)
+def unpacked(content: dict[str, Any]) -> Report:
+    """A report that was made a dict by `asdict`, and came as JSON from another process of the same run."""
     for each in content["results"]:
         each["outcomes"] = [Outcome(**outcome) for outcome in each["outcomes"]]
         each["table"] = each["table"] and Table(**each["table"])

@@ -1,24 +1,143 @@
-"""Run the suite on a target: every case in every dtype, and its result."""
+"""Run the suite on a target: what is checked, which cases together, and what comes of each in every dtype."""
 
+import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moespec.conformance import suite
 from moespec.conformance.check import errors
+from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.process import LIMIT, EndedError, Remote
-from moespec.conformance.check.results import CaseResult
+from moespec.conformance.check.results import FAILED, CaseResult, Report, Unsupported, unpacked
 from moespec.conformance.check.target import STRIDED, Facts, Job, Target, job_of
+from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.check.worker import Answer, answers
 from moespec.conformance.compare import ALL_DTYPES, Outcome, certified, compared, exact
 from moespec.conformance.failure import Failure
 from moespec.conformance.format import Case
 
-__all__ = ["run_cases", "run_part"]
+if TYPE_CHECKING:
+    from moespec.conformance.check.match_variant import Known
+
+__all__ = ["Plan", "run_cases", "run_part"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cases by id, to be checked in dtypes and modes on the target of a report.
+
+    report: without results; of fresh cases it has their seed. limit, memory: see `run_part`.
+    """
+
+    report: Report
+    ids: Sequence[str]
+    dtypes: Sequence[str]
+    modes: Sequence[str]
+    waivers: Sequence[Waiver] = ()
+    vectors: Path = suite.VECTORS
+    limit: float = LIMIT
+    memory: float = 0.0
+
+    def parts(self) -> Iterator[tuple[str, str, list[str]]]:
+        """What is run together: a dtype, a mode and the ids of cases of one algorithm.
+
+        Composite algorithms come late in the registry and are slow, so they are first.
+        """
+        groups = [list(group) for _, group in groupby(self.ids, lambda id: id.partition("/")[0])]
+        for group in groups[::-1]:
+            for mode in self.modes:
+                if mode != STRIDED:
+                    yield from ((dtype, mode, group) for dtype in self.dtypes)
+                elif ids := self._strided(group):
+                    yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
+
+    def _strided(self, ids: Sequence[str]) -> list[str]:
+        """The first of the cases with values, and the first with a gradient."""
+        firsts = (next((id for id in ids if self._kind(id) == wanted), "") for wanted in ("value", "gradient"))
+        return [id for id in firsts if id]
+
+    def _kind(self, id: str) -> str:
+        if self.report.seed is None:
+            return suite.kind(self.vectors / f"{id}.json")
+        from moespec.conformance.golden import fresh  # which imports all cases
+
+        return fresh.kind(id)
+
+    def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
+        """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
+
+        Raises VectorError for a vector that is damaged, and GoldenError for a fresh case that cannot be made.
+        """
+        place, repeat = (self.vectors, self.report.seed), self.report.repeat
+        cases = [_case(*place, id) for id in ids]
+        interface, how = Adapter if self.report.interface == Adapter.kind else Target, (self.limit, self.memory)
+        results, reason = run_part(interface, self.report.target, cases, dtype, mode, repeat, *how)
+        counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
+        lacking = [Unsupported(dtype, reason, counted)] if reason else []
+        report = replace(self.report, results=results, unsupported=lacking)
+        if any(result.state in FAILED for result in results):
+            from moespec.conformance.check.diagnosis import diagnosed  # which imports all known variants
+
+            report = diagnosed(report, _known(*place, tuple(ids)))
+        settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}
+        return {id: replace(report, results=settled.get(id, [])) for id in ids}
+
+    def packed(self) -> str:
+        """The plan as text, for another process."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def unpacked(cls, text: str) -> "Plan":
+        """The inverse of `packed`."""
+        plan = json.loads(text)
+        waivers = [Waiver(**each) for each in plan["waivers"]]
+        return cls(**plan | {"report": unpacked(plan["report"]), "waivers": waivers, "vectors": Path(plan["vectors"])})
+
+    def joined(self, reports: Sequence[Report]) -> Report:
+        """The reports of single cases as one, whose order does not depend on theirs."""
+        numbers = {id: number for number, id in enumerate(self.ids)}
+
+        def place(report: Report) -> tuple[int, int, int]:
+            (one,) = report.results
+            return self.modes.index(one.mode), self.dtypes.index(one.dtype), numbers[one.id]
+
+        ran = sorted((report for report in reports if report.results), key=place)
+        lacking: Counter[tuple[int, str]] = Counter()
+        for each in (each for report in reports for each in report.unsupported):
+            lacking[self.dtypes.index(each.dtype), each.reason] += each.cases
+        return replace(
+            self.report,
+            results=[one for report in ran for one in report.results],
+            matches=list(dict.fromkeys(match for report in ran for match in report.matches)),
+            unsupported=[Unsupported(self.dtypes[n], why, cases) for (n, why), cases in sorted(lacking.items())],
+        )
+
+
+@cache
+def _case(vectors: Path, seed: int | None, id: str) -> Case:
+    if seed is None:
+        return suite.case(vectors / f"{id}.json")
+    from moespec.conformance.golden import fresh
+
+    return fresh.made(seed, id)
+
+
+@lru_cache(maxsize=1)
+def _known(vectors: Path, seed: int | None, ids: Sequence[str]) -> "Known":
+    """The cases, and what variants compute for them, which is the same in every dtype."""
+    from moespec.conformance.check.match_variant import Known
+
+    return Known([_case(vectors, seed, id) for id in ids])
 
 
 def run_part(
@@ -27,7 +146,6 @@ def run_part(
     cases: Sequence[Case],
     dtype: str,
     mode: str = "eager",
-    *,
     repeat: bool = False,
     limit: float = LIMIT,
     memory: float = 0.0,
@@ -52,13 +170,6 @@ def run_part(
     return results, reason
 
 
-def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        groups.setdefault(case.algorithm, []).append(case)
-    return list(groups.values())
-
-
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:
     """The results of the cases in the target's dtype, algorithm by algorithm; with `repeat` of two calls each.
 
@@ -69,8 +180,8 @@ def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat:
         return []
     ask = target.answers if isinstance(target, Remote) else partial(answers, target)
     running = _Run(target, ask, facts, mode, repeat)
-    groups = _by_algorithm([target.wanted(case) for case in cases])
-    return [result for group in groups for result in running.results(group)]
+    groups = groupby(map(target.wanted, cases), attrgetter("algorithm"))
+    return [result for _, group in groups for result in running.results(list(group))]
 
 
 @dataclass(frozen=True)

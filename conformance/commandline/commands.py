@@ -12,9 +12,9 @@ from pathlib import Path
 from moespec.conformance import suite
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.process import claims
 from moespec.conformance.check.results import FAILED, Report
+from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import MODES, Target
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.commandline.arguments import parser, spread
@@ -164,7 +164,7 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **fresh_cases)
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
-    return Plan(interface, report, ids, *how)
+    return Plan(report, ids, *how)
 
 
 def _conclude(options: argparse.Namespace, report: Report) -> int:

@@ -158,7 +158,7 @@ def test_configurations_without_a_meaning(family: str, fields: dict[str, Any], m
 
 
 def test_create_makes_models_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moespec.models.chosen_backend", lambda: load_backend("numpy"))
+    monkeypatch.setattr("moespec.models.model.chosen_backend", lambda: load_backend("numpy"))
     for name in MODELS:
         model = models.create(name, depth=2)
         output = model.forward(model.backend.from_numpy(model.init(seed=1)), np.zeros((2, 8, 8, 1)))

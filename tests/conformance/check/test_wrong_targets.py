@@ -15,9 +15,8 @@ from committed import BY_ID, CASES, of, results_of
 from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check.equal_scores import mark_reordered
-from moespec.conformance.check.plan import Plan
 from moespec.conformance.check.results import FAILED, Report
-from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.run import Plan, run_cases
 from moespec.conformance.check.target import DEFAULT, Target
 from moespec.conformance.compare import DTYPES
 from moespec.spec import ROUTERS
@@ -51,7 +50,7 @@ def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_stride
         return right.softmax_affinity(torch.as_strided(logits, logits.shape, torch.empty(logits.shape).stride()))
 
     ids = [case.id for case in of("softmax_affinity")]
-    plan = Plan(Target, Report("target", "kernel", "", []), ids, ("float64", "float32"), DEFAULT)
+    plan = Plan(Report("target", "kernel", "", []), ids, ("float64", "float32"), DEFAULT)
     ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in plan.parts() if mode == "strided"]
     cases = [BY_ID[id] for id in chosen]
     assert dtype == "float32"
