@@ -16,14 +16,27 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from moespec.conformance.format import Case, Stage, Tensor, Value, VectorError
-from moespec.conformance.schema import check
 from moespec.models import tensors
 from moespec.models.files import read_file
 
-__all__ = ["SCHEMA", "decode", "decoded", "encode", "encoded", "first_difference", "parse", "read", "to_text", "write"]
+__all__ = [
+    "SCHEMA",
+    "check",
+    "decode",
+    "decoded",
+    "encode",
+    "encoded",
+    "first_difference",
+    "parse",
+    "read",
+    "to_text",
+    "write",
+]
 
 SCHEMA = 3
 VECTORS = Path(__file__).parent / "vectors"
+LONGEST = 80
+"""Characters of a value in a message about JSON that is not as its schema says."""
 INLINE = 64  # arrays of up to this many numbers stand in the manifest
 
 Arrays = dict[str, NDArray[Any]]
@@ -187,6 +200,33 @@ def read(path: Path) -> Case:
     if path.parent.name + "/" + path.stem != case.id or case.id.split("/")[0] != case.algorithm:
         raise VectorError(f"{path}: holds the case {case.id!r} of {case.algorithm!r}")
     return case
+
+
+def check(content: Any, schema: str) -> None:
+    """Raise ValueError unless the content has the form of `schema.json`, or of `report_schema.json`.
+
+    The message names the place and is short, whatever stands there.
+    """
+    try:
+        from jsonschema.exceptions import best_match
+    except ImportError as error:
+        raise ValueError("jsonschema checks its form. Install it: pip install 'moespec[conformance]'") from error
+    worst = best_match(_validator(schema).iter_errors(content))
+    if worst is not None:
+        value = repr(worst.instance)
+        message = worst.message.replace(value, value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+        raise ValueError(f"{worst.json_path[-LONGEST:]}: {message[: 3 * LONGEST]}")
+
+
+@cache
+def _validator(schema: str) -> Any:
+    """A validator for which an integer is written as one: neither `true` nor 1.0."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    content = json.loads(Path(__file__).with_name(schema).read_text())
+    return extend(Draft202012Validator, type_checker=types)(content)
 
 
 def _tensors_beside(path: Path, entry: Any) -> Arrays:

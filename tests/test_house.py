@@ -199,7 +199,7 @@ FLOORS = {
         *("commandline", "study", "commands"),
     ),
     "moespec.conformance": (
-        *("schema", "format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),
+        *("format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),
         *("author", "cases", "golden", "check", "report", "record", "peers", "scaffold", "plugin", "pytest"),
         *("commandline", "__main__"),
     ),

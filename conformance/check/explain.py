@@ -1,8 +1,9 @@
-"""What a failure looks like, in words that do not depend on the case: what is right, and how the wrong result is related
-to the one that is expected.
+"""What is known of the failures of a report: known variants, ties in another order, words, and small tables.
 
-No variant computes it, but its numbers say much: what an expert lacks are second choices alone, the features of a token are
-off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and float16 numbers, which are too coarse.
+The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected. No
+variant computes it, but its numbers say much: what an expert lacks are second choices alone, the features of a token
+are off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and float16 numbers, which are too
+coarse.
 """
 
 import itertools
@@ -14,26 +15,71 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance import call
-from moespec.conformance.check.equal_scores import ordered
-from moespec.conformance.check.results import FAILED, CaseResult
-from moespec.conformance.compare import ALL_DTYPES, DTYPES, one_of, place, precision, wrong
+from moespec.conformance.check.equal_scores import mark_reordered, ordered
+from moespec.conformance.check.match_variant import Known, match_variants
+from moespec.conformance.check.results import FAILED, CaseResult, Report, Table
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, Dtype, one_of, place, precision, wrong
 from moespec.conformance.format import Case, Stage, Value
 from moespec.spec.numerics import stable_order
 
-__all__ = ["explain_failures"]
+__all__ = ["LARGEST", "MATRICES", "diagnosed", "explain_failures"]
 
 Array = NDArray[Any]
 Near = Callable[[Any, Any], bool]
+EXPLAINED = ("fail", "reordered")
 MOST = 6
 """Results that are listed as right."""
+LARGEST, MATRICES = 8, 4
+"""Rows and columns of a table, and tables of a result, at most."""
+
+
+def diagnosed(report: Report, known: Known) -> Report:
+    """The report with the known variants that its failures equal, and each failure with words and a small table."""
+    cases, matches = list(known.cases.values()), match_variants(report.results, known)
+    results = explain_failures(mark_reordered(report.results, cases), cases)
+    tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
+    return replace(report, results=tables, matches=matches)
+
+
+def _table(result: CaseResult, case: Case) -> Table | None:
+    pair = _wrong(result, case)
+    if pair is None:
+        return None
+    (value, got), (stage, _, name) = pair, result.first.stage.partition("/")
+    shape = (1, 1, *got.shape)
+    matrices = int(np.prod(shape[:-2]))
+    if max(shape[-2:]) > LARGEST or matrices > MATRICES or not got.size:
+        return None
+    marked = wrong(value, got, _precision(case, stage, name, ALL_DTYPES[result.dtype]))
+    a, b, c = (array.reshape(matrices, *shape[-2:]) for array in (value.array, got, marked))
+    return Table(result.first.stage, _texts(a, b, c), _texts(b, a, c), c.tolist())
+
+
+def _precision(case: Case, stage: str, name: str, dtype: Dtype) -> Dtype:
+    """The dtype whose roundoff bounds the errors of a result of a stage, or of a gradient."""
+    return dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
+
+
+def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> list[list[list[str]]]:
+    """The numbers, with as many digits as tell a wrong one from what it should be."""
+
+    def text(number: Any, beside: Any, differs: Any) -> str:
+        if array.dtype.kind != "f":
+            return str(number)
+        short = f"{number:.4g}"
+        return f"{number:.17g}" if differs and short == f"{beside:.4g}" else short
+
+    return [
+        [[text(*cell) for cell in zip(*row, strict=True)] for row in zip(*matrix, strict=True)]
+        for matrix in zip(array, other, marked, strict=True)
+    ]
 
 
 def explain_failures(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
     """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
     known = {case.id: case for case in cases}
-    failures = [r for r in results if r.state in FAILED and r.state != "error"]
-    factors = _factors(failures, known)
-    return [_explained(r, known[r.id], factors) if r.state in FAILED and r.state != "error" else r for r in results]
+    factors = _factors([r for r in results if r.state in EXPLAINED], known)
+    return [_explained(r, known[r.id], factors) if r.state in EXPLAINED else r for r in results]
 
 
 def _wrong(result: CaseResult, case: Case) -> tuple[Value, Array] | None:
@@ -81,7 +127,7 @@ def _explained(result: CaseResult, case: Case, factors: Mapping[str, str]) -> Ca
         result = replace(result, outcomes=[replace(o, message=message) if o is first else o for o in result.outcomes])
     elif value.kind == "float" and ALL_DTYPES[result.dtype].roundoff <= DTYPES["float32"].roundoff:
         dtype = ALL_DTYPES[result.dtype]
-        differs = wrong(value, got, dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype))
+        differs = wrong(value, got, _precision(case, stage, name, dtype))
         near = _near(dtype.roundoff)
         if stage == "gradient":
             said = said or _gradient(case, name, value, got.astype(np.float64), differs)

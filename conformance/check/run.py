@@ -86,7 +86,7 @@ class Plan:
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
         report = replace(self.report, results=results, unsupported=lacking)
         if any(result.state in FAILED for result in results):
-            from moespec.conformance.check.diagnosis import diagnosed  # which imports all known variants
+            from moespec.conformance.check.explain import diagnosed  # which imports all known variants
 
             report = diagnosed(report, _known(*place, tuple(ids)))
         settled = {one.id: [waived(self.waivers, replace(one, returned={}))] for one in report.results}

@@ -22,12 +22,12 @@ from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case, GoldenError, VectorError
 from moespec.conformance.manifest import encode, to_text
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report import matrix, reading
-from moespec.conformance.report.report import ReportError, distinct, write, write_text
+from moespec.conformance.report import matrix
+from moespec.conformance.report.report import ReportError, distinct, read, write
 from moespec.conformance.scaffold import commands, start
 from moespec.conformance.suite import load
 from moespec.models.errors import RunError
-from moespec.models.files import read_file
+from moespec.models.files import read_file, write_atomically
 from moespec.spec.checks import plural
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
@@ -73,7 +73,7 @@ def _of_pytest(options: argparse.Namespace) -> list[str]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from moespec.conformance.check.diagnosis import diagnosed
+    from moespec.conformance.check.explain import diagnosed
     from moespec.conformance.check.match_variant import Known
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
@@ -91,17 +91,17 @@ def _report(options: argparse.Namespace) -> int:
     from moespec.conformance.report.badge import badge, shields
 
     cases, digest = [*load(options.vectors), *large.outlines()], suite.digest(options.vectors)
-    reports = distinct({path: reading.read(path, cases, digest) for path in options.reports})
+    reports = distinct({path: read(path, cases, digest) for path in options.reports})
     run_ = {result.id for one in reports for result in one.results}
     cases = [case for case in cases if case.stages or case.id in run_]
     if options.html:
         from moespec.conformance.report.page import flags, page
 
-        write_text(options.html, page(reports, cases, flags()))
+        write_atomically(options.html, page(reports, cases, flags()).encode())
     if options.badge:
-        write_text(options.badge, badge(reports))
+        write_atomically(options.badge, badge(reports).encode())
     if options.shields:
-        write_text(options.shields, shields(reports))
+        write_atomically(options.shields, shields(reports).encode())
     for one in reports:
         print(f"{one.interface} {one.target}", matrix.summary(one), sep="\n\n", end="\n\n")
     return _status(reports)

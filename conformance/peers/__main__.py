@@ -15,8 +15,8 @@ from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import measure, read_record, write_record
 from moespec.conformance.peers.readings import readings
 from moespec.conformance.peers.table import table
-from moespec.conformance.report.report import write_text
 from moespec.conformance.suite import VECTORS, digest, load
+from moespec.models.files import write_atomically
 from moespec.spec.implementations.positions import Measured
 from moespec.spec.implementations.table import page
 
@@ -50,9 +50,13 @@ def main(arguments: list[str] | None = None) -> int:
     except (VectorError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    write_text(docs / "peers.md", table(found))
-    write_text(measured, json.dumps(rows, indent=1) + "\n")
-    write_text(docs / "implementations.md", page([Measured(**each) for each in rows]))
+    texts = {
+        docs / "peers.md": table(found),
+        measured: json.dumps(rows, indent=1) + "\n",
+        docs / "implementations.md": page([Measured(**each) for each in rows]),
+    }
+    for path, text in texts.items():
+        write_atomically(path, text.encode())
     return 0
 
 

@@ -21,8 +21,7 @@ from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.peers import Peer
 from moespec.conformance.peers.target import PeerTarget, checked_function, router_of
-from moespec.conformance.report.report import write_text
-from moespec.models.files import read_file
+from moespec.models.files import read_file, write_atomically
 from moespec.spec import ROUTERS
 
 __all__ = ["MEASURED", "counts", "measure", "read_record", "write_record"]
@@ -121,7 +120,7 @@ def counts(cases: Sequence[Mapping[str, Any]], dtype: str) -> tuple[int, int, in
 
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write a record with sorted keys."""
-    write_text(path, json.dumps(record, sort_keys=True, indent=1) + "\n")
+    write_atomically(path, (json.dumps(record, sort_keys=True, indent=1) + "\n").encode())
 
 
 def read_record(path: Path) -> dict[str, Any]:

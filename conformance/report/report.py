@@ -1,19 +1,26 @@
 """`report.json`: everything that came of one run or of checked files, from which matrix, page and badge are made.
 
-`reading.read` reads it again.
+One that is read may come from a third party: only what `run --report` and `check --report` write is accepted.
+`report_schema.json` has its form; what the schema does not see is checked here. What was read is text to be escaped.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from moespec.conformance.check.results import COLUMNS, Report
+from moespec.conformance.check.results import COLUMNS, CaseResult, Match, Report, Table, Unsupported
+from moespec.conformance.compare import Outcome
+from moespec.conformance.format import Case
+from moespec.conformance.manifest import check, parse
+from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.models.files import read_file, write_atomically
 from moespec.version import version
 
-__all__ = [
-    *("INTERFACES", "SCHEMA", "ReportError", "column_of", "distinct", "write", "write_text"),
-]
+__all__ = ["ReportError", "distinct", "read", "write"]
 
 SCHEMA = 2
 INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
@@ -22,21 +29,6 @@ INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?"
 
 class ReportError(Exception):
     """A file is not a report of this suite; the message names it."""
-
-
-def column_of(kind: str) -> str:
-    """The column of a class of cases."""
-    return next(column for column, kinds in COLUMNS.items() if kind in kinds)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name and rename it."""
-    temporary = path.with_name(f".{path.name}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write(report: Report, path: Path) -> None:
@@ -52,7 +44,7 @@ def write(report: Report, path: Path) -> None:
         "cases": [
             {
                 **{name: getattr(result, name) for name in ("id", "dtype", "mode", "state", "fraction", "explanation")},
-                "column": column_of(result.kind),
+                "column": next(column for column, kinds in COLUMNS.items() if result.kind in kinds),
                 "seconds": round(result.seconds, 4),
                 "outcomes": [
                     {**vars(o), "fraction": o.fraction if math.isfinite(o.fraction) else None} for o in result.outcomes
@@ -62,7 +54,7 @@ def write(report: Report, path: Path) -> None:
             for result in report.results
         ],
     }
-    write_text(path, json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n")
+    write_atomically(path, (json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n").encode())
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
@@ -78,3 +70,84 @@ def distinct(reports: Mapping[Path, Report]) -> list[Report]:
                 place = f"{report.title}: {result.id} {result.dtype} {result.mode}"
                 raise ReportError(f"{path}: {place} is in {owner[key]} too")
     return list(reports.values())
+
+
+def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
+    """The report at `path`, made with the vectors whose digest is `suite` and whose cases are `cases`.
+
+    Raises ReportError naming the file and the first thing in it that is not as `write` writes it.
+    """
+    try:
+        content = parse(read_file(path).decode())
+        check(content, "report_schema.json")
+        return _report(_printable(content), {case.id: case for case in cases}, suite)
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
+        raise ReportError(f"{path}: {error}") from error
+
+
+def _printable(content: Any) -> Any:
+    """The content with texts that can be printed and encoded: without control characters, but for the ends of lines."""
+    if isinstance(content, str):
+        return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", content)
+    if isinstance(content, list):
+        return [_printable(each) for each in content]
+    return {key: _printable(each) for key, each in content.items()} if isinstance(content, dict) else content
+
+
+def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -> Report:
+    interface, target = content["interface"], content["target"]
+    if not re.fullmatch(INTERFACES[interface], target):
+        raise ValueError(f"target {target[:80]!r} is not a name for the interface {interface!r}")
+    if content["suite"] != suite:
+        raise ValueError(
+            f"made with other vectors: its suite.json is {content['suite'][:12]}, the one here is {suite[:12]}"
+        )
+    report = Report(
+        interface,
+        target,
+        suite,
+        [_case(entry, known) for entry in content["cases"]],
+        [Unsupported(entry["dtype"], entry["reason"], entry["cases"]) for entry in content["unsupported"]],
+        content["problems"],
+        [_match(entry) for entry in content["variants"]],
+        **{key: content[key] for key in ("seed", "claims", "size", "repeat") if key in content},
+    )
+    for (id, dtype, mode), times in Counter((r.id, r.dtype, r.mode) for r in report.results).items():
+        if times > 1:
+            raise ValueError(f"case {id}: twice in {dtype} {mode}")
+    for name, count in zip(("passed", "failed", "skipped"), report.counts, strict=True):
+        if content[name] != count:
+            raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
+    return report
+
+
+def _case(entry: Mapping[str, Any], known: Mapping[str, Case]) -> CaseResult:
+    id, outcomes = entry["id"], [_outcome(each) for each in entry["outcomes"]]
+    if id not in known:
+        raise ValueError(f"unknown case {id[:80]!r}")
+    case = known[id]
+    result = CaseResult(id, case.algorithm, case.kind, entry["dtype"], entry["mode"], outcomes, float(entry["seconds"]))
+    result.table = _table(entry["table"], id) if entry.get("table") else None
+    result.explanation = entry.get("explanation", "")
+    if entry["state"] != result.state:
+        raise ValueError(f"case {id}: state {entry['state']!r}, and its outcomes make {result.state!r}")
+    return result
+
+
+def _outcome(entry: Mapping[str, Any]) -> Outcome:
+    fraction = math.inf if entry["fraction"] is None else float(entry["fraction"])
+    return Outcome(entry["stage"], entry["state"], fraction, entry["message"], entry.get("trace", ""))
+
+
+def _table(entry: Mapping[str, Any], id: str) -> Table:
+    parts = [entry[key] for key in ("expected", "got", "wrong")]
+    first, *others = ([[len(row) for row in matrix] for matrix in part] for part in parts)
+    if any(shape != first for shape in others):
+        raise ValueError(f"case {id}, its table: its parts have different shapes")
+    return Table(entry["name"], *parts)
+
+
+def _match(entry: Mapping[str, Any]) -> Match:
+    if entry["algorithm"] not in ALGORITHMS:
+        raise ValueError(f"a variant of an unknown algorithm {entry['algorithm'][:80]!r}")
+    return Match(**{name: entry[name] for name in Match.__dataclass_fields__})

@@ -10,8 +10,7 @@ from generator.catalogue import ROOT
 from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
 from moespec.conformance.peers.measure import counts, read_record
 from moespec.conformance.report.matrix import cell
-from moespec.conformance.report.reading import read
-from moespec.conformance.report.report import distinct
+from moespec.conformance.report.report import distinct, read
 from moespec.conformance.suite import digest, load
 
 
