@@ -9,8 +9,7 @@ import json
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -38,7 +37,6 @@ LEFT_OUT = ("-pno:warnings", "-pno:logging", "-pno:faulthandler", "-pno:unraisab
 ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "PYTHONSAFEPATH": "1"}
 Part = tuple[str, str, str]
 """An algorithm, a dtype and a mode."""
-Checked = Callable[[Part], dict[str, Report]]
 
 
 def run(plan: Plan, options: Sequence[str]) -> Report | int:
@@ -56,6 +54,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
             patch.setenv(variable, value)
         status = pytest.main([*fixed, *options], plugins=[suite])
     gc.unfreeze()
+    suite.bar.close()
     end()
     if suite.stop is not None:
         raise suite.stop
@@ -91,22 +90,19 @@ def pytest_configure(config: pytest.Config) -> None:
 class CaseItem(pytest.Item):
     """The test of a case in one dtype and mode."""
 
-    def __init__(self, *, case: str, part: Part, checked: Checked, **more: Any) -> None:
+    def __init__(self, *, case: str, part: Part, suite: "_Suite", **more: Any) -> None:
         super().__init__(**more)
-        self.case, self.part, self.checked = case, part, checked
+        self.case, self.part, self.suite = case, part, suite
         self.report: Report | None = None
 
     def runtest(self) -> None:
         """Fail, be skipped or pass as the case does."""
-        self.report = self.checked(self.part)[self.case]
+        self.report = self.suite.checked(self.part)[self.case]
         settle(self.report)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """The text of a failure; of an error of the suite itself, its last lines of code."""
-        if isinstance(excinfo.value, pytest.fail.Exception):
-            return super().repr_failure(excinfo, style)
-        lines = traceback.format_tb(excinfo.value.__traceback__, limit=-3)
-        return "".join([*traceback.format_exception_only(excinfo.value), *lines]).strip()
+        """The text of a failure; of an error of the suite itself, with a short traceback."""
+        return super().repr_failure(excinfo, style or "short")
 
     def reportinfo(self) -> tuple[str, None, str]:
         """Where it is: at no place of a file."""
@@ -121,7 +117,7 @@ class _Suite:
         self.reports: list[Report] = []
         self.problems: list[str] = []
         self.stop: BaseException | None = None
-        self.runs = False
+        self.runs, self.bar = False, tqdm(disable=True)
         self.checked = cache(self._checked)
 
     # Options and what is printed.
@@ -142,19 +138,12 @@ class _Suite:
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Without the lines of pytest about each test, unless they are what is requested."""
-        if config.option.verbose <= 0 and not config.option.collectonly:
+        """Without the lines of pytest about each test, unless they are what is requested, but with a bar on a terminal."""
+        self.runs, said = not config.option.collectonly, config.option.verbose > 0
+        if self.runs and not said:
             config.pluginmanager.unregister(name="terminalreporter")
-
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Begin a bar, which is shown on a terminal."""
-        self.session, self.runs = session, not session.config.option.collectonly
-        hidden = session.config.option.verbose > 0 or hasattr(session.config, "workerinput")
+        hidden = said or hasattr(config, "workerinput")
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
-
-    def pytest_sessionfinish(self) -> None:
-        """End the bar."""
-        self.bar.close()
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Keep what the user interrupted; pytest itself stops by other exceptions."""
@@ -166,12 +155,13 @@ class _Suite:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
         """Make the tests, of which the options of pytest choose some."""
+        self.session = session
         if session.config.pluginmanager.has_plugin("dsession"):
             return None  # the other processes do
         for dtype, mode, ids in self.parts:
             for id in ids:
                 name, part = f"{id}[{dtype}-{mode}]", (id.partition("/")[0], dtype, mode)
-                item = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, checked=self.checked)
+                item = CaseItem.from_parent(session, name=name, nodeid=name, case=id, part=part, suite=self)
                 session.items.append(item)
         hook = session.config.hook
         hook.pytest_collectreport(report=pytest.CollectReport("", "passed", None, list(session.items)))

@@ -17,7 +17,7 @@ from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check.mutation_report import DTYPE, called
 from moespec.conformance.check.results import CaseResult, Match
-from moespec.conformance.check.target import Target, Values, execute, job_of
+from moespec.conformance.check.target import Job, Target, Values, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Value
 from moespec.conformance.functions import function
@@ -68,29 +68,28 @@ class Known:
         id, name = place
         return next((stage.outputs for stage in self.cases[id].stages if stage.name == name), {})
 
-    def call(self, place: Place) -> str:
-        """The public name that a stage calls."""
-        id, name = place
-        return self.cases[id].stage(name).call
+    def job(self, place: Place) -> Job:
+        """A stage to be run."""
+        return job_of(self.cases[place[0]], place[1])
 
     def compares(self, place: Place) -> bool:
         """Whether variants are run on a stage: it has results, and is not training, which takes seconds."""
-        return bool(self.expected(place)) and not function(self.cases[place[0]].stage(place[1]).call).pooled
+        return bool(self.expected(place)) and not function(self.job(place).stage.call).pooled
 
     def _concerned(self, place: Place) -> list[str]:
         """The variants that replace something that a stage calls."""
-        names = called(job_of(self.cases[place[0]], place[1]))
+        names = called(self.job(place))
         return [variant.name for variant in variants().values() if variant.replaced.keys() & names]
 
     def _computed(self, place: Place, name: str) -> Values:
         """The results of a variant, or of the right backend, which has no name; none where it raises an error."""
         with np.errstate(all="ignore"):  # those that compute with NaN
-            (values,) = execute(self.target(name), [job_of(self.cases[place[0]], place[1])], "eager")
+            (values,) = execute(self.target(name), [self.job(place)], "eager")
         return {} if isinstance(values, Exception) else values
 
     def differs(self, place: Place, name: str, dtype: Dtype) -> bool:
         """Whether a stage fails under a variant, by far."""
-        values, call = self.computed(place, name), self.call(place)
+        values, call = self.computed(place, name), self.job(place).stage.call
         return any(
             result not in values or compare(value, values[result], precision(call, result, dtype)).fraction > SLACK
             for result, value in self.expected(place).items()
@@ -102,7 +101,8 @@ class Known:
         shared = [result for result in expected if result in returned]
         if not shared or not values.keys() >= set(shared):
             return False
-        bounds = {result: precision(self.call(place), result, dtype) for result in shared}
+        call = self.job(place).stage.call
+        bounds = {result: precision(call, result, dtype) for result in shared}
         away = max(_distance(expected[result], values[result], returned[result], bounds[result]) for result in shared)
         wrong = max(compare(expected[result], returned[result], bounds[result]).fraction for result in shared)
         if wrong <= 1:  # only what is there differs: a target that lacks results is like no variant that has them
@@ -121,20 +121,19 @@ def _explained(known: Known, group: Sequence[CaseResult], dtype: Dtype) -> list[
         for name in [] if known.agrees(place, "", returned, dtype) else known.concerned(place):
             if known.agrees(place, name, returned, dtype):
                 agree.setdefault(name, set()).add(place)
+
+    def denied(place: Place, name: str) -> bool:
+        return name in known.concerned(place) and known.differs(place, name, dtype)
+
     counts = {name: len(failed) + sum(bool(known.computed(place, name)) for place in raised) for name in agree}
     counted = [
-        (name, len(places), counts[name] + _denied(known, name, passed, dtype))
+        (name, len(places), counts[name] + sum(denied(place, name) for place in passed))
         for name, places in agree.items()
         if len(places) >= ENOUGH * counts[name]
     ]
     full = [(name, agreed, of) for name, agreed, of in counted if agreed == of]
     parts = sorted((one for one in counted if one[1] >= ENOUGH * one[2]), key=lambda one: -one[1] / one[2])
     return full or list(_parts(parts, agree))
-
-
-def _denied(known: Known, name: str, passed: Sequence[Place], dtype: Dtype) -> int:
-    """How many of the stages that the target passes would fail under a variant."""
-    return sum(name in known.concerned(place) and known.differs(place, name, dtype) for place in passed)
 
 
 def _parts(counted: Sequence[tuple[str, int, int]], agree: dict[str, set[Place]]) -> Iterator[tuple[str, int, int]]:

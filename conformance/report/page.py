@@ -5,6 +5,7 @@ that comes from a report is escaped.
 """
 
 import importlib
+import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,17 +60,6 @@ class Algorithm(NamedTuple):
     modules: list[str]
 
 
-class Failure(NamedTuple):
-    """What is shown of a failed case: where that is specified, how it is reproduced, and what else failed."""
-
-    report: Report
-    result: CaseResult
-    modules: list[str]
-    code: str
-    command: str
-    others: list[str]
-
-
 def flags() -> Mapping[str, Mapping[str, Any]]:
     """What each flag of a case means."""
     meanings: dict[str, dict[str, Any]] = json.loads((VECTORS.parent / "flags.json").read_text())
@@ -80,6 +70,7 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
     """The text of the HTML file. `flags` are the meanings of flags."""
     columns = _columns(reports)
     algorithms = [_algorithm(name, [case for case in cases if case.algorithm == name]) for name in ALGORITHMS]
+    tested = [each for each in algorithms if any(r.state != "not implemented" for c in columns for r in c.of(each.ids))]
     modules = {module for algorithm in algorithms for module in algorithm.modules}
     modules |= {module for case in cases for module in _modules(case, case.stages)}
     return render(
@@ -91,8 +82,8 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
         groups=_groups(columns),
         checked=lambda id: _groups([column for column in columns if id in column.results]),
         algorithms=algorithms,
-        tested=[algorithm for algorithm in algorithms if _is_tested(columns, algorithm)],
-        untested=[algorithm for algorithm in algorithms if not _is_tested(columns, algorithm)],
+        tested=tested,
+        untested=[algorithm for algorithm in algorithms if algorithm not in tested],
         causes=causes,
         failures=_failures(columns, {case.id: case for case in cases}),
         reasons=_reasons,
@@ -101,7 +92,9 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
         ledger=LEDGER,
         legend=LEGEND,
         states=STATES,
-        specification={module: _text(module) for module in sorted(modules)},
+        specification={
+            module: inspect.getsource(importlib.import_module(f"moespec.spec.{module}")) for module in sorted(modules)
+        },
     )
 
 
@@ -129,11 +122,6 @@ def _algorithm(name: str, cases: list[Case]) -> Algorithm:
     return Algorithm(name, ALGORITHMS[name], cases, [case.id for case in cases], kinds, _modules_of(name, cases))
 
 
-def _is_tested(columns: Sequence[Column], algorithm: Algorithm) -> bool:
-    """Whether anything of an algorithm was run."""
-    return any(result.state != "not implemented" for column in columns for result in column.of(algorithm.ids))
-
-
 def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
     """Why a case was skipped, with the dtypes in which it was."""
     reasons: dict[str, list[str]] = {}
@@ -143,9 +131,9 @@ def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
     return reasons
 
 
-def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str, list[Failure]]:
+def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str, list[dict[str, Any]]]:
     """The failures by case."""
-    failures: dict[str, list[Failure]] = {}
+    failures: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
         for result in column.results.values():
             if result.state in FAILED:
@@ -153,15 +141,20 @@ def _failures(columns: Sequence[Column], cases: Mapping[str, Case]) -> dict[str,
     return failures
 
 
-def _failure(report: Report, case: Case, result: CaseResult) -> Failure:
-    first = result.first
-    stage = first.stage.partition("/")[0]
+def _failure(report: Report, case: Case, result: CaseResult) -> dict[str, Any]:
+    """What is shown of a failed case: where that is specified, how it is reproduced, and what else failed."""
+    stage = result.first.stage.partition("/")[0]
     if stage == "gradient" and case.gradients is not None:
         stage = case.gradients.stage
     modules = _modules(case, [each for each in case.stages if each.name == stage])
-    others = [f"{outcome.stage}: {outcome.state}" for outcome in result.outcomes if outcome is not first]
-    modules = modules or _modules_of(case.algorithm, [case])
-    return Failure(report, result, modules, code(report, result, case), command(report, result), others)
+    return {
+        "report": report,
+        "result": result,
+        "modules": modules or _modules_of(case.algorithm, [case]),
+        "code": code(report, result, case),
+        "command": command(report, result),
+        "others": [f"{outcome.stage}: {outcome.state}" for outcome in result.outcomes if outcome is not result.first],
+    }
 
 
 def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:
@@ -186,8 +179,3 @@ def _modules_of(algorithm: str, cases: Iterable[Case]) -> list[str]:
         return [f"routers.{algorithm}"]
     own = {_module(name) for name in ALGORITHMS[algorithm].functions} - {""}
     return sorted(own or {module for case in cases for module in _modules(case, case.stages)})
-
-
-def _text(module: str) -> str:
-    """The text of a module of the specification."""
-    return Path(importlib.import_module(f"moespec.spec.{module}").__file__ or "").read_text(encoding="utf-8")
