@@ -13,16 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.author.variant import module_of
+from moespec.conformance.author.variant import module_of, noting
 from moespec.conformance.cases import variants
-from moespec.conformance.check.mutation_report import DTYPE, called
 from moespec.conformance.check.results import CaseResult, Match
 from moespec.conformance.check.target import Job, Target, Values, execute, job_of
-from moespec.conformance.compare import ALL_DTYPES, Dtype, compare, precision
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, Dtype, compare, precision
 from moespec.conformance.format import Case, Value
 from moespec.conformance.functions import function
 
-__all__ = ["Known", "match_variants"]
+__all__ = ["DTYPE", "Known", "called", "match_variants"]
+
+DTYPE = DTYPES["float64"]
+"""In which variants are run."""
 
 ENOUGH = 0.25
 """A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
@@ -34,6 +36,13 @@ as far. A variant fails a stage that the target passes if it is further off than
 
 Place = tuple[str, str]
 """A case by id, and a stage of it."""
+
+
+def called(job: Job) -> set[str]:
+    """The public names, and the routers, that a stage calls on the values of a case."""
+    names: set[str] = set()
+    execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
+    return names
 
 
 def match_variants(results: Sequence[CaseResult], known: "Known") -> list[Match]:

@@ -12,19 +12,18 @@ from itertools import groupby
 import numpy as np
 from tqdm import tqdm
 
-from moespec.conformance.author.variant import Variant, module_of, noting
+from moespec.conformance.author.variant import Variant, module_of
 from moespec.conformance.cases import variants
+from moespec.conformance.check.match_variant import DTYPE, called
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.check.run import run_cases
-from moespec.conformance.check.target import Job, Target, execute, job_of
-from moespec.conformance.compare import DTYPES
+from moespec.conformance.check.target import Target, job_of
 from moespec.conformance.format import Case, Value
 from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
 
-__all__ = ["MutationReport", "called", "falls", "first_step", "mutation_report", "table"]
+__all__ = ["MutationReport", "falls", "first_step", "mutation_report", "table"]
 
-DTYPE = DTYPES["float64"]
 ENOUGH = 2
 """Cases that catch a variant, after which no other algorithm is tried."""
 
@@ -92,13 +91,6 @@ def _caught_by(variant: Variant, cases: Sequence[Case]) -> dict[str, str]:
 def falls(result: CaseResult) -> bool:
     """Whether a case fails on a variant, and not because the variant lacks an argument."""
     return result.state in FAILED and not result.first.message.startswith("TypeError")
-
-
-def called(job: Job) -> set[str]:
-    """The public names, and the routers, that a stage calls on the values of a case."""
-    names: set[str] = set()
-    execute(Target("recorded", DTYPE, noting(names)), [job], "eager")
-    return names
 
 
 def _called_by(case: Case) -> set[str]:

@@ -5,9 +5,8 @@
 
     tap("layer0", logits=logits, choices=indices, weights=weights)     in any code, JAX's compiled functions included
 
-`file.py` has the file, `recorder.py` what fills it, `outputs.py` recognises what modules return, `rules.py` has what a
-choice and its weights can be made of, `explanation.py` finds which of them explain a recording, `comparison.py` where two part.
-Neither torch nor JAX is imported: who records a model has imported what it is made of.
+`file.py` has the file, `recorder.py` what fills it, `explanation.py` finds which rules of choice and weights explain a
+recording, `comparison.py` where two part. Neither torch nor JAX is imported: who records a model has imported what it is made of.
 """
 
 from moespec.conformance.record.comparison import part

@@ -1,15 +1,15 @@
-"""The matrix as text: rows are the algorithms of the registry, columns the kinds of cases in each dtype and mode."""
+"""The matrix as text, by algorithm and kind of case in each dtype and mode, and failures by what they have in common."""
 
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report.causes import causes
 from moespec.spec.checks import plural
 
-__all__ = ["MOST", "SIGNS", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]
+__all__ = ["MOST", "SIGNS", "causes", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]
 
 SIGNS = {
     "fail": "F",
@@ -51,6 +51,64 @@ def cell(results: Sequence[CaseResult]) -> str:
     """The number of cases with each outcome, in the signs of the legend: "23 -9" of 23 that pass and 9 not implemented."""
     states = Counter(result.state for result in results)
     return " ".join(f"{sign}{states[state]}" for state, sign in {"pass": "", **SIGNS}.items() if states[state]) or "."
+
+
+@dataclass
+class Cause:
+    """What some failures have in common, in a sentence, and these failures."""
+
+    text: str
+    results: list[CaseResult] = field(default_factory=list)
+
+    @property
+    def first(self) -> CaseResult:
+        """The first of them."""
+        return self.results[0]
+
+    @property
+    def in_words(self) -> bool:
+        """Whether it is said what is the matter, and not only where."""
+        return self.first.state == "reordered" or (
+            ": " in self.first.explanation and self.first.explanation in self.text
+        )
+
+    @property
+    def more(self) -> str:
+        """How many there are besides the first, in words, or an empty string."""
+        count = len(self.results) - 1
+        return f", and {count} more like it" if count else ""
+
+
+def causes(report: Report) -> list[Cause]:
+    """The failures of a report by their causes: what is named first, then exceptions, then what is not explained."""
+    by_cause: dict[tuple[int, str, str], Cause] = {}
+    for result in report.results:
+        if result.state in FAILED:
+            rank, text = _cause(report, result)
+            trace = result.first.trace if rank == EXCEPTION else ""
+            by_cause.setdefault((rank, text, trace), Cause(text)).results.append(result)
+    return [by_cause[key] for key in sorted(by_cause, key=lambda key: key[0])]
+
+
+VARIANT, ORDER, REPEAT, EXCEPTION, INVALID, UNKNOWN = range(6)
+
+
+def _cause(report: Report, result: CaseResult) -> tuple[int, str]:
+    """The rank of a cause, and its text."""
+    first, matches = result.first, report.matches_of(result)
+    if result.state == "reordered":
+        return ORDER, f"{result.algorithm}: differs only in the order of equal scores"
+    if result.state == "error":
+        return EXCEPTION, first.message
+    if first.message.startswith("not repeatable"):
+        return REPEAT, f"{result.algorithm}: two calls do not return the same"
+    if result.kind == "negative":
+        return INVALID, f"{result.algorithm}: error cases"
+    if matches:
+        names = " or ".join(f"{match.variant}: {match.computes}" for match in matches)
+        part = "" if any(match.agree == match.of for match in matches) else " (a part of it)"
+        return VARIANT, f"{result.algorithm}: equals the known variant {names}{part}"
+    return UNKNOWN, f"{result.algorithm}: {result.explanation or f'not explained, first at {first.stage}'}"
 
 
 MOST, REASONS = 5, 3

@@ -19,8 +19,7 @@ from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResul
 from moespec.conformance.format import Case, Stage
 from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report.causes import causes
-from moespec.conformance.report.matrix import LEGEND, cell, command, total
+from moespec.conformance.report.matrix import LEGEND, causes, cell, command, total
 from moespec.conformance.suite import VECTORS
 from moespec.models.pages import render
 from moespec.spec import LEDGER

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from moespec.conformance.check.files import FileError
 from moespec.conformance.record import Gate, explain, part, read, recording, tap, write
 from moespec.conformance.record.file import KEY, _digest
-from moespec.conformance.record.outputs import rows
+from moespec.conformance.record.recorder import rows
 from moespec.models.errors import RunError
 from moespec.models.files import signed, unsigned
 from moespec.spec import sigmoid_affinity, softmax_affinity

@@ -285,7 +285,6 @@ def test_no_place_to_write(run, tmp_path, option):
     assert run("run", "--target", "moespec.backends.numpy", "--report", tmp_path / "none/x")[0] == 2
 
 
-
 def test_an_empty_report_does_not_pass(run, tmp_path):
     path, html = tmp_path / "report.json", tmp_path / "report.html"
     report.write(of(), path)
