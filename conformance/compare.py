@@ -141,7 +141,12 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
         kinds = "iu" if value.kind == "int" else "b"
         if got.dtype.kind not in kinds:
             return Verdict(False, math.inf, f"dtype {got.dtype}, expected {'integers' if kinds == 'iu' else 'bool'}")
-        return _compare_integers(value.array, got, value.axes)
+        different = got != value.array
+        if not different.any():
+            return Verdict(True)
+        index = np.unravel_index(int(different.argmax()), different.shape)
+        found = f"at {place(value.axes, index)} got {got[index]}, expected {value.array[index]}"
+        return Verdict(False, math.inf, f"{np.count_nonzero(different)} of {got.size} entries differ; {found}")
     if got.dtype.kind != "f":
         return Verdict(False, math.inf, f"dtype {got.dtype}, expected floats")
     got = got.astype(np.float64)
@@ -153,26 +158,9 @@ def compare(value: Value, got: Any, dtype: Dtype) -> Verdict:
     if worst <= 1.0:
         return Verdict(True, worst)
     index = np.unravel_index(int(fraction.argmax()), fraction.shape)
-    return Verdict(
-        False,
-        worst,
-        f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; at {place(value.axes, index)} "
-        f"got {got[index]:.17g}, expected {value.array[index]:.17g}: "
-        f"error {error[index]:.3g}, allowed {bound[index]:.3g}",
-    )
-
-
-def _compare_integers(want: NDArray[Any], got: NDArray[Any], axes: Sequence[str]) -> Verdict:
-    different = got != want
-    if not different.any():
-        return Verdict(True)
-    index = np.unravel_index(int(different.argmax()), different.shape)
-    return Verdict(
-        False,
-        math.inf,
-        f"{np.count_nonzero(different)} of {want.size} entries differ; at {place(axes, index)} got {got[index]}, "
-        f"expected {want[index]}",
-    )
+    found = f"at {place(value.axes, index)} got {got[index]:.17g}, expected {value.array[index]:.17g}"
+    found += f": error {error[index]:.3g}, allowed {bound[index]:.3g}"
+    return Verdict(False, worst, f"{np.count_nonzero(fraction > 1)} of {fraction.size} entries differ; {found}")
 
 
 _ONE_OF = {"capacity": "slot", "width": "feature", "hidden": "hidden unit", "classes": "class", "hashes": "hash"}

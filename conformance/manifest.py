@@ -79,15 +79,11 @@ def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
     array = np.asarray(array, order="C")
     head = {"dtype": str(array.dtype), "shape": list(array.shape)}
     if array.size <= INLINE:
-        return {**head, "data": _to_json(array.tolist())}
+        finite = np.isfinite(array)
+        data = array if finite.all() else np.where(finite, array.astype(object), array.astype(str))
+        return {**head, "data": data.tolist()}
     large[key] = array
     return {**head, "tensor": key}
-
-
-def _to_json(data: Any) -> Any:
-    if isinstance(data, list):
-        return [_to_json(item) for item in data]
-    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def decode(manifest: Mapping[str, Any], large: Arrays) -> Case:
@@ -130,17 +126,11 @@ def _array(entry: Mapping[str, Any], large: Arrays) -> NDArray[Any]:
     if entry["dtype"] not in ("float32", "float64", "int32", "bool"):
         raise ValueError(f"there is no dtype {entry['dtype']!r}")
     if "tensor" not in entry:
-        return np.array(_from_json(entry["data"]), entry["dtype"]).reshape(entry["shape"])
+        return np.array(entry["data"], entry["dtype"]).reshape(entry["shape"])  # "nan" and "inf" are numbers there, too
     array = large[entry["tensor"]]
     if str(array.dtype) != entry["dtype"] or list(array.shape) != entry["shape"]:
         raise ValueError(f"{entry['tensor']}: {array.dtype}{array.shape} in the safetensors file")
     return array
-
-
-def _from_json(data: Any) -> Any:
-    if isinstance(data, list):
-        return [_from_json(item) for item in data]
-    return float(data) if isinstance(data, str) else data
 
 
 def write(case: Case, folder: Path) -> None:

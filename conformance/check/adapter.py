@@ -209,13 +209,10 @@ class Adapter(Target):
             return ""
         return "an adapter without vjp, whose arrays are neither torch's nor JAX's, has no gradients"
 
-    @property
-    def differentiates(self) -> bool:
-        """Whether the adapter has a derivative of its own."""
-        return self.module.vjp is not None
-
-    def derivative(self, job: Job) -> Callable[[Values, Any], Values]:
-        """A call of `vjp`, as a function of the arrays of the layer and the cotangent of its output."""
+    def derivative(self, job: Job) -> Callable[[Values, Any], Values] | None:
+        """A call of `vjp`, if there is one, as a function of the arrays of the layer and the cotangent of its output."""
+        if self.module.vjp is None:
+            return None
         options = _options(job)
 
         def run(values: Values, cotangent: Any) -> Values:

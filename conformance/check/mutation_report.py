@@ -50,14 +50,10 @@ class MutationReport:
         ]
 
     @property
-    def whole(self) -> bool:
-        """Whether cases of all algorithms were run."""
-        return {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
-
-    @property
     def singly_detected(self) -> dict[str, str]:
         """The variants that fall to one case, with it; none if only a part of the suite was run."""
-        return {name: next(iter(ids)) for name, ids in self.caught.items() if self.whole and len(ids) == 1}
+        whole = {id.split("/")[0] for id in self.cases} == ALGORITHMS.keys()
+        return {name: next(iter(ids)) for name, ids in self.caught.items() if whole and len(ids) == 1}
 
 
 def mutation_report(cases: Sequence[Case], chosen: Collection[Variant]) -> MutationReport:

@@ -168,16 +168,14 @@ def claims(interface: type[Target], name: str) -> str:
     problem = "expected the name of a module, such as package.module"
     if name and not name.startswith("."):
         try:
-            problem, claimed = process(interface, name).ask(pack({}, {}), LIMIT, ROOM, _claimed)
+            problem, claimed = process(interface, name).ask(
+                pack({}, {}), LIMIT, ROOM, lambda answer, _: (str(answer["problem"]), str(answer["claims"]))
+            )
         except EndedError as error:
             problem = f"cannot be imported: {error}"
     if problem:
         raise ConfigError(f"{interface.kind} {name!r}: {problem}")
     return claimed
-
-
-def _claimed(answer: Any, arrays: Any) -> tuple[str, str]:
-    return str(answer["problem"]), str(answer["claims"])
 
 
 class Remote:

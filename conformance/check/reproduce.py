@@ -62,19 +62,15 @@ def open_case(
 
     seed, size: of a fresh case. Raises ValueError if there is no such case or stage.
     """
-
-    def only(known: str) -> bool:
-        return known == id
-
     if seed is None:
-        cases = load(vectors, only)
+        cases = load(vectors, id.__eq__)
     else:
         from moespec.conformance.golden.fresh import fresh  # which imports all cases
 
-        cases = fresh(seed, only, size=size)
-    case = next(iter(cases), None)
-    if case is None:
+        cases = fresh(seed, id.__eq__, size=size)
+    if not cases:
         raise ValueError(f"id: there is no case {id!r}")
+    case = cases[0]
     job = _job(case, stage)
     inputs = {name: tensor.array for name, tensor in job.values.items()}
     if case.expect is not None:
@@ -88,7 +84,15 @@ def open_case(
     precision = ALL_DTYPES[SHORT.get(dtype, dtype)]
     opened = Adapter(adapter, precision) if adapter else Target(target, precision)
     opened.strided = mode == STRIDED
-    return OpenStage(inputs, wanted, partial(_run, opened, job, stage, mode))
+
+    def run() -> Arrays:
+        with opened.context():
+            (result,) = (gradients if stage == "gradient" else execute)(opened, [job], mode)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return OpenStage(inputs, wanted, run)
 
 
 def _job(case: Case, stage: str) -> Job:
@@ -99,14 +103,6 @@ def _job(case: Case, stage: str) -> Job:
     if stage not in [each.name for each in case.stages]:
         raise ValueError(f"stage: {case.id} has no stage {stage!r}")
     return job_of(case, stage)
-
-
-def _run(target: Target, job: Job, stage: str, mode: str) -> Arrays:
-    with target.context():
-        (result,) = gradients(target, [job], mode) if stage == "gradient" else execute(target, [job], mode)
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def _read(path: Path, stage: str) -> Arrays:

@@ -1,6 +1,7 @@
 """What came of a case, and of all cases that a run checked."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any
@@ -9,7 +10,9 @@ from moespec.conformance.compare import Outcome
 from moespec.conformance.suite import is_installed
 from moespec.version import version
 
-__all__ = ["COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "unpacked"]
+__all__ = [
+    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "unpacked"),
+]
 
 COLUMNS = {
     "forward": ("value", "overflow", "degenerate"),
@@ -191,11 +194,16 @@ class Report:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
-        states = [result.state for result in self.results]
-        passed, failed = states.count("pass"), sum(state in FAILED for state in states)
-        skipped = len(states) - passed - failed + sum(each.cases for each in self.unsupported)
-        return passed, failed + len(self.problems), skipped
+        """Passed, failed, skipped."""
+        passed, failed, skipped = counts(self.results)
+        return passed, failed + len(self.problems), skipped + sum(each.cases for each in self.unsupported)
+
+
+def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
+    """Passed, failed, skipped: what is neither passed nor failed is skipped, never passed."""
+    states = [result.state for result in results]
+    passed, failed = states.count("pass"), sum(state in FAILED for state in states)
+    return passed, failed, len(states) - passed - failed
 
 
 def unpacked(content: dict[str, Any]) -> Report:

@@ -39,7 +39,7 @@ import numpy as np
 
 from moespec.conformance import call
 from moespec.conformance.compare import Dtype
-from moespec.conformance.failure import MalformedError, NotOfferedError
+from moespec.conformance.failure import MalformedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
 from moespec.conformance.functions import function
 from moespec.spec.errors import ConfigError
@@ -181,14 +181,9 @@ class Target:
             derivative = getattr(self.module, compiler)(B.value_and_grad(unseen(function)))
         return derivative
 
-    @property
-    def differentiates(self) -> bool:
-        """Whether it has a derivative of its own of a whole layer, `derivative`, as an adapter may have."""
-        return False
-
-    def derivative(self, job: "Job") -> Callable[[Values, Any], Values]:
-        """That derivative, as a function of the arrays that a stage reads and the cotangent of its output."""
-        raise NotOfferedError("a module is differentiated by its value_and_grad")
+    def derivative(self, job: "Job") -> Callable[[Values, Any], Values] | None:
+        """A derivative of its own of a whole layer, as an adapter may have, of the arrays that a stage reads and the cotangent."""
+        return None
 
     def array_operations(self) -> Any:
         """What has `value_and_grad`, `sum` and `cast`."""

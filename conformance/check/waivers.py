@@ -115,18 +115,12 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
 
 def waived(waivers: Iterable[Waiver], result: CaseResult) -> CaseResult:
     """A result with the first waiver that covers it: a failure as waived, a pass as a failure, anything else as it is."""
-    for waiver in waivers:
-        if waiver.covers(result.id, result.dtype, result.mode):
-            return _waived(waiver, result)
-    return result
-
-
-def _waived(waiver: Waiver, result: CaseResult) -> CaseResult:
+    waiver = next((each for each in waivers if each.covers(result.id, result.dtype, result.mode)), None)
+    if waiver is None or result.state not in ("pass", *FAILED):
+        return result
     if result.state == "pass":
         outcome = Outcome("waiver", "fail", inf, f"passes, and {waiver} is waived: {waiver.reason}")
         return replace(result, outcomes=[outcome, *result.outcomes])
-    if result.state not in FAILED:
-        return result
     first = result.first
     reason = Outcome("waiver", "waived", 0.0, f"{waiver.reason} (first at {first.stage}: {first.message})")
     rest = [replace(o, state="waived") if o.state in FAILED else o for o in result.outcomes]

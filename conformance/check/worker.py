@@ -40,11 +40,8 @@ def answers(target: Target, jobs: Sequence[Job], mode: str, *, gradient: bool = 
     """What a target makes of the jobs of one algorithm, or of their gradients: finished results, or why there are none."""
     with target.context():
         target.strided = mode == STRIDED
-        return [_answer(target, result) for result in (gradients if gradient else execute)(target, jobs, mode)]
-
-
-def _answer(target: Target, result: Values | Exception) -> Answer:
-    return Failure.of(result, declines=target.declines) if isinstance(result, Exception) else result
+        found = (gradients if gradient else execute)(target, jobs, mode)
+        return [Failure.of(r, declines=target.declines) if isinstance(r, Exception) else r for r in found]
 
 
 def pack(entry: Any, arrays: Mapping[str, NDArray[Any]]) -> bytes:

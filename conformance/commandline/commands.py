@@ -56,20 +56,15 @@ def _run(options: argparse.Namespace) -> int:
         ids = [id for id in fresh.ids(options.fresh, options.size) if only(id)]
     else:
         ids = [f"{path.parent.name}/{path.stem}" for path in suite.verify(options.vectors, only)]
-    plan = _plan(options, ids)
+    plan, several = _plan(options, ids), []
+    if options.processes is not None:
+        _check_installed("-n", "pytest-xdist")
+        several = ["-p", "xdist", "-n", options.processes]
     try:
-        report = plugin.run(plan, _of_pytest(options))
+        report = plugin.run(plan, [*several, *options.pytest])
     except (ConfigError, RunError) as error:
         raise ConfigError(f"moespec conformance run: {error}") from error
     return report if isinstance(report, int) else _conclude(options, report)
-
-
-def _of_pytest(options: argparse.Namespace) -> list[str]:
-    """The options for pytest, and its plugin for several processes if there are to be some."""
-    if options.processes is None:
-        return list(options.pytest)
-    _check_installed("-n", "pytest-xdist")
-    return ["-p", "xdist", "-n", options.processes, *options.pytest]
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -115,9 +110,8 @@ def _only(options: argparse.Namespace) -> Callable[[str], bool]:
     patterns, classes = getattr(options, "case", None), getattr(options, "classes", None)
     for pattern in patterns or ():
         if not any(fnmatchcase(id, pattern) for id in _ids(options)):
-            raise ConfigError(
-                f"--case: no case matches {pattern!r}; `list` prints them all{near_it(pattern, _ids(options))}"
-            )
+            near = near_it(pattern, _ids(options))
+            raise ConfigError(f"--case: no case matches {pattern!r}; `list` prints them all{near}")
 
     def only(id: str) -> bool:
         return (

@@ -68,9 +68,8 @@ class Cause:
     @property
     def in_words(self) -> bool:
         """Whether it is said what is the matter, and not only where."""
-        return self.first.state == "reordered" or (
-            ": " in self.first.explanation and self.first.explanation in self.text
-        )
+        explained = self.first.explanation
+        return self.first.state == "reordered" or (": " in explained and explained in self.text)
 
     @property
     def more(self) -> str:

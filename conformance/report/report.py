@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,14 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
         target,
         suite,
         [_case(entry, known) for entry in content["cases"]],
-        [Unsupported(entry["dtype"], entry["reason"], entry["cases"]) for entry in content["unsupported"]],
+        [_record(Unsupported, entry) for entry in content["unsupported"]],
         content["problems"],
-        [_match(entry) for entry in content["variants"]],
+        [_record(Match, entry) for entry in content["variants"]],
         **{key: content[key] for key in ("seed", "claims", "size", "repeat") if key in content},
     )
+    for match in report.matches:
+        if match.algorithm not in ALGORITHMS:
+            raise ValueError(f"a variant of an unknown algorithm {match.algorithm[:80]!r}")
     for (id, dtype, mode), times in Counter((r.id, r.dtype, r.mode) for r in report.results).items():
         if times > 1:
             raise ValueError(f"case {id}: twice in {dtype} {mode}")
@@ -121,8 +125,17 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     return report
 
 
+def _record(kind: type[Any], entry: Mapping[str, Any]) -> Any:
+    """What an entry has of the fields of a record; it may have more."""
+    return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
+
+
 def _case(entry: Mapping[str, Any], known: Mapping[str, Case]) -> CaseResult:
-    id, outcomes = entry["id"], [_outcome(each) for each in entry["outcomes"]]
+    id = entry["id"]
+    outcomes = [
+        _record(Outcome, {**each, "fraction": math.inf if each["fraction"] is None else float(each["fraction"])})
+        for each in entry["outcomes"]
+    ]
     if id not in known:
         raise ValueError(f"unknown case {id[:80]!r}")
     case = known[id]
@@ -134,20 +147,9 @@ def _case(entry: Mapping[str, Any], known: Mapping[str, Case]) -> CaseResult:
     return result
 
 
-def _outcome(entry: Mapping[str, Any]) -> Outcome:
-    fraction = math.inf if entry["fraction"] is None else float(entry["fraction"])
-    return Outcome(entry["stage"], entry["state"], fraction, entry["message"], entry.get("trace", ""))
-
-
 def _table(entry: Mapping[str, Any], id: str) -> Table:
     parts = [entry[key] for key in ("expected", "got", "wrong")]
     first, *others = ([[len(row) for row in matrix] for matrix in part] for part in parts)
     if any(shape != first for shape in others):
         raise ValueError(f"case {id}, its table: its parts have different shapes")
     return Table(entry["name"], *parts)
-
-
-def _match(entry: Mapping[str, Any]) -> Match:
-    if entry["algorithm"] not in ALGORITHMS:
-        raise ValueError(f"a variant of an unknown algorithm {entry['algorithm'][:80]!r}")
-    return Match(**{name: entry[name] for name in Match.__dataclass_fields__})
