@@ -35,12 +35,13 @@ from typing import Any
 
 import numpy as np
 
-from moespec.conformance.check.target import Facts, Job, Target, Values, claimed, unseen
+from moespec.conformance.check.target import Facts, Job, Target, Values, claimed
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import NotOfferedError
 from moespec.conformance.format import Case
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
+from moespec.spec.values import present
 
 __all__ = ["Adapter", "Kernel", "kernel"]
 
@@ -102,13 +103,21 @@ class Kernel:
     to_numpy: Callable[..., Any]
     with_dtype: Callable[..., AbstractContextManager[Any]]
     compiler: Callable[..., Any] | None
-    claims: str
+    __moespec_version__: str
 
     @cached_property
     def framework(self) -> Framework | None:
         """What differentiates and compiles functions of its arrays, None for NumPy's and unknown ones."""
         with self.with_dtype("float32"):
             return framework_of(self.from_numpy({"x": np.zeros(1, np.float32)}, "float32")["x"])
+
+    @property
+    def compile(self) -> Callable[..., Any]:
+        """The adapter's, or that of the framework of its arrays. Raises NotOfferedError without both."""
+        if self.compiler is None and self.framework is None:
+            text = "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
+            raise NotOfferedError(text)
+        return self.compiler or present("framework", self.framework).compile
 
 
 def kernel(name: str) -> Kernel:
@@ -154,14 +163,6 @@ class Adapter(Target):
 
     def __init__(self, name: str, dtype: Dtype) -> None:
         self.name, self.dtype, self.module = name, dtype, kernel(name)
-
-    def check(self) -> None:
-        """Nothing: there is a kernel."""
-
-    @property
-    def claims(self) -> str:
-        """The version of the specification that the adapter claims to follow, or an empty string."""
-        return str(self.module.claims)
 
     @property
     def on_numpy(self) -> bool:
@@ -225,15 +226,6 @@ class Adapter(Target):
     def array_operations(self) -> Any:
         """`value_and_grad`, `sum` and `cast` on the adapter's arrays."""
         return self.module.framework
-
-    def compile(self, function: Callable[..., Any], compiler: str) -> Callable[..., Any]:
-        """The function compiled by the adapter, or by the framework of its arrays. Raises NotOfferedError without both."""
-        if self.module.compiler is None and self.module.framework is None:
-            raise NotOfferedError(
-                "an adapter without compile, whose arrays are neither torch's nor JAX's, is not compiled"
-            )
-        compiled: Callable[..., Any] = (self.module.compiler or self.module.framework.compile)(unseen(function))
-        return compiled
 
     def result(self, job: Job, compile: Any = None) -> Callable[[Values], Any]:
         """A call of `layer`."""

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from moespec.conformance.format import VectorError
 from moespec.conformance.peers import PEERS
-from moespec.conformance.peers.measure import measure, read_record, write_record
-from moespec.conformance.peers.readings import readings
+from moespec.conformance.peers.measure import measure, read_record, readings, write_record
 from moespec.conformance.peers.table import table
 from moespec.conformance.suite import VECTORS, digest, load
 from moespec.models.files import write_atomically

@@ -1,5 +1,6 @@
 """The table of what peers compute, made of their records."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -75,18 +76,14 @@ def _read() -> list[list[str]]:
     return rows
 
 
-def _heading(record: Record) -> str:
-    return f"{record['peer']} {_version(record)}"
-
-
 def _version(record: Record) -> str:
     return str(record["versions"][record["package"]])
 
 
 def _anchor(record: Record) -> str:
     """What a Markdown renderer makes of the heading of a section."""
-    letters = (letter for letter in _heading(record).lower() if letter.isalnum() or letter in " -_")
-    return "".join(letters).replace(" ", "-")
+    heading = f"{record['peer']} {_version(record)}".lower()
+    return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
 
 
 def _section(record: Record) -> list[str]:
@@ -94,7 +91,17 @@ def _section(record: Record) -> list[str]:
     functions = record["functions"]
     rows = [["function", "what runs", "float64", "float32"]]
     rows += [[f"`{name}`", entry["runs"], *_numbers(entry["cases"])] for name, entry in functions.items()]
-    lines = ["", f"## {_heading(record)}", "", record["about"], "", f"With {', '.join(others)}.", "", *_grid(rows), ""]
+    lines = [
+        "",
+        f"## {record['peer']} {_version(record)}",
+        "",
+        record["about"],
+        "",
+        f"With {', '.join(others)}.",
+        "",
+        *_grid(rows),
+        "",
+    ]
     rows = [["differs", "cases", "computes instead", "the first of them"]]
     for name, entry in functions.items():
         failing = _failing(entry)

@@ -14,8 +14,7 @@ from moespec.conformance.check.run import run_cases
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.__main__ import main
-from moespec.conformance.peers.measure import measure, read_record
-from moespec.conformance.peers.readings import readings
+from moespec.conformance.peers.measure import measure, read_record, readings
 from moespec.conformance.peers.table import table
 from moespec.conformance.peers.target import ERRORS, PeerTarget, routing_only
 from moespec.spec import LEDGER
