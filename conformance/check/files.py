@@ -2,9 +2,7 @@
 
     FOLDER/<algorithm>/<case>.safetensors, with tensors named <stage>/<result>, such as `token_choice/slots`
 
-Any stages of a case may be there, and `gradient/<input>` for a case with gradients; all that is there is compared. A
-case passes if nothing that is there fails and its end is there: the gradients if it has any, `moe_layer/output` of a
-router, of the other algorithms every result. What is not there is not implemented.
+All that is there is compared, and a case passes if nothing of it fails and its end is there; see docs/conformance.md.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,14 +1,9 @@
 """A target, any module with some of the public names, and stages of cases that run on it, op by op or compiled.
 
-A target has `from_numpy(tree, dtype)` and `to_numpy(tree)`; for gradients `value_and_grad`, `sum` and `cast`, and for
-the compiled mode `compile`. It may have `with_dtype(dtype)`, a context manager in which that dtype can be used,
-`quick_compile` and `trace`, which see less than `compile` and take less time, `checks_values`, true if it promises to
-reject NaN and infinity, `not_offered`, patterns of the ids of cases that it does not compute, with reasons, and
-`__moespec_version__`, the version of the specification that it claims to follow.
-
-A target cannot decline a case while it runs: what it raises is an error of the case, and what it does not offer is declared
-before. Its arrays are copies that it must leave as they are. It runs in a process of its own (`process.py`), but for the
-known variants and a reproduction, which call the same functions here.
+docs/conformance.md says what a target has and declares. It cannot decline a case while it runs: what it raises is an error
+of the case. Its arrays are copies that it must leave as they are. It runs in a process of its own (`process.py`), but for
+the known variants and a reproduction, which call the same functions here. Besides `compile` it may have `quick_compile` and
+`trace`, which see less and take less time.
 
 Compilers are slow and the cases many and small, so in the compiled mode all stages of one algorithm in one dtype are
 compiled as ONE function, from the list of their values to the list of their results. Cases that differ in numbers alone

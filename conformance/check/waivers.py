@@ -1,14 +1,7 @@
-"""Waivers: accepted failures, in a TOML file.
-
-    [[waiver]]
-    case = "sinkhorn/large"        # an id, or a pattern of those of one algorithm: "sinkhorn/negative_*"
-    revision = 1                   # of the algorithm when the waiver was written
-    reason = "the kernel clips logits at 80; issue 12 of our tracker"
-    dtype = "bf16"                 # optional, as is `mode`: without it, in every dtype
+"""Waivers: accepted failures, in a TOML file, whose entries docs/conformance.md describes.
 
 What a waiver matches must fail or be skipped. A failure is then counted as skipped, never as passed, and a pass is a
-failure, of a pattern too. A waiver is an error when its case or its revision is not that of the suite, or a pattern
-matches none. `expected_failures` of `moespec.conformance.pytest` are waivers too, of a pattern and a reason alone.
+failure, of a pattern too. `expected_failures` of `moespec.conformance.pytest` are waivers of a pattern and a reason alone.
 """
 
 import tomllib

@@ -73,9 +73,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, **more)
-        added.add_argument(
-            "--vectors", type=Path, default=VECTORS, help="folder of the vectors (default: those shipped)"
-        )
+        text = "folder of the vectors (default: those shipped)"
+        added.add_argument("--vectors", type=Path, default=VECTORS, help=text)
         return added
 
     def interfaces(added: argparse.ArgumentParser, *, required: bool, files: bool) -> None:
@@ -102,10 +101,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         added.add_argument("--repeat", action="store_true", help=text)
         text = f"the time that one case may take; one that takes longer is an error (default: {LIMIT:g})"
         added.add_argument("--timeout", metavar="SECONDS", type=_positive, default=LIMIT, help=text)
-        text = (
-            "the memory that the target's process may address; a case that needs more is an error (default: no limit, "
-        )
-        text += "for JAX and GPUs reserve many times what they use)"
+        text = "the memory that the target's process may address; a case that needs more is an error "
+        text += "(default: no limit, for JAX and GPUs reserve many times what they use)"
         added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
@@ -159,19 +156,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     text = "Run a model and keep what its gates compute: logits, choices and weights."
     record = commands.add_parser("record", help=text, description=text)
-    record.add_argument(
-        "model",
-        help="package:model, of torch or a function; or a function or class that makes it, or a function that runs all",
-    )
-    record.add_argument(
-        "--module", metavar="PATTERN", help="of the names of torch's modules, or of taps (default: all taps)"
-    )
-    record.add_argument(
-        "--data", metavar="FILE.npz|package:function", help="arguments of the model, or batches of them"
-    )
-    record.add_argument(
-        "--outputs", metavar="package:function", help="says what a module returns where that is not clear"
-    )
+    text = "package:model, of torch or a function; or a function or class that makes it, or a function that runs all"
+    record.add_argument("model", help=text)
+    text = "of the names of torch's modules, or of taps (default: all taps)"
+    record.add_argument("--module", metavar="PATTERN", help=text)
+    text = "arguments of the model, or batches of them"
+    record.add_argument("--data", metavar="FILE.npz|package:function", help=text)
+    text = "says what a module returns where that is not clear"
+    record.add_argument("--outputs", metavar="package:function", help=text)
     record.add_argument("--out", type=_output, required=True, help="file to write, of safetensors")
     text = "Say which router explains a recording, or where two of the same weights part."
     explain = commands.add_parser("explain", help=text, description=text)
@@ -233,9 +225,8 @@ def _positive(text: str) -> float:
 
 def _seed(text: str) -> int:
     if not text.isdecimal() or len(text) > DIGITS:
-        raise argparse.ArgumentTypeError(
-            f"{text[:DIGITS]!r}: expected a whole number from 0, of at most {DIGITS} digits"
-        )
+        expected = f"expected a whole number from 0, of at most {DIGITS} digits"
+        raise argparse.ArgumentTypeError(f"{text[:DIGITS]!r}: {expected}")
     return int(text)
 
 
