@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from moespec.conformance import call
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.errors import invalid_and_valid
 from moespec.conformance.check.files import read
 from moespec.conformance.check.gradients import gradients
 from moespec.conformance.check.results import CaseResult, Report
+from moespec.conformance.check.run import invalid_and_valid
 from moespec.conformance.check.target import STRIDED, Job, Target, execute, job_of
 from moespec.conformance.compare import ALL_DTYPES, SHORT
 from moespec.conformance.format import Case

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moespec.conformance import suite
-from moespec.conformance.check import errors
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.process import LIMIT, EndedError, Remote
 from moespec.conformance.check.results import FAILED, CaseResult, Report, Unsupported, unpacked
@@ -29,7 +29,7 @@ from moespec.conformance.format import Case
 if TYPE_CHECKING:
     from moespec.conformance.check.match_variant import Known
 
-__all__ = ["Plan", "run_cases", "run_part"]
+__all__ = ["Plan", "invalid_and_valid", "run_cases", "run_part", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -214,10 +214,8 @@ class _Run:
     def results(self, cases: Sequence[Case]) -> list[CaseResult]:
         """The results of the cases of one algorithm."""
         results = {c.id: CaseResult(c.id, c.algorithm, c.kind, self.target.dtype.name, self.mode) for c in cases}
-        if wrong := [case for case in cases if case.expect is not None]:
-            verdicts = errors.run(self.ask, wrong, self.mode, required=self.facts.checks_values)
-            for case, (state, message) in zip(wrong, verdicts, strict=True):
-                results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
+        for case, (state, message) in self._verdicts([case for case in cases if case.expect is not None]):
+            results[case.id].outcomes.append(Outcome(case.expected_error.stage, state, 0.0, message))
 
         smooth = [case for case in cases if case.gradients]
         jobs = [job_of(case, case.expected_gradients.stage) for case in smooth]
@@ -229,6 +227,21 @@ class _Run:
         self._stages(values, results, whole=True)
         self._stages([case for case in values if results[case.id].state != "pass"], results, whole=False)
         return list(results.values())
+
+    def _verdicts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, tuple[str, str]]]:
+        """The verdict on each error case. Of compiled code, which does not look at values, no runtime error is expected."""
+        pairs = [invalid_and_valid(case) for case in cases]
+        # Many error cases are an edit of the same valid one, which is run once.
+        valid_jobs = {_content(valid): valid for _, valid in pairs}
+        known = dict(zip(valid_jobs, self.ask(list(valid_jobs.values()), self.mode), strict=True))
+        for case, (invalid, valid) in zip(cases, pairs, strict=True):
+            found = known[_content(valid)]
+            runs = not isinstance(found, Failure) or bool(found.classes)
+            if runs and self.mode == "compiled" and case.expected_error.when == "runtime":
+                yield case, ("unchecked", "values are not looked at in compiled code")
+            else:
+                result = self.ask([invalid], self.mode)[0] if runs else found
+                yield case, verdict(case, result, found, required=self.facts.checks_values)
 
     def _stages(self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool) -> None:
         """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
@@ -277,3 +290,45 @@ def _repeated(stage: str, first: Mapping[str, Any] | Failure, second: Mapping[st
             text = f"{np.count_nonzero(a != b)} of {a.size} entries are others the second time"
         outcomes.append(Outcome(f"{stage}/{name}", "fail", math.inf, f"not repeatable: {text}"))
     return outcomes
+
+
+def invalid_and_valid(case: Case) -> tuple[Job, Job]:
+    """The job that must raise, and the one that is an edit away and must not."""
+    wanted = case.expected_error
+    edit = wanted.valid
+    stages = tuple(
+        replace(stage, options={**stage.options, **edit.options}) if stage.name == wanted.stage else stage
+        for stage in case.stages
+    )
+    valid = replace(case, inputs={**case.inputs, **edit.inputs}, stages=stages)
+    return job_of(case, wanted.stage), job_of(valid, wanted.stage)
+
+
+def verdict(case: Case, invalid: object, valid: object, *, required: bool = False) -> tuple[str, str]:
+    """State and message, from what the invalid and the valid call gave: results, or a failure.
+
+    The class is compared by name along the bases, so that a target may have errors of its own; the argument must be a
+    word of the message; nothing else of the text counts. A runtime error that is not raised is "unchecked", or a
+    failure for a target that checks values (`required`).
+    """
+    want, argument = case.expected_error.error, case.expected_error.argument
+    for result in (valid, invalid):
+        if isinstance(result, Failure) and not result.classes:  # its process ended, or it is not offered
+            return result.state, result.text
+    if isinstance(valid, Failure):
+        return "fail", f"the valid counterpart raises {valid.text}"
+    raised = invalid if isinstance(invalid, Failure) and not invalid.returned else None
+    if raised is None or want not in raised.classes:
+        outcome = "no error" if raised is None else f"{raised.classes[0]} ({raised.message[:160]})"
+        state = "unchecked" if case.expected_error.when == "runtime" and not required else "fail"
+        return state, f"{outcome}; expected {want} naming {argument}"
+    if not re.search(rf"\b{re.escape(argument)}\b", raised.message):
+        return "fail", f"the message does not name {argument}: {raised.message[:160]}"
+    return "pass", ""
+
+
+def _content(job: Job) -> tuple[object, ...]:
+    """What makes two jobs the same."""
+    arrays = sorted((n, t.array.dtype.str, t.array.shape, t.array.tobytes()) for n, t in job.values.items())
+    calls = [(stage.call, stage.arguments, stage.options) for stage in job.case.stages]
+    return job.stage.name, json.dumps(calls, sort_keys=True), *arrays

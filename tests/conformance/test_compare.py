@@ -11,9 +11,9 @@ from committed import BY_ID, CASES, of, replaced, results_of
 import moespec.backends.numpy as reference
 from moespec.conformance import compare as comparison
 from moespec.conformance.author.inputs import to_bfloat16
-from moespec.conformance.check.errors import verdict
 from moespec.conformance.check.files import check, expected
 from moespec.conformance.check.results import CaseResult, Report, counts
+from moespec.conformance.check.run import verdict
 from moespec.conformance.compare import (
     ALL_DTYPES,
     CONSTANTS,

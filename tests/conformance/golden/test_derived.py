@@ -16,7 +16,7 @@ from committed import CASES
 from moespec import spec
 from moespec.conformance import call
 from moespec.conformance.author.reference import Making, backend
-from moespec.conformance.check.errors import verdict
+from moespec.conformance.check.run import verdict
 from moespec.conformance.check.target import Target, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.failure import Failure
