@@ -139,8 +139,8 @@ class _Suite:
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Without the lines of pytest about each test, unless they are what is requested, but with a bar on a terminal."""
-        self.runs, said = not config.option.collectonly, config.option.verbose > 0
-        if self.runs and not said:
+        said = config.option.verbose > 0
+        if not said and not config.option.collectonly:
             config.pluginmanager.unregister(name="terminalreporter")
         hidden = said or hasattr(config, "workerinput")
         self.bar = tqdm(desc=self.plan.report.target, unit="case", disable=hidden or None)
@@ -155,7 +155,7 @@ class _Suite:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool | None:
         """Make the tests, of which the options of pytest choose some."""
-        self.session = session
+        self.session, self.runs = session, not session.config.option.collectonly
         if session.config.pluginmanager.has_plugin("dsession"):
             return None  # the other processes do
         for dtype, mode, ids in self.parts:

@@ -14,7 +14,7 @@ from committed import BY_ID, CASES, of, results_of
 
 from moespec.conformance.author.variant import every, module_of
 from moespec.conformance.cases import variants
-from moespec.conformance.check.equal_scores import mark_reordered
+from moespec.conformance.check.explain import mark_reordered
 from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import Plan, run_cases
 from moespec.conformance.check.target import DEFAULT, Target
