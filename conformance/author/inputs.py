@@ -6,7 +6,7 @@ representable in bfloat16, so every dtype sees the same numbers.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,7 +21,8 @@ from moespec.spec.numerics import softmax
 
 __all__ = [
     *("CROWD", "TIED", "both", "distinct", "experts", "grid", "groups_tokens", "integers", "kernel", "logits"),
-    *("permutation", "rows", "salted", "scaled", "scores", "signs", "to_bfloat16", "tokens", "utilities"),
+    *("of_experts", "permutation", "prefixed", "rows", "salted", "scaled", "scores", "signs", "to_bfloat16", "tokens"),
+    "utilities",
 ]
 
 Shape = Sequence[int]
@@ -136,6 +137,16 @@ def distinct(key: str, shape: tuple[int, int, int]) -> Tensor:
     return groups_tokens(
         np.stack([(permutation(f"{key}/{g}", count).reshape(shape[1:]) + 8) / 64 for g in range(shape[0])])
     )
+
+
+def of_experts(values: Any) -> Tensor:
+    """A number for each expert."""
+    return tensor(np.asarray(values, np.float32), "experts")
+
+
+def prefixed(values: Mapping[str, Tensor], prefix: str = "experts") -> dict[str, Tensor]:
+    """The parameters of experts, or of something else, as inputs."""
+    return {f"{prefix}/{name}": value for name, value in values.items()}
 
 
 def experts(

@@ -1,26 +1,37 @@
 """Known variants: complete targets that do one thing differently, and everything else as the specification.
 
-A change of a router is `(B, route, params, tokens, options, noise=None, train=False)`.
+A change of a router is `(B, route) -> output`; `route` is a `Route`. Arrays have a leading groups axis: scores and
+logits are (groups, tokens, experts), tokens (groups, tokens, width), `token` and `weight` of a routing (groups, experts,
+slots), and a loss is the mean over groups.
 """
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from moespec import spec
+from moespec.backends.blocks import Array
+from moespec.backends.contract import Backend
 from moespec.backends.routers import composed
+from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.spec import ROUTERS
+from moespec.spec.algorithms.capacity import CapacityRule
+from moespec.spec.algorithms.clustering import Clustering
+from moespec.spec.algorithms.transport_duals import Dual, SemiDual
 from moespec.spec.numerics import stable_order
+from moespec.spec.routing import Params, RouterOutput
 
 __all__ = [
-    *("TRAINING", "Replacement", "Variant", "changed", "chosen_mask", "configured", "every", "heap_order"),
-    *("module_of", "noiseless", "noting", "of_router", "renormalised", "rerouted", "reweighted", "variant"),
-    "weighted_by",
+    *("TRAINING", "Change", "Spec", "Replacement", "Route", "Variant", "changed", "chosen_mask", "every"),
+    *("below_zero", "fixed", "heap_order", "kept", "module_of", "noiseless", "noting", "one_group", "renormalised"),
+    *("rerouted", "reweighted", "scaled", "variant", "weighted_by", "with_loss", "without_biases"),
 ]
 
 TRAINING = frozenset({"make_step", "init_state"})
@@ -28,6 +39,25 @@ TRAINING = frozenset({"make_step", "init_state"})
 
 Replacement = Callable[..., Any]
 """`(B, *arguments, **options)`, B being the right backend: what a public name, or the `route` of a router, becomes."""
+
+
+class Spec(Backend, Protocol):
+    """The right backend: the specification behind the batched names, also those that no router, layer or model calls."""
+
+    CAPACITY_RULES: Mapping[str, CapacityRule]
+    SoftRouting: Any
+
+    def batch_priority(self, scores: Array, *, by: str = "max", choices: int = 1) -> Array: ...
+    def hash_table_balanced(self, frequencies: Array, *, experts: int) -> Array: ...
+    def importance_score_order(self, scores: Array, *, drop: float = 0.1) -> Array: ...
+    def k_means(self, points: Array, centroids: Array, *, iterations: int = 25) -> Clustering: ...
+    def project_sparse_simplex(self, values: Array, **options: Any) -> Array: ...
+    def sinkhorn_affinity(self, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array: ...
+    def sparse_transport_affinity(self, utility: Array, *, capacity: int, **options: Any) -> Array: ...
+    def transport_dual(
+        self, token_potential: Array, expert_potential: Array, utility: Array, **options: Any
+    ) -> Dual: ...
+    def transport_semi_dual(self, potential: Array, utility: Array, **options: Any) -> SemiDual: ...
 
 
 @dataclass(frozen=True)
@@ -70,25 +100,99 @@ def variant(function: Replacement, *names: str, ledger: str = "", who: str = "",
     return Variant(function.__name__, sentence, replaced, ledger, who, row)
 
 
-def changed(router: str, change: Callable[..., Any]) -> Replacement:
-    """What the route of a router becomes: `change(B, route, params, tokens, options, noise=..., train=...)`."""
+@dataclass(frozen=True)
+class Route:
+    """A call of a router: what its `route` is given, and what that returns where nothing is changed.
 
-    def route(B: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-        return change(B, B.ROUTERS[router].route, params, tokens, options, **more)
+    more: what is given by name: noise, train, and what the router needs or keeps.
+    """
+
+    function: Callable[..., RouterOutput]
+    params: Params
+    tokens: Array
+    options: Any
+    more: Mapping[str, Any]
+
+    @property
+    def noise(self) -> Array | None:
+        """The noise, if any."""
+        return self.more.get("noise")
+
+    @property
+    def train(self) -> bool:
+        """Whether it is training."""
+        return bool(self.more.get("train"))
+
+    def logits(self, B: Spec) -> tuple[Array, Array]:
+        """Clean and noisy logits of a router with gating noise."""
+        return noisy_logits(B, self.params, self.tokens, self.options, self.noise)
+
+    def output(self, *, options: Any = None, **more: Any) -> RouterOutput:
+        """What the router returns, with other options or something else by name where that is given."""
+        return self.function(self.params, self.tokens, options or self.options, **{**self.more, **more})
+
+
+Change = Callable[[Any, Route], RouterOutput]
+"""What a router returns instead: of the right backend, and of the call."""
+
+
+def changed(router: str, change: Change) -> Replacement:
+    """What the route of a router becomes: `change(B, route)`."""
+
+    def route(B: Spec, params: Params, tokens: Array, options: Any, **more: Any) -> RouterOutput:
+        return change(B, Route(B.ROUTERS[router].route, params, tokens, options, more))
 
     return route
 
 
-def every(routers: Collection[str], change: Callable[..., Any]) -> dict[str, Replacement]:
+def every(routers: Collection[str], change: Change) -> dict[str, Replacement]:
     """The routes of several routers changed alike; see `changed`."""
     return {name: changed(name, change) for name in routers}
 
 
-def of_router(
-    router: str, name: str, computes: str, change: Callable[..., Any], ledger: str = "", who: str = ""
+def fixed(
+    name: str, computes: str, of: str | Sequence[str], ledger: str = "", who: str = "", row: str = "", **options: Any
 ) -> Variant:
-    """The variant of one router whose route is changed; see `changed`."""
-    return Variant(name, computes, every((router,), change), ledger, who)
+    """The variant in which options, where a router has them, or arguments of functions are always these; see `Variant`.
+
+    of: the routers or functions. options: of a function, what each argument is, or makes it of the right one.
+    """
+
+    def configured(B: Spec, route: Route) -> RouterOutput:
+        own = {field.name for field in fields(route.options)}
+        known = {option: value for option, value in options.items() if option in own}
+        return route.output(options=replace(route.options, **known))
+
+    def function(each: str) -> Replacement:
+        def changed(B: Spec, *arguments: Any, **named: Any) -> Any:
+            given, right = _bound(each, arguments, named)
+            wrong = {option: value(right[option]) if callable(value) else value for option, value in options.items()}
+            return getattr(B, each)(**{**given, **wrong})
+
+        return changed
+
+    names = (of,) if isinstance(of, str) else of
+    replaced = {each: changed(each, configured) if each in ROUTERS else function(each) for each in names}
+    return Variant(name, computes, replaced, ledger, who, row)
+
+
+def scaled(name: str, computes: str, ledger: str = "", who: str = "", **factors: Callable[..., Any]) -> Variant:
+    """The variant in which results of functions are multiplied by `factor(**arguments)`, by the name of the function."""
+
+    def function(of: str, factor: Callable[..., Any]) -> Replacement:
+        def changed(B: Spec, *arguments: Any, **named: Any) -> Any:
+            return getattr(B, of)(*arguments, **named) * factor(**_bound(of, arguments, named)[1])
+
+        return changed
+
+    return Variant(name, computes, {of: function(of, factor) for of, factor in factors.items()}, ledger, who)
+
+
+def _bound(of: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a function by name, without defaults and with them."""
+    signature = inspect.signature(getattr(spec, of))
+    given = signature.bind(*arguments, **named).arguments
+    return given, {name: parameter.default for name, parameter in signature.parameters.items()} | given
 
 
 def _reference() -> Any:
@@ -133,16 +237,33 @@ def noting(called: set[str]) -> Any:
     return module
 
 
-def heap_order(values: Any, axis: int = -1) -> Any:
+def heap_order(values: Array, axis: int = -1) -> Array:
     """Descending, by a sort that is not stable."""
     return np.argsort(-values.real, axis=axis, kind="heapsort")
 
 
-def chosen_mask(scores: Any, choices: int) -> Any:
+def chosen_mask(scores: Array, choices: int) -> Array:
     """1 for the experts that a token chooses, 0 for the others: (groups, tokens, experts)."""
     mask = np.zeros(scores.shape)
     np.put_along_axis(mask, stable_order(scores)[..., :choices], 1.0, axis=2)
     return mask
+
+
+def one_group(scores: Array) -> Array:
+    """The tokens of all groups in one."""
+    return scores.reshape(1, -1, scores.shape[2])
+
+
+def below_zero(values: Array) -> Array:
+    """The values with a number below 0 for each -0.0."""
+    return np.where((values == 0) & np.signbit(values.real), -1e-300, values)
+
+
+def without_biases(params: Params) -> Params:
+    """The parameters with 0 for each bias."""
+    return {
+        name: 0 * array if name.startswith("b") or name.endswith("bias") else array for name, array in params.items()
+    }
 
 
 def renormalised(routing: Any) -> Any:
@@ -153,36 +274,35 @@ def renormalised(routing: Any) -> Any:
     return routing._replace(weight=routing.weight / of_each.reshape(routing.token.shape))
 
 
-def weighted_by(routing: Any, scores: Any) -> Any:
+def kept(routing: Any, stays: Array) -> Any:
+    """The routing with those slots left empty that do not stay."""
+    token = np.where(stays, routing.token, routing.tokens).astype(np.int32)
+    return routing._replace(token=token, weight=np.where(stays, routing.weight, 0), slot=None)
+
+
+def weighted_by(routing: Any, scores: Array) -> Any:
     """The routing with the combine weights taken from `scores` (groups, tokens, experts)."""
     of_none = np.concatenate([scores, np.zeros_like(scores[:, :1])], axis=1)
     weight = np.take_along_axis(of_none, routing.token.swapaxes(1, 2), axis=1).swapaxes(1, 2)
     return routing._replace(weight=weight)
 
 
-def configured(**changed: Any) -> Callable[..., Any]:
-    """The router with some of its options, where it has them, as they are here."""
-
-    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-        own = {field.name for field in fields(options)}
-        options = replace(options, **{name: value for name, value in changed.items() if name in own})
-        return route(params, tokens, options, **more)
-
-    return change
+def with_loss(output: RouterOutput, options: Any, name: str, value: Array) -> RouterOutput:
+    """The output of a router with another value of the loss `name`, weighted by the options, and in the metrics."""
+    losses = {**output.losses, name: getattr(options, f"{name}_weight") * value}
+    return output._replace(losses=losses, metrics={**output.metrics, f"{name}_loss": value})
 
 
-def noiseless(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def noiseless(B: Spec, route: Route) -> RouterOutput:
     """The router without the noise that it is given."""
-    return route(params, tokens, options, train=train)
+    return route.output(noise=None)
 
 
-def rerouted(B: Any, output: Any, routing: Any) -> Any:
+def rerouted(B: Spec, output: RouterOutput, routing: Any) -> RouterOutput:
     """The output of a router with another routing, and the metrics of that."""
     return output._replace(routing=routing, metrics={**output.metrics, **B.routing_metrics(routing)})
 
 
-def reweighted(B: Any, output: Any, scores: Any) -> Any:
+def reweighted(B: Spec, output: RouterOutput, scores: Array) -> RouterOutput:
     """The output of a router with the combine weights taken from `scores` (groups, tokens, experts)."""
     return rerouted(B, output, weighted_by(output.routing, scores))

@@ -3,7 +3,7 @@
 A file has some of
 
     cases()     the definitions of its cases, see `author/definition.py`
-    VARIANTS    what implementations are known, or likely, to do differently, see `author/variant.py`
+    variants()  what implementations are known, or likely, to do differently, see `author/variant.py`
 
 and is found by being here.
 """
@@ -43,7 +43,7 @@ def variants() -> Mapping[str, Variant]:
     """The known variants by name."""
     by_name: dict[str, Variant] = {}
     for module in _modules():
-        for variant in getattr(module, "VARIANTS", ()):
+        for variant in module.variants() if hasattr(module, "variants") else ():
             if by_name.setdefault(variant.name, variant) is not variant:
                 raise ValueError(f"two variants are called {variant.name}")
     return by_name

@@ -6,7 +6,8 @@ from typing import Any
 from moespec.conformance.author.definition import Definition, Draws, Noise
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import Variant, every, rerouted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, every, rerouted, variant
+from moespec.spec.routing import RouterOutput
 
 NAME = "base"
 T, E, D = 6, 3, 4
@@ -37,34 +38,30 @@ def cases() -> Iterator[Definition]:
     yield case("gradient_evaluation", "gradient", "Of the greedy assignment.", constant, train=False)
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
 def _always(train: bool) -> Any:
     """The router as if it were always in training, or never."""
 
-    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-        output = route(params, tokens, options, **more)
-        uneven = train and options.tokens % (options.experts * options.shards)
-        return output if uneven else route(params, tokens, options, **{**more, "train": train})
+    def change(B: Spec, route: Route) -> RouterOutput:
+        output = route.output()
+        uneven = route.train and route.options.tokens % (route.options.experts * route.options.shards)
+        return output if uneven else route.output(train=train)
 
     return change
 
 
-def slots_of_training_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def slots_of_training_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     """An expert has as many slots at evaluation as in training, and drops the other tokens."""
-    output = route(params, tokens, options, **more)
-    if more.get("train"):
+    output = route.output()
+    if route.train:
         return output
-    scores = B.router_logits(tokens, params["kernel"])
-    slots = -(-options.tokens // options.experts)
+    scores = B.router_logits(route.tokens, route.params["kernel"])
+    slots = -(-route.options.tokens // route.options.experts)
     return rerouted(B, output, B.base_routing(scores, B.base_greedy(scores), capacity=slots))
 
 
-VARIANTS = (
-    Variant(
-        "balanced_at_evaluation", "Tokens are balanced at evaluation, too.", every((NAME,), _always(True)), "BL-2b"
-    ),
-    Variant("never_balanced", "Tokens are not balanced in training either.", every((NAME,), _always(False)), "BL-1b"),
-    variant(slots_of_training_at_evaluation, NAME, ledger="BL-2b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "Tokens are balanced at evaluation, too."
+    yield Variant("balanced_at_evaluation", computes, every((NAME,), _always(True)), "BL-2b")
+    computes = "Tokens are not balanced in training either."
+    yield Variant("never_balanced", computes, every((NAME,), _always(False)), "BL-1b")
+    yield variant(slots_of_training_at_evaluation, NAME, ledger="BL-2b")

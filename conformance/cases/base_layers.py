@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import both, grid, groups_tokens, permutation
-from moespec.conformance.author.variant import Variant, variant, weighted_by
+from moespec.conformance.author.variant import Spec, Variant, variant, weighted_by
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.margins import assignment_margin
 from moespec.spec.examples import LOGITS
 from moespec.spec.numerics import softmax, stable_order
 
 EXPERTS = "groups tokens"
-
 
 NAME = "base_layers"
 G, T, E = 2, 6, 3
@@ -42,17 +42,9 @@ def _drawn(key: str, shape: tuple[int, int, int], reach: float = 3.0, step: floa
 
 
 def _assigned(
-    name: str,
-    kind: str,
-    purpose: str,
-    values: Tensor,
-    *flags: str,
-    greedy: bool = True,
-    several: bool = False,
-    of: str = "",
-    noise: Tensor | None = None,
-    **shards: Any,
-) -> Definition:
+    name: str, kind: str, purpose: str, values: Tensor, *flags: str, greedy: bool = True, several: bool = False,
+    of: str = "", noise: Tensor | None = None, **shards: Any,
+) -> Definition:  # fmt: skip
     """The assignments of scores, and the metrics of the routing of the balanced one."""
     _, tokens, experts = values.array.shape
     read, dealt = {"scores": "scores"}, {} if noise is None else {"noise": "noise"}
@@ -132,16 +124,12 @@ def _routings() -> Iterator[Definition]:
     yield one("routing_greedy", "value", "Room for all in one expert.", gate, capacity=T)
     yield one("routing_full", "overflow", "A token that finds no room is dropped.", "overflow_drop", capacity=4)
     large = groups_tokens(grid("base/o", (G, T, E), reach=80.0, step=1.0))
-    yield case(
-        "routing_large", "value", "Scores whose exponential is large.", "large_logits", **{**two, "scores": large}
-    )
+    purpose = "Scores whose exponential is large."
+    yield case("routing_large", "value", purpose, "large_logits", **{**two, "scores": large})
     yield case("gradient_routing", "gradient", "The weights carry the gradient.", gate, **two)
 
 
-# Variants. Scores are (groups, tokens, experts), experts of tokens (groups, tokens).
-
-
-def _found(B: Any, scores: Any, expert: Any, *noise: Any, **shards: Any) -> Any:
+def _found(B: Spec, scores: Array, expert: Any, *noise: Any, **shards: Any) -> Any:
     """The right result with other experts, and the total and the gap of these."""
     right = B.base_assignment(scores, *noise, **shards)
     total = np.take_along_axis(scores, expert[..., None], axis=2)[..., 0].sum(axis=1)
@@ -149,19 +137,19 @@ def _found(B: Any, scores: Any, expert: Any, *noise: Any, **shards: Any) -> Any:
     return right._replace(expert=expert.astype(np.int32), objective=total, gap=gap)
 
 
-def assignment_is_greedy(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+def assignment_is_greedy(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
     """In training, too, every token goes to the expert of its highest score."""
     return _found(B, scores, B.base_greedy(scores), *noise, **shards)
 
 
-def assignment_in_two_shards(B: Any, scores: Any, noise: Any = None, *, shards: int = 1) -> Any:
+def assignment_in_two_shards(B: Spec, scores: Array, noise: Array | None = None, *, shards: int = 1) -> Any:
     """Two halves of the tokens are balanced each by itself, where that can be."""
     right = B.base_assignment(scores, noise, shards=shards)
     halves = shards == 1 and scores.shape[1] % (2 * scores.shape[2]) == 0
     return B.base_assignment(scores, noise, shards=2) if halves else right
 
 
-def assignment_in_turn(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+def assignment_in_turn(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
     """Tokens choose one after the other, each the best expert that has room."""
     expert = np.zeros(scores.shape[:2], int)
     slots = scores.shape[1] // scores.shape[2]
@@ -173,12 +161,12 @@ def assignment_in_turn(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
     return _found(B, scores, expert)
 
 
-def assignment_by_auction(B: Any, scores: Any, *noise: Any, **shards: Any) -> Any:
+def assignment_by_auction(B: Spec, scores: Array, *noise: Any, **shards: Any) -> Any:
     """Tokens bid for experts, at least a fiftieth of the range of the scores more each time, until all have one."""
     return _found(B, scores, np.stack([_auction(table) for table in scores.real]))
 
 
-def _auction(scores: Any) -> Any:
+def _auction(scores: Array) -> Any:
     """One token after the other bids its gain over the second best; the cheapest of an expert's tokens has to go."""
     tokens, experts = scores.shape
     least, slots = max(1e-4, np.ptp(scores) / 50), tokens // experts
@@ -199,16 +187,16 @@ def _auction(scores: Any) -> Any:
     return np.array([owner[token] for token in range(tokens)])
 
 
-def _weighted(name: str, computes: str, weights: Any, ledger: str = "") -> Variant:
+def _weighted(name: str, computes: str, weights: Array, ledger: str = "") -> Variant:
     """A routing with the weights `weights(scores)`."""
 
-    def changed(B: Any, scores: Any, expert: Any, *, capacity: int) -> Any:
+    def changed(B: Spec, scores: Array, expert: Any, *, capacity: int) -> Any:
         return weighted_by(B.base_routing(scores, expert, capacity=capacity), weights(np.asarray(scores)))
 
     return Variant(name, computes, {"base_routing": changed}, ledger)
 
 
-def slots_by_score(B: Any, scores: Any, expert: Any, *, capacity: int) -> Any:
+def slots_by_score(B: Spec, scores: Array, expert: Any, *, capacity: int) -> Any:
     """The tokens of an expert are in its slots by descending score."""
     routing = B.base_routing(scores, expert, capacity=capacity)
     order = np.argsort(-np.where(routing.token < routing.tokens, routing.weight.real, -1), axis=2, kind="stable")
@@ -216,17 +204,12 @@ def slots_by_score(B: Any, scores: Any, expert: Any, *, capacity: int) -> Any:
     return routing._replace(token=token, weight=weight, slot=None)
 
 
-VARIANTS = (
-    variant(assignment_is_greedy, "base_assignment", ledger="BL-1b"),
-    variant(assignment_in_turn, "base_assignment", ledger="BL-1b"),
-    variant(assignment_in_two_shards, "base_assignment", ledger="BL-6b"),
-    variant(assignment_by_auction, "base_assignment", ledger="BL-1b"),
-    _weighted(
-        "gate_is_a_softmax",
-        "The output of an expert is weighted by the softmax of the token's scores.",
-        softmax,
-        "BL-3b",
-    ),
-    _weighted("gate_is_one", "The output of an expert is not weighted.", np.ones_like, "BL-3c"),
-    variant(slots_by_score, "base_routing", ledger="BL-5b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(assignment_is_greedy, "base_assignment", ledger="BL-1b")
+    yield variant(assignment_in_turn, "base_assignment", ledger="BL-1b")
+    yield variant(assignment_in_two_shards, "base_assignment", ledger="BL-6b")
+    yield variant(assignment_by_auction, "base_assignment", ledger="BL-1b")
+    computes = "The output of an expert is weighted by the softmax of the token's scores."
+    yield _weighted("gate_is_a_softmax", computes, softmax, "BL-3b")
+    yield _weighted("gate_is_one", "The output of an expert is not weighted.", np.ones_like, "BL-3c")
+    yield variant(slots_by_score, "base_routing", ledger="BL-5b")

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.inputs import grid, logits, scores, tokens
+from moespec.conformance.author.inputs import grid, logits, of_experts, scores, tokens
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.variant import configured, of_router, rerouted, variant
-from moespec.conformance.format import Tensor
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, rerouted, variant
+from moespec.spec.routing import RouterOutput
 
 NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
 LOGITS, LOSS, REACHED, MOVED = "capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds"
 ABOVE = "scores_above"
-
 
 PREDICTOR = ("w1", "b1", "w2", "b2")
 D, E = 4, 3
@@ -28,31 +28,24 @@ def _predictor(key: str) -> dict[str, Any]:
     return {name: tensor(grid(f"{key}/{name}", shape, reach=1.0), axes) for name, (axes, shape) in shapes.items()}
 
 
-def _thresholds(*values: float) -> Tensor:
-    return tensor(np.array(values, np.float32), "experts")
-
-
 def cases() -> Iterator[Definition]:
     case = partial(single, PARTS, LOGITS)
     yield case("logits", "value", "Two groups.", FLAG, tokens=tokens("cp/a"), **_predictor("cp/a"))
     purpose = "By all but the tokens, which are constants."
-    made, inputs = (
-        call(LOGITS, {n: n for n in ("tokens", *PREDICTOR)}),
-        {"tokens": tokens("cp/b"), **_predictor("cp/b")},
-    )
+    made = call(LOGITS, {n: n for n in ("tokens", *PREDICTOR)})
+    inputs = {"tokens": tokens("cp/b"), **_predictor("cp/b")}
     yield composed(PARTS, "gradient_logits", "gradient", purpose, FLAG, inputs=inputs, stages=(made,), by=PREDICTOR)
     mask = tensor(grid("cp/c", (2, 6, E)) > 0, "groups tokens experts")
     for name, kind in (("loss", "value"), ("gradient_loss", "gradient")):
-        yield single(
-            PARTS, LOSS, name, kind, "Large logits, too.", FLAG, logits=logits("cp/d", reach=40.0, step=0.5), mask=mask
-        )
+        purpose = "Large logits, too."
+        yield single(PARTS, LOSS, name, kind, purpose, FLAG, logits=logits("cp/d", reach=40.0, step=0.5), mask=mask)
     yield single(PARTS, REACHED, "reached", "value", "Two groups.", FLAG, scores=scores("cp/e"), capacity=2)
     sums = tensor([[1.5, 0.25, 2.0], [2.0, 2.0, 2.0]], "pair experts")
-    kept = _thresholds(0.5, 0.0, 0.25)
+    kept = of_experts([0.5, 0.0, 0.25])
     yield single(PARTS, MOVED, "moved", "value", "Of two groups.", FLAG, thresholds=kept, reached=sums, decay=0.75)
     for name, kind in (("above", "tie"), ("gradient_above", "gradient")):
         purpose = "One at its threshold, or above it."
-        above: dict[str, Any] = {"predicted": scores("cp/g"), "thresholds": _thresholds(0.5, 0.75, 0.25)}
+        above: dict[str, Any] = {"predicted": scores("cp/g"), "thresholds": of_experts([0.5, 0.75, 0.25])}
         above["predicted"].array[0, 0, 0] = 0.5 if kind == "tie" else 0.625
         values: dict[str, Any] = {"scores": scores("cp/f"), **above, "exact_ties": kind == "tie"}
         yield single(PARTS, ABOVE, name, kind, purpose, FLAG, **values)
@@ -71,7 +64,7 @@ def _router() -> Iterator[Definition]:
         name: str, kind: str, purpose: str, *flags: str, alone: bool = False, zero: bool = False, **more: Any
     ) -> Definition:
         params = kernel_of(f"{NAME}/{name}", D, E, zero=zero) | ({} if alone else _predictor(f"{NAME}/{name}"))
-        state = {"thresholds": _thresholds(0.5, 0.375, 0.5)}
+        state = {"thresholds": of_experts([0.5, 0.375, 0.5])}
         options = {"predictor": not alone, "threshold_decay": 0.75, **more}
         return router_case(NAME, name, kind, purpose, *flags, params=params, state=state, **options)
 
@@ -93,32 +86,28 @@ def _router() -> Iterator[Definition]:
     yield case("gradient_output", "gradient", "Of the output.", "stop_gradient", train=True, by=LAYER, losses=False)
 
 
-# Variants. A change of the router is `(B, route, params, tokens, options, state=..., noise=None, train=False)`.
-
-
-def taken_at_the_threshold(B: Any, scores: Any, predicted: Any, thresholds: Any, **options: Any) -> Any:
-    """An expert takes a token at its threshold, too."""
-    return B.scores_above(scores, np.nextafter(predicted.real, 1), thresholds, **options)
-
-
-def gelu_in_the_predictor(B: Any, tokens: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+def gelu_in_the_predictor(B: Spec, tokens: Array, w1: Array, b1: Array, w2: Array, b2: Array) -> Array:
     """The activation of the predictor is GELU."""
     return B.gelu(tokens @ w1 + b1, form="tanh") @ w2 + b2
 
 
-def chosen_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def chosen_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     """An expert takes its C best tokens at evaluation, too."""
-    output = route(params, tokens, options, **more)
-    if more.get("train"):
+    output = route.output()
+    if route.train:
         return output
-    train = replace(options, eval_capacity_factor=None)
-    return rerouted(B, output, route(params, tokens, train, **{**more, "train": True}).routing)
+    train = replace(route.options, eval_capacity_factor=None)
+    return rerouted(B, output, route.output(options=train, train=True).routing)
 
 
 TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
-VARIANTS = (
-    variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b"),
-    variant(taken_at_the_threshold, ABOVE, ledger="CE-3b", who="theAdamColton/diffmoe"),
-    variant(chosen_at_evaluation, NAME, ledger="BE-2"),
-    of_router(NAME, "taken_by_prediction", TAKEN, configured(eval_take="above"), "BE-2b", "theAdamColton/diffmoe"),
-)
+
+
+def variants() -> Iterator[Variant]:
+    yield variant(gelu_in_the_predictor, "capacity_logits", ledger="CE-2b")
+    computes = "An expert takes a token at its threshold, too."
+    diffmoe = "theAdamColton/diffmoe"
+    above: dict[str, Any] = {"predicted": lambda predicted: np.nextafter(predicted.real, 1)}
+    yield fixed("taken_at_the_threshold", computes, ABOVE, "CE-3b", diffmoe, **above)
+    yield variant(chosen_at_evaluation, NAME, ledger="BE-2")
+    yield fixed("taken_by_prediction", TAKEN, NAME, "BE-2b", diffmoe, eval_take="above")

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.inputs import CROWD, TIED, both, rows, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import heap_order, variant
+from moespec.conformance.author.variant import Spec, Variant, below_zero, fixed, heap_order, variant
 from moespec.conformance.format import Tensor
 
 NAME = "batch_priority"
@@ -45,44 +46,31 @@ def cases() -> Iterator[Definition]:
     yield case("real_size", "overflow", "196 tokens, 32 experts.", real, "real_size", ties, choices=1, capacity=7)
 
 
-# Variants. Scores are (groups, tokens, experts).
-
-
-def _priority(scores: Any, by: str, choices: int) -> Any:
+def _priority(scores: Array, by: str, choices: int) -> Any:
     """The priority of each token (groups, tokens)."""
     return -np.sort(-scores.real, axis=2)[..., : 1 if by == "max" else choices].sum(axis=2)
 
 
-def least_important_first(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+def least_important_first(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
     """The token of lowest priority comes first."""
     return np.argsort(_priority(scores, by, choices), axis=1, kind="stable").astype(np.int32)
 
 
-def priority_by_sum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+def priority_by_sum(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
     """The priority is the sum of the chosen scores, also where their maximum is requested."""
     return B.batch_priority(scores, by="sum", choices=max(choices, min(2, scores.shape[2])))
 
 
-def priority_by_maximum(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
-    """The priority is the highest score, also where the sum of the chosen is requested."""
-    return B.batch_priority(scores)
-
-
-def tokens_in_heap_order(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
+def tokens_in_heap_order(B: Spec, scores: Array, *, by: str = "max", choices: int = 1) -> Array:
     """Tokens of equal priority come as a sort returns them that is not stable."""
     return heap_order(_priority(scores, by, choices)).astype(np.int32)
 
 
-def negative_zero_last(B: Any, scores: Any, *, by: str = "max", choices: int = 1) -> Any:
-    """A token whose highest score is -0.0 comes after one of 0.0, which equals it."""
-    signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
-    return B.batch_priority(signed, by=by, choices=choices)
-
-
-VARIANTS = (
-    variant(negative_zero_last, NAME, ledger="BP-3", who="jax"),
-    variant(least_important_first, NAME),
-    variant(priority_by_sum, NAME, ledger="BP-1b"),
-    variant(priority_by_maximum, NAME, ledger="BP-1b"),
-    variant(tokens_in_heap_order, NAME, ledger="BP-3b", who="microsoft/Tutel"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "A token whose highest score is -0.0 comes after one of 0.0, which equals it."
+    yield fixed("negative_zero_last", computes, NAME, "BP-3", "jax", scores=below_zero)
+    yield variant(least_important_first, NAME)
+    yield variant(priority_by_sum, NAME, ledger="BP-1b")
+    computes = "The priority is the highest score, also where the sum of the chosen is requested."
+    yield fixed("priority_by_maximum", computes, NAME, "BP-1b", by="max", choices=1)
+    yield variant(tokens_in_heap_order, NAME, ledger="BP-3b", who="microsoft/Tutel")

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from moespec.conformance.author.definition import Definition, call, composed
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, variant
 from moespec.conformance.format import Stage
 from moespec.spec import CAPACITY_RULES
 
@@ -68,7 +68,7 @@ def _near_integers() -> list[tuple[int, int, float]]:
 # Variants. Those of `expert_capacity`, which change routers, too, are in `composition.py`.
 
 
-def rules_from_left_to_right(B: Any) -> dict[str, Callable[..., int]]:
+def rules_from_left_to_right(B: Spec) -> dict[str, Callable[..., int]]:
     """The rule of each public implementation with the product formed before the division."""
 
     def rounded(name: str) -> Callable[..., int]:
@@ -80,4 +80,5 @@ def rules_from_left_to_right(B: Any) -> dict[str, Callable[..., int]]:
     return {name: rounded(name) for name in B.CAPACITY_RULES}
 
 
-VARIANTS = (variant(rules_from_left_to_right, "CAPACITY_RULES", ledger="CA-3b"),)
+def variants() -> Iterator[Variant]:
+    yield variant(rules_from_left_to_right, "CAPACITY_RULES", ledger="CA-3b")

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single
 from moespec.conformance.author.inputs import utilities
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.spec.numerics import logsumexp
 
 NAME = "capped_affinity"
-
 
 ONE = (1, 6, 3)
 LOOSE: dict[str, Any] = {"capacity": 4, "cap": 2, "regularization": 0.25, "iterations": 5}
@@ -23,33 +23,19 @@ def cases() -> Iterator[Definition]:
     few, size = "solver_steps", "degenerate_size"
     yield case("few", "value", "Five rounds.", few, scores=utilities("capped/few", ONE), **LOOSE)
     purpose = "A hundred rounds by default."
-    loose = {**LOOSE, "iterations": None}
-    yield case("default", "value", purpose, few, scores=utilities("capped/default", ONE), **_given(loose))
+    loose = {name: value for name, value in LOOSE.items() if name != "iterations"}
+    yield case("default", "value", purpose, few, scores=utilities("capped/default", ONE), **loose)
     purpose = "One round with the regularisation of the paper, the default."
     sharp: dict[str, Any] = {"capacity": 3, "cap": 2, "iterations": 1}
     yield case("sharp", "value", purpose, few, scores=utilities("capped/sharp", ONE), **sharp)
     purpose = "A cap that no token reaches leaves column sums and entries."
     yield case("no_cap", "value", purpose, scores=utilities("capped/none", ONE), **LOOSE | {"cap": 3})
     purpose = "As many places as slots: every entry of a row of one expert is its share."
-    yield case(
-        "tight",
-        "degenerate",
-        purpose,
-        size,
-        scores=utilities("capped/tight", ONE),
-        **{**LOOSE, "capacity": 2, "cap": 1},
-    )
+    tight = {**LOOSE, "capacity": 2, "cap": 1}
+    yield case("tight", "degenerate", purpose, size, scores=utilities("capped/tight", ONE), **tight)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-# Variants.
-
-
-def _projected(B: Any, scores: Any, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
+def _projected(B: Spec, scores: Array, options: dict[str, Any], *, order: str, corrected: bool = True) -> Any:
     """Rounds of projections in an order of "c" (column sums), "r" (row sums), "e" (entries)."""
     right = B.capped_affinity(scores, **options)
     capacity, cap = options["capacity"], options["cap"]
@@ -67,12 +53,12 @@ def _projected(B: Any, scores: Any, options: dict[str, Any], *, order: str, corr
     return np.exp(a).reshape(right.shape)
 
 
-def column_sums_last(B: Any, scores: Any, **options: Any) -> Any:
+def column_sums_last(B: Spec, scores: Array, **options: Any) -> Array:
     """Dykstra's algorithm projects on row sums, entries and then column sums."""
     return _projected(B, scores, options, order="rec")
 
 
-def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
+def capped_until_it_settles(B: Spec, scores: Array, **options: Any) -> Array:
     """Dykstra's algorithm stops where a round changes no entry by more than 1e-3."""
     affinity = B.capped_affinity(scores, **options)
     for count in range(2, options.get("iterations", 100) + 1):
@@ -82,13 +68,8 @@ def capped_until_it_settles(B: Any, scores: Any, **options: Any) -> Any:
     return affinity
 
 
-def regularization_of_the_paper(B: Any, scores: Any, **options: Any) -> Any:
-    """The capped affinity has the regularisation 0.001, whatever is requested."""
-    return B.capped_affinity(scores, **{**options, "regularization": 1e-3})
-
-
-VARIANTS = (
-    variant(column_sums_last, NAME, ledger="CP-1b"),
-    variant(capped_until_it_settles, NAME, ledger="CP-2b"),
-    variant(regularization_of_the_paper, NAME, ledger="CP-4"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(column_sums_last, NAME, ledger="CP-1b")
+    yield variant(capped_until_it_settles, NAME, ledger="CP-2b")
+    computes = "The capped affinity has the regularisation 0.001, whatever is requested."
+    yield fixed("regularization_of_the_paper", computes, NAME, "CP-4", regularization=0.001)

@@ -4,16 +4,18 @@ A cross-entropy near 0 is a difference of large numbers, so the scales are writt
 same product on absolute values, and that of the exponential of s, which s magnifies.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, scaled, variant
 
 PAIRS = "pairs width"
+LOSSES = ("contrastive_loss", "sigmoid_loss")
 
 
 def cases() -> Iterator[Definition]:
@@ -48,51 +50,30 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
     yield case("gradient", "gradient", "By both features and the scalars.")
 
 
-# Variants.
-
-
-def directions_summed(B: Any, **pairs: Any) -> Any:
-    """The two directions of the softmax loss are summed."""
-    return 2 * B.contrastive_loss(**pairs)
-
-
-def negatives_of_half(B: Any, first: Any, second: Any, log_scale: Any) -> Any:
+def negatives_of_half(B: Spec, first: Array, second: Array, log_scale: Array) -> Array:
     """Each half of the batch, as on two devices, finds its pairs in that half; the loss is the mean."""
     halves = zip(np.array_split(first, 2), np.array_split(second, 2), strict=True)
     parts = [B.contrastive_loss(*half, log_scale) for half in halves if len(half[0])]
     return sum(parts) / len(parts)
 
 
-def _of_both(name: str, computes: str, change: Callable[..., Any], ledger: str = "", who: str = "") -> Variant:
-    """The variant of both losses whose arguments are changed."""
-
-    def replacement(loss: str) -> Callable[..., Any]:
-        return lambda B, **pairs: getattr(B, loss)(**{**pairs, **change(**pairs)})
-
-    replaced = {loss: replacement(loss) for loss in ("contrastive_loss", "sigmoid_loss")}
-    return Variant(name, computes, replaced, ledger, who)
+def _limited(log_scale: Array) -> Array:
+    return np.where(log_scale.real > np.log(100), np.log(100), log_scale)
 
 
-def _without_epsilon(log_scale: Any, bias: Any = None, **rows: Any) -> dict[str, Any]:
+def _unit(rows: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        return {n: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True)) for n, x in rows.items()}
+        return rows / np.sqrt(np.sum(rows * rows, axis=1, keepdims=True))
 
 
-def pairs_averaged(B: Any, **pairs: Any) -> Any:
-    """The sigmoid loss is averaged over all pairs."""
-    return B.sigmoid_loss(**pairs) / len(pairs["first"])
-
-
-VARIANTS = (
-    variant(directions_summed, "contrastive_loss", ledger="CO-4b"),
-    variant(negatives_of_half, "contrastive_loss", ledger="CO-1c"),
-    _of_both(
-        "scale_limited",
-        "The scale is at most 100.",
-        lambda log_scale, **_: {"log_scale": np.where(log_scale.real > np.log(100), np.log(100), log_scale)},
-        "CO-2b",
-        "openai/CLIP",
-    ),
-    _of_both("norm_without_epsilon", "The norm has no epsilon.", _without_epsilon, "CO-3b", "openai/CLIP"),
-    variant(pairs_averaged, "sigmoid_loss", ledger="CO-5b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The two directions of the softmax loss are summed."
+    yield scaled("directions_summed", computes, "CO-4b", contrastive_loss=lambda **_: 2)
+    yield variant(negatives_of_half, "contrastive_loss", ledger="CO-1c")
+    computes = "The scale is at most 100."
+    yield fixed("scale_limited", computes, LOSSES, "CO-2b", "openai/CLIP", log_scale=_limited)
+    computes = "The norm has no epsilon."
+    unit: dict[str, Any] = {"first": _unit, "second": _unit}
+    yield fixed("norm_without_epsilon", computes, LOSSES, "CO-3b", "openai/CLIP", **unit)
+    computes = "The sigmoid loss is averaged over all pairs."
+    yield scaled("pairs_averaged", computes, "CO-5b", sigmoid_loss=lambda first, **_: 1 / len(first))

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, variant
 from moespec.conformance.format import Tensor
 
 NAME = "convolution"
@@ -36,10 +37,7 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By images, kernel and bias.", **_inputs("gradient", 3, 4, 1), stride=2)
 
 
-# Variants.
-
-
-def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
+def padded_at_the_end(B: Spec, images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
     """The padding is the least that is needed, and more of it after the last row than before the first."""
     right = B.convolution(images, kernel, bias, stride=stride)
     size, padding = kernel.shape[0], []
@@ -49,7 +47,7 @@ def padded_at_the_end(B: Any, images: Any, kernel: Any, bias: Any, *, stride: in
     return _of_padded(np.pad(images, [(0, 0), *padding, (0, 0)]), kernel, bias, stride, right.shape)
 
 
-def edges_repeated(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int = 1) -> Any:
+def edges_repeated(B: Spec, images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
     """Outside of the image pixels are those of its edge."""
     right = B.convolution(images, kernel, bias, stride=stride)
     sides = (kernel.shape[0] // 2,) * 2
@@ -57,7 +55,7 @@ def edges_repeated(B: Any, images: Any, kernel: Any, bias: Any, *, stride: int =
     return _of_padded(padded, kernel, bias, stride, right.shape)
 
 
-def _of_padded(padded: Any, kernel: Any, bias: Any, stride: int, shape: tuple[int, ...]) -> Any:
+def _of_padded(padded: Array, kernel: Array, bias: Array, stride: int, shape: tuple[int, ...]) -> Any:
     total = np.zeros(shape, np.result_type(padded, kernel, bias)) + bias
     for i in range(kernel.shape[0]):
         for j in range(kernel.shape[0]):
@@ -66,4 +64,6 @@ def _of_padded(padded: Any, kernel: Any, bias: Any, stride: int, shape: tuple[in
     return total
 
 
-VARIANTS = (variant(padded_at_the_end, NAME, ledger="CV-1b"), variant(edges_repeated, NAME))
+def variants() -> Iterator[Variant]:
+    yield variant(padded_at_the_end, NAME, ledger="CV-1b")
+    yield variant(edges_repeated, NAME)

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import CHANGED, LOSSES, NORMAL, balance_scope, evaluation, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
 
 LOGITS, NAME = "cosine_logits", "cosine_token_choice"
-
 
 T, E, D, P = 6, 3, 4, 2
 NORM = "unnormalised_tokens"
@@ -32,10 +32,8 @@ def cases() -> Iterator[Definition]:
 
     def logits(name: str, kind: str, purpose: str, *flags: str, temperature: float = 0.5, bias: bool = True,
                **more: Any) -> Definition:  # fmt: skip
-        arrays: dict[str, Any] = {
-            "tokens": tokens(f"{LOGITS}/{name}"),
-            **_parameters(f"{LOGITS}/{name}", temperature, bias=bias),
-        }
+        arrays: dict[str, Any] = _parameters(f"{LOGITS}/{name}", temperature, bias=bias)
+        arrays = {"tokens": tokens(f"{LOGITS}/{name}"), **arrays}
         return single(LOGITS, LOGITS, name, kind, purpose, *flags, **arrays, **more)
 
     yield logits("log_scale", "value", "The logarithm of the inverse temperature, and a bias.", NORM)
@@ -86,15 +84,12 @@ def output_gradient_of(case: Any) -> Definition:
     return made
 
 
-# Variants.
-
-
-def _logits(B: Any, tokens: Any, arrays: dict[str, Any], **changed: Any) -> Any:
+def _logits(B: Spec, tokens: Array, arrays: dict[str, Any], **changed: Any) -> Any:
     return B.cosine_logits(tokens, **{**arrays, **changed})
 
 
-def tokens_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
-                                   projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
+def tokens_of_a_cosine_as_they_are(B: Spec, tokens: Array, projection: Array, embeddings: Array, temperature: Array,
+                                   projection_bias: Array | None = None, **options: Any) -> Array:  # fmt: skip
     """Projected tokens are not normalised, the embeddings of the experts are."""
     arrays = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
     logits = _logits(B, tokens, arrays, projection_bias=projection_bias, **options)
@@ -102,13 +97,7 @@ def tokens_of_a_cosine_as_they_are(B: Any, tokens: Any, projection: Any, embeddi
     return logits * np.sqrt((projected * projected).sum(axis=2, keepdims=True))
 
 
-def bias_of_the_projection_ignored(B: Any, tokens: Any, projection: Any, embeddings: Any, temperature: Any,
-                                   projection_bias: Any = None, **options: Any) -> Any:  # fmt: skip
-    """The projection of a cosine router has no bias, whatever is given."""
-    return B.cosine_logits(tokens, projection, embeddings, temperature, **options)
-
-
-VARIANTS = (
-    variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale"),
-    variant(bias_of_the_projection_ignored, LOGITS, ledger="CR-2"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale")
+    computes = "The projection of a cosine router has no bias, whatever is given."
+    yield fixed("bias_of_the_projection_ignored", computes, LOGITS, "CR-2", projection_bias=None)

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import grid, integers
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, scaled, variant
 
 NAME = "dropout"
 AXES = "examples tokens width"
@@ -23,9 +24,8 @@ def cases() -> Iterator[Definition]:
 
     yield case("units", "value", "Each entry has its own draw.", rate=0.375)
     branches = np.array([0.125, 0.875]).reshape(2, 1, 1)
-    yield case(
-        "branches", "value", "Stochastic depth: one draw for all entries of an example.", rate=0.5, draws=branches
-    )
+    purpose = "Stochastic depth: one draw for all entries of an example."
+    yield case("branches", "value", purpose, rate=0.5, draws=branches)
     places = integers(f"{NAME}/places", (1, 3, 4), 0, 127) / 128
     yield case("shared", "value", "One draw for a place of all examples.", rate=0.5, draws=places)
     edge = np.array([[[0.0, 0.25 - 2.0**-6, 0.25, 0.25 + 2.0**-6]]])
@@ -38,31 +38,23 @@ def cases() -> Iterator[Definition]:
         call("branch_rate", name=f"rate_{number}", rate=rate, block=block, depth=depth)
         for number, (rate, block, depth) in enumerate(rates, 1)
     )
-    yield composed(
-        NAME, "rates", "value", "From 0 for the first block on; of one block alone, 0.", inputs={}, stages=stages
-    )
+    purpose = "From 0 for the first block on; of one block alone, 0."
+    yield composed(NAME, "rates", "value", purpose, inputs={}, stages=stages)
 
 
-# Variants.
-
-
-def dropout_not_scaled(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
-    """What is kept is not divided by the chance that it is kept."""
-    return B.dropout(x, draws, rate=rate) * (1.0 - rate)
-
-
-def dropout_of_the_small(B: Any, x: Any, draws: Any, *, rate: float) -> Any:
+def dropout_of_the_small(B: Spec, x: Array, draws: Array, *, rate: float) -> Array:
     """An entry is kept where its draw is below 1 - rate."""
     return np.where(draws < 1.0 - rate, x / (1.0 - rate), 0.0)
 
 
-def rates_from_the_first_block(B: Any, rate: float, *, block: int, depth: int) -> float:
+def rates_from_the_first_block(B: Spec, rate: float, *, block: int, depth: int) -> float:
     """The first block already drops branches, at the rate over the number of blocks."""
     return rate * (block + 1) / depth
 
 
-VARIANTS = (
-    variant(dropout_not_scaled, "dropout", ledger="DO-1b", who="google-research/big_vision"),
-    variant(dropout_of_the_small, "dropout", who="google/flax"),
-    variant(rates_from_the_first_block, "branch_rate", ledger="DO-2b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "What is kept is not divided by the chance that it is kept."
+    who = "google-research/big_vision"
+    yield scaled("dropout_not_scaled", computes, "DO-1b", who, dropout=lambda rate, **_: 1.0 - rate)
+    yield variant(dropout_of_the_small, "dropout", who="google/flax")
+    yield variant(rates_from_the_first_block, "branch_rate", ledger="DO-2b")

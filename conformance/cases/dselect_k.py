@@ -5,18 +5,19 @@ until no code is near one.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, Draws, call, composed, single, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.near_ties import near_codes
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.author.variant import configured, of_router, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, scaled, variant
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec.algorithms.dselect_k_codes import code_bits
+from moespec.spec.routing import RouterOutput
 
 NAME, GATE = "dselect_k", "dselect_k_gate"
 G, T, K, D = 2, 4, 2, 3
@@ -100,9 +101,8 @@ def _gates() -> Iterator[Definition]:
     yield _gate("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, SIZE)
     near = codes("dselect/h", 2)
     near.array[:, ::2] = 255 / 512 * np.sign(near.array[:, ::2] + 0.0625)
-    yield _gate(
-        "two_experts", "degenerate", "One digit, for some tokens just inside the ends of the step.", near, 2, SIZE
-    )
+    purpose = "One digit, for some tokens just inside the ends of the step."
+    yield _gate("two_experts", "degenerate", purpose, near, 2, SIZE)
     yield from _near_and_static()
 
 
@@ -191,111 +191,92 @@ def _routers() -> Iterator[Definition]:
     yield _router("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
     purpose = "By the parameters of a static gate."
     yield _router("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
-    yield _router(
-        "gradient_losses", "gradient", "Of both losses, too.", loss, losses=True, count=3, reach=0.375, **weights
-    )
+    purpose = "Of both losses, too."
+    yield _router("gradient_losses", "gradient", purpose, loss, losses=True, count=3, reach=0.375, **weights)
 
 
 # Variants. Codes are (..., choices, bits), selectors (..., choices, experts).
 
 
-def _tokens_of(selectors: Any) -> int:
-    """Tokens of a group, 1 for a static gate."""
-    return selectors.shape[1] if selectors.ndim == 4 else 1
+def _of_each_token(selectors: Array) -> float:
+    """One over the tokens of a group, which are 1 for a static gate."""
+    return 1 / selectors.shape[1] if selectors.ndim == 4 else 1.0
 
 
-def _over_their_sum(values: Any) -> Any:
+def _over_their_sum(values: Array) -> Any:
     """Values divided by their sum over the experts, where that is positive."""
     total = values.sum(axis=-1, keepdims=True)
     return values / np.where(total.real > 0, total, 1)
 
 
-def step_is_linear(B: Any, z: Any, *, gamma: float = 1.0) -> Any:
+def step_is_linear(B: Spec, z: Array, *, gamma: float = 1.0) -> Any:
     """The step rises in a straight line from one end to the other."""
     t = z / gamma + 0.5
     return np.where(t.real <= 0, 0, np.where(t.real >= 1, 1, t))
 
 
-def least_significant_digit_first(B: Any, codes: Any, **options: Any) -> Any:
-    """The first number of a code is the least significant digit of the expert."""
-    return B.dselect_k_selectors(codes[..., ::-1], **options)
-
-
-def experts_counted_from_one(B: Any, codes: Any, *, experts: int, gamma: float = 1.0) -> Any:
+def experts_counted_from_one(B: Spec, codes: Array, *, experts: int, gamma: float = 1.0) -> Array:
     """Expert i, counted from 0, has the code of i + 1, the last one that of 0."""
     selectors = B.dselect_k_selectors(codes, experts=experts, gamma=gamma)
     every_code = B.dselect_k_selectors(codes, experts=2 ** code_bits(experts), gamma=gamma)
     return np.roll(every_code, -1, axis=-1)[..., : selectors.shape[-1]]
 
 
-def selectors_renormalised(B: Any, codes: Any, **options: Any) -> Any:
+def selectors_renormalised(B: Spec, codes: Array, **options: Any) -> Array:
     """Each selector is divided by its sum over the experts."""
     return _over_their_sum(B.dselect_k_selectors(codes, **options))
 
 
-def gate_renormalised(B: Any, selectors: Any, logits: Any) -> Any:
+def gate_renormalised(B: Spec, selectors: Array, logits: Array) -> Array:
     """The gate is divided by its sum, so that no mass is lost on codes without an expert."""
     return _over_their_sum(B.dselect_k_gate(selectors, logits))
 
 
-def every_expert_is_used(B: Any, gate: Any, **like: Any) -> Any:
+def every_expert_is_used(B: Spec, gate: Array, **like: Any) -> Any:
     """A token is in the slots of all experts, also of those with a gate of 0."""
     routing = B.dselect_k_routing(gate, **like)
     own = np.broadcast_to(np.arange(routing.tokens, dtype=np.int32), routing.token.shape)
     return routing._replace(token=own)
 
 
-def entropy_averaged(B: Any, selectors: Any) -> Any:
-    """The entropy of the selectors is averaged over tokens."""
-    return B.dselect_k_entropy(selectors) / _tokens_of(selectors)
-
-
-def reachability_averaged(B: Any, selectors: Any) -> Any:
-    """The reachability is averaged over tokens."""
-    return B.dselect_k_reachability(selectors) / _tokens_of(selectors)
-
-
-def reachability_infinite(B: Any, selectors: Any) -> Any:
+def reachability_infinite(B: Spec, selectors: Array) -> Array:
     """The reachability is infinite where a selector has no mass on any expert."""
     lost = (np.sum(np.asarray(selectors).real, axis=-1) == 0).any()
     return np.float64(np.inf) if lost else B.dselect_k_reachability(selectors)
 
 
-# Of the router. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def static_losses_for_every_token(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def static_losses_for_every_token(B: Spec, route: Route) -> RouterOutput:
     """The losses of a static gate count once for every token."""
-    output = route(params, tokens, options, **more)
-    if options.selector_gate != "static":
+    output = route.output()
+    if route.options.selector_gate != "static":
         return output
-    return output._replace(losses={name: options.tokens * loss for name, loss in output.losses.items()})
+    return output._replace(losses={name: route.options.tokens * loss for name, loss in output.losses.items()})
 
 
-def dselect_k_losses_in_training(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def dselect_k_losses_in_training(B: Spec, route: Route) -> RouterOutput:
     """DSelect-k has its losses only in training."""
-    output = route(params, tokens, options, **more)
-    return output if more.get("train") else output._replace(losses={})
+    output = route.output()
+    return output if route.train else output._replace(losses={})
 
 
-_one = partial(of_router, NAME)
-
-VARIANTS = (
-    variant(step_is_linear, "smooth_step"),
-    variant(least_significant_digit_first, "dselect_k_selectors", ledger="DK-1b"),
-    variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1b"),
-    variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2b"),
-    variant(gate_renormalised, GATE, ledger="DK-2b"),
-    variant(every_expert_is_used, "dselect_k_routing"),
-    variant(entropy_averaged, "dselect_k_entropy", ledger="DK-3b"),
-    variant(reachability_averaged, "dselect_k_reachability", ledger="DK-3b"),
-    variant(reachability_infinite, "dselect_k_reachability", ledger="DK-6b", who="google-research/google-research"),
-    _one(
-        "dselect_k_weights_of_the_public_gate",
-        "The losses of DSelect-k have the weights 0 and 1.",
-        configured(selector_entropy_weight=0.0, reachability_weight=1.0),
-        "DK-4b",
-    ),
-    variant(dselect_k_losses_in_training, NAME, ledger="DK-5b"),
-    variant(static_losses_for_every_token, NAME, ledger="DK-3b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(step_is_linear, "smooth_step")
+    computes = "The first number of a code is the least significant digit of the expert."
+    yield fixed(
+        "least_significant_digit_first", computes, "dselect_k_selectors", "DK-1b", codes=lambda codes: codes[..., ::-1]
+    )
+    yield variant(experts_counted_from_one, "dselect_k_selectors", ledger="DK-1b")
+    yield variant(selectors_renormalised, "dselect_k_selectors", ledger="DK-2b")
+    yield variant(gate_renormalised, GATE, ledger="DK-2b")
+    yield variant(every_expert_is_used, "dselect_k_routing")
+    computes = "The entropy of the selectors is averaged over tokens."
+    yield scaled("entropy_averaged", computes, "DK-3b", dselect_k_entropy=_of_each_token)
+    computes = "The reachability is averaged over tokens."
+    yield scaled("reachability_averaged", computes, "DK-3b", dselect_k_reachability=_of_each_token)
+    who = "google-research/google-research"
+    yield variant(reachability_infinite, "dselect_k_reachability", ledger="DK-6b", who=who)
+    computes = "The losses of DSelect-k have the weights 0 and 1."
+    weights: dict[str, Any] = {"selector_entropy_weight": 0.0, "reachability_weight": 1.0}
+    yield fixed("dselect_k_weights_of_the_public_gate", computes, NAME, "DK-4b", **weights)
+    yield variant(dselect_k_losses_in_training, NAME, ledger="DK-5b")
+    yield variant(static_losses_for_every_token, NAME, ledger="DK-3b")

@@ -8,7 +8,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Variant, scaled
 
 NAME = "embedding"
 
@@ -25,12 +25,6 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "A row's gradient is a sum over its tokens, of all groups.", several, 5)
 
 
-# Variants.
-
-
-def times_root_of_width(B: Any, ids: Any, table: Any) -> Any:
-    """Embeddings are multiplied by the root of their width."""
-    return B.embedding(ids, table) * np.sqrt(table.shape[1])
-
-
-VARIANTS = (variant(times_root_of_width, NAME, ledger="EM-1b"),)
+def variants() -> Iterator[Variant]:
+    computes = "Embeddings are multiplied by the root of their width."
+    yield scaled("times_root_of_width", computes, "EM-1b", embedding=lambda table, **_: np.sqrt(table.shape[1]))

@@ -49,29 +49,26 @@ class Size(NamedTuple):
 
 CHOICES = _option("choices", Size("experts"), "More choices than experts.")
 SLOTS = _option("capacity", Size("tokens"), "More slots than tokens.")
-TINY = Wrong(
-    "utility", {"regularization": 1e-310}, {}, "ContractError", "The utility over the regularization overflows."
-)
+OVERFLOW = "The utility over the regularization overflows."
+TINY = Wrong("utility", {"regularization": 1e-310}, {}, "ContractError", OVERFLOW)
+NEGATIVE = _number("scores", -0.5, "A score is negative, which no softmax is.")
 FACTORS = (
     _option("factor", 1e308, "The product of the factor and the tokens overflows."),
     _option("factor", 0.001, "No slot is left.", rounding="round"),
 )
 
+SEVEN: dict[str, Edit] = {"tokens": lambda a: a.repeat(2, 1)[:, :7]}
+TWICE: dict[str, Edit] = dict.fromkeys(("key", "value"), lambda a: np.concatenate([a, a], 1))
 NONE = "An option that it does not have."
 CHOOSERS = (
     "noisy_top_k",
-    "sigmoid_token_choice",
-    "sinkhorn_token_choice",
-    "softmax_token_choice",
-    "sparsity_constrained_token_choice",
+    *(f"{name}_token_choice" for name in ("sigmoid", "sinkhorn", "softmax", "sparsity_constrained")),
 )
 
 WRONG: dict[str, tuple[Wrong, ...]] = {
     **{f"ROUTERS.{name}.route": (CHOICES,) for name in CHOOSERS},
-    **dict.fromkeys(
-        ("batch_priority", "expert_load", "load_loss", "noisy_top_k_affinity", "noisy_top_k_load_loss"), (CHOICES,)
-    ),
-    **dict.fromkeys(("excess_gates", "relu_loss"), (CHOICES,)),
+    **dict.fromkeys(("batch_priority", "expert_load", "load_loss", "noisy_top_k_affinity"), (CHOICES,)),
+    **dict.fromkeys(("noisy_top_k_load_loss", "excess_gates", "relu_loss"), (CHOICES,)),
     **dict.fromkeys(("batchwise_mask", "expert_choice", "threshold_loss"), (SLOTS,)),
     **dict.fromkeys(("transport_dual", "transport_semi_dual"), (SLOTS, TINY)),
     **dict.fromkeys(
@@ -79,11 +76,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         (_option("branches", 5, "They do not divide the experts."),),
     ),
     "CAPACITY_RULES.tutel": (FACTORS[0], _option("factor", 0.001, "No slot is left.")),
-    "ROUTERS.base.route": (
-        _array("tokens", lambda a: a.repeat(2, 1)[:, :7], "7 tokens of 3 experts.", argument="scores")._replace(
-            options={"tokens": 7}
-        ),
-    ),
+    "ROUTERS.base.route": (Wrong("scores", {"tokens": 7}, SEVEN, "ShapeError", "7 tokens of 3 experts."),),
     "ROUTERS.gshard.route": (_option("choices", 1, NONE), _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.hash.route": (
         _option("hashes", 2, "The router has one hash."),
@@ -107,15 +100,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "ROUTERS.softmax_token_choice.route": (CHOICES, _option("jitter", 0.5, "Two kinds of noise.")),
     "ROUTERS.strictly_balanced.route": (_option("capacity_factor", 9.0, "More slots than tokens."),),
     "ROUTERS.switch.route": (_option("choices", 2, NONE),),
-    "attention": (
-        Wrong(
-            "key",
-            {"causal": True},
-            dict.fromkeys(("key", "value"), lambda a: np.concatenate([a, a], 1)),
-            "ShapeError",
-            "More keys than queries, in causal attention.",
-        ),
-    ),
+    "attention": (Wrong("key", {"causal": True}, TWICE, "ShapeError", "More keys than queries, in causal attention."),),
     "batch_norm": (_array("x", lambda a: a[:1], "One image has no variance."),),
     "box_muller": (_number("uniform", 1.0, "The logarithm of 0."),),
     "branch_rate": (
@@ -126,10 +111,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "convolution": (_array("kernel", lambda a: a[:2, :2], "A kernel of an even size."),),
     "dropout": (_number("draws", 1.0, "A draw of 1."), _option("rate", 1.0, "No entry is left.")),
     "expert_capacity": FACTORS,
-    **dict.fromkeys(
-        ("global_entropy_loss", "local_entropy_loss"),
-        (_number("scores", -0.5, "A score is negative, which no softmax is."),),
-    ),
+    **dict.fromkeys(("global_entropy_loss", "local_entropy_loss"), (NEGATIVE,)),
     "gshard_sample": (_number("noise", 1.0, "A draw of 1."), _number("noise", 0.0, "A draw of 0.")),
     "gshard_keep": (_array("gates", lambda a: a[..., :1], "There is no second expert.", "ConfigError", "choices"),),
     "group_limited_scores": (
@@ -145,7 +127,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     ),
     "hash_table_random": (_number("draws", 1.0, "A draw of 1."), _number("draws", -0.25, "A draw below 0.")),
     "importance_loss": (
-        _number("scores", -0.5, "A score is negative, which no softmax is."),
+        NEGATIVE,
         _array("scores", np.zeros_like, "Scores of 0 have no coefficient of variation.", "ContractError"),
     ),
     "cosine_logits": (
@@ -169,7 +151,11 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
     "project_sparse_simplex": (_option("nonzeros", Size("n"), "More than there are values."),),
     "soft_routing": (
         Wrong(
-            "slots", {"dispatch": "identity", "combine": "identity"}, {}, "ShapeError", "Not as many slots as tokens."
+            "slots",
+            dict.fromkeys(("dispatch", "combine"), "identity"),
+            {},
+            "ShapeError",
+            "Not as many slots as tokens.",
         ),
         _option("dispatch", "identity", "The identity in one direction alone.", combine="soft"),
     ),
@@ -183,11 +169,7 @@ WRONG: dict[str, tuple[Wrong, ...]] = {
         _option("tries", Size("choices", -1), "Fewer tries than choices."),
         _option("tries", Size("experts"), "More tries than experts."),
         _array("order", lambda a: np.where(a == 1, 0, a), "The order holds a token twice.", "ContractError"),
-        Wrong(
-            "slot_order",
-            {"slot_order": "token", "choices": 1, "tries": 2},
-            purpose="By token none tries others in turn.",
-        ),
+        _option("slot_order", "token", "By token none tries others in turn.", choices=1, tries=2),
     ),
 }
 """By the path of the function; of each the valid call of `golden/derived.py` is changed."""

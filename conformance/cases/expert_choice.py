@@ -5,14 +5,23 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.inputs import TIED, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import heap_order, renormalised, variant
+from moespec.conformance.author.variant import (
+    Spec,
+    Variant,
+    below_zero,
+    fixed,
+    heap_order,
+    kept,
+    renormalised,
+    variant,
+)
 
 NAME = "expert_choice"
 G, T, E = 2, 6, 3
-
 
 case = of_array(NAME, "scores", capacity=3)
 ORDER, SIZE, BEST, LEFT = "tie_order", "degenerate_size", "slot_order", "uncovered_token"
@@ -50,14 +59,8 @@ def _weights() -> Iterator[Definition]:
     purpose = "What leaves a slot empty is a score of at most 0, neither a small one nor the weight."
     signed_drop: dict[str, Any] = {"drop_zero": True, "combine_scores": weights}
     yield case("signs_dropped", "value", purpose, signs, "zero_score_slots", "empty_slot", **signed_drop)
-    yield case(
-        "gradient_combine",
-        "gradient",
-        "The selection carries none.",
-        distinct("ec/m", (G, T, E)),
-        "combine_scores",
-        **other,
-    )
+    purpose = "The selection carries none."
+    yield case("gradient_combine", "gradient", purpose, distinct("ec/m", (G, T, E)), "combine_scores", **other)
 
 
 def _ties() -> Iterator[Definition]:
@@ -88,10 +91,7 @@ def _sizes() -> Iterator[Definition]:
     yield case("many_tokens", "value", purpose, groups_tokens(late), "real_size", BEST)
 
 
-# Variants. Scores are (groups, tokens, experts).
-
-
-def ties_to_the_higher_token(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+def ties_to_the_higher_token(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
     """Among equal scores an expert chooses the token of higher index."""
     weights = None if combine_scores is None else combine_scores[:, ::-1]
     routing = B.expert_choice(scores[:, ::-1], combine_scores=weights, **options)
@@ -100,7 +100,7 @@ def ties_to_the_higher_token(B: Any, scores: Any, *, combine_scores: Any = None,
 
 
 def chosen_in_heap_order(
-    B: Any, scores: Any, *, capacity: int, combine_scores: Any = None, drop_zero: bool = False
+    B: Spec, scores: Array, *, capacity: int, combine_scores: Array | None = None, drop_zero: bool = False
 ) -> Any:
     """Among equal scores an expert chooses what a sort returns that is not stable."""
     chosen = heap_order(scores, 1)[:, :capacity]  # (groups, slots, experts)
@@ -110,80 +110,60 @@ def chosen_in_heap_order(
     return B.SlotRouting(token.swapaxes(1, 2), np.where(stays, weights, 0).swapaxes(1, 2), None, scores.shape[1])
 
 
-def zero_scores_left_out(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
-    """Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."""
-    return B.expert_choice(scores, drop_zero=True, **options)
-
-
-def zero_scores_taken_in(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
-    """Slots that only tokens of score 0 could fill are filled, also where they are to be left empty."""
-    return B.expert_choice(scores, **options)
-
-
-def capacity_cut_to_the_tokens(B: Any, scores: Any, *, capacity: int, **options: Any) -> Any:
+def capacity_cut_to_the_tokens(B: Spec, scores: Array, *, capacity: int, **options: Any) -> Any:
     """A capacity above the number of tokens is cut to it, where it is to be rejected."""
     return B.expert_choice(scores, capacity=min(capacity, scores.shape[1]), **options)
 
 
-def experts_renormalised(B: Any, scores: Any, **options: Any) -> Any:
+def experts_renormalised(B: Spec, scores: Array, **options: Any) -> Any:
     """The weights of a token are divided by their sum over the experts that chose it."""
     return renormalised(B.expert_choice(scores, **options))
 
 
-def choosers_weights_ignored(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights are the scores by which the experts chose, whatever weights are given."""
-    return B.expert_choice(scores, **options)
-
-
-def positive_zero_before_negative(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+def positive_zero_before_negative(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
     """An expert takes a score of 0.0 before one of -0.0, which equals it."""
     weights = scores if combine_scores is None else combine_scores
-    signed = np.where(scores == 0, np.where(np.signbit(scores.real), -1e-300, 0.0), scores)
-    return B.expert_choice(signed, combine_scores=weights, **options)
+    return B.expert_choice(below_zero(scores), combine_scores=weights, **more)
 
 
-def small_scores_left_out(
-    B: Any, scores: Any, *, combine_scores: Any = None, drop_zero: bool = False, **options: Any
-) -> Any:
+def small_scores_left_out(B: Spec, scores: Array, *, combine_scores: Array | None = None, **more: Any) -> Any:
     """Slots that are to be left empty for scores of 0 are left empty for scores up to 1e-6."""
     weights = scores if combine_scores is None else combine_scores
-    small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if drop_zero else scores
-    return B.expert_choice(small, combine_scores=weights, drop_zero=drop_zero, **options)
+    small = np.where(scores.real > 1e-6, scores, np.minimum(scores.real, 0.0)) if more.get("drop_zero") else scores
+    return B.expert_choice(small, combine_scores=weights, **more)
 
 
-def negative_scores_taken_in(B: Any, scores: Any, *, drop_zero: bool = False, **options: Any) -> Any:
+def negative_scores_taken_in(B: Spec, scores: Array, *, drop_zero: bool = False, **options: Any) -> Any:
     """Slots that are to be left empty for scores up to 0 are filled with those below 0."""
     right = B.expert_choice(scores, drop_zero=drop_zero, **options)
     every = B.expert_choice(scores, **options)
     chosen = np.take_along_axis(scores.real.swapaxes(1, 2), np.minimum(every.token, every.tokens - 1), 2)
-    is_kept = chosen != 0
-    token, weight = np.where(is_kept, every.token, every.tokens), np.where(is_kept, every.weight, 0)
-    return every._replace(token=token.astype(np.int32), weight=weight) if drop_zero else right
+    return kept(every, chosen != 0) if drop_zero else right
 
 
 def zero_weights_left_out(
-    B: Any, scores: Any, *, combine_scores: Any = None, drop_zero: bool = False, **options: Any
+    B: Spec, scores: Array, *, combine_scores: Array | None = None, drop_zero: bool = False, **options: Any
 ) -> Any:
     """Slots are left empty whose combine weight is at most 0, whatever the score is by which the token was chosen."""
     right = B.expert_choice(scores, combine_scores=combine_scores, drop_zero=drop_zero, **options)
     if not drop_zero or combine_scores is None:
         return right
     every = B.expert_choice(scores, combine_scores=combine_scores, **options)
-    is_kept = every.weight.real > 0
-    token, weight = np.where(is_kept, every.token, every.tokens), np.where(is_kept, every.weight, 0)
-    return every._replace(token=token.astype(np.int32), weight=weight)
+    return kept(every, every.weight.real > 0)
 
 
-VARIANTS = (
-    variant(small_scores_left_out, NAME, ledger="EC-2b"),
-    variant(negative_scores_taken_in, NAME, ledger="EC-2b"),
-    variant(zero_weights_left_out, NAME, ledger="EC-2b"),
-    variant(ties_to_the_higher_token, NAME, ledger="EC-1b"),
-    variant(chosen_in_heap_order, NAME, ledger="EC-1c"),
-    variant(zero_scores_left_out, NAME, ledger="EC-2b"),
-    variant(zero_scores_taken_in, NAME, ledger="EC-2b"),
-    variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3b"),
-    variant(experts_renormalised, NAME, ledger="SA-3b"),
-    variant(choosers_weights_ignored, NAME, ledger="RT-2b"),
-    variant(positive_zero_before_negative, NAME, ledger="EC-1", who="jax"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(small_scores_left_out, NAME, ledger="EC-2b")
+    yield variant(negative_scores_taken_in, NAME, ledger="EC-2b")
+    yield variant(zero_weights_left_out, NAME, ledger="EC-2b")
+    yield variant(ties_to_the_higher_token, NAME, ledger="EC-1b")
+    yield variant(chosen_in_heap_order, NAME, ledger="EC-1c")
+    computes = "Slots that only tokens of score 0 could fill are left empty, also where they are to be filled."
+    yield fixed("zero_scores_left_out", computes, NAME, "EC-2b", drop_zero=True)
+    computes = "Slots that only tokens of score 0 could fill are filled, also where they are to be left empty."
+    yield fixed("zero_scores_taken_in", computes, NAME, "EC-2b", drop_zero=False)
+    yield variant(capacity_cut_to_the_tokens, NAME, ledger="EC-3b")
+    yield variant(experts_renormalised, NAME, ledger="SA-3b")
+    computes = "The combine weights are the scores by which the experts chose, whatever weights are given."
+    yield fixed("choosers_weights_ignored", computes, NAME, "RT-2b", combine_scores=None)
+    yield variant(positive_zero_before_negative, NAME, ledger="EC-1", who="jax")

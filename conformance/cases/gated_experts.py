@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, tensor
-from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, scores
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, prefixed, scores, tokens
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
 
 NAME = "gated_experts"
@@ -19,11 +20,6 @@ def cases() -> Iterator[Definition]:
     yield from _layers()
 
 
-def _parameters(values: dict[str, Tensor], part: str = "experts") -> dict[str, Tensor]:
-    """The parameters of experts as inputs."""
-    return {f"{part}/{name}": value for name, value in values.items()}
-
-
 def _alone() -> Iterator[Definition]:
     """Gated experts alone, with SiLU and GELU, with biases and without."""
     for name, activation, biased in (
@@ -32,10 +28,8 @@ def _alone() -> Iterator[Definition]:
         ("geglu", "gelu", True),
     ):
         values = experts(f"gated/{name}", gated=True, biased=biased)
-        inputs = {
-            "inputs": tensor(grid(f"gated/{name}", (G, E, 2, D)), "groups experts capacity width"),
-            **_parameters(values),
-        }
+        slots = tensor(grid(f"gated/{name}", (G, E, 2, D)), "groups experts capacity width")
+        inputs = {"inputs": slots, **prefixed(values)}
         params = {each: f"experts/{each}" for each in values}
         stages = (call("expert_mlp", {"inputs": "inputs", "params": params}, gelu="tanh", activation=activation),)
         purpose = f"Gated experts with {activation}, {'each linear map with a bias' if biased else 'without biases'}."
@@ -63,19 +57,13 @@ def _layers() -> Iterator[Definition]:
         ("gradient_dropped", "gradient", "The same, with tokens that have no slot.", apart, 1, 2, True),
     ):
         key = f"gated/layer_{name}"
-        routed, other = (
-            experts(key, gated=True, biased=False),
-            experts(f"{key}/shared", 1, h=3, gated=True, biased=False),
-        )
-        inputs = {
-            "tokens": tensor(grid(key, (G, T, D)), "groups tokens width"),
-            "scores": values,
-            **_parameters(routed),
-        }
+        routed = experts(key, gated=True, biased=False)
+        other = experts(f"{key}/shared", 1, h=3, gated=True, biased=False)
+        inputs = {"tokens": tokens(key), "scores": values, **prefixed(routed)}
         arguments: dict[str, Any] = {"params": {each: f"experts/{each}" for each in routed}}
         if shared:
             alone = {each: Tensor(value.array[0], value.axes[1:]) for each, value in other.items()}
-            inputs |= _parameters(alone, "shared")
+            inputs |= prefixed(alone, "shared")
             arguments["shared"] = {each: f"shared/{each}" for each in alone}
         allocation = call("token_choice", {"scores": "scores"}, choices=choices, capacity=capacity)
         arguments = {"tokens": "tokens", "routing": allocation.name, **arguments}
@@ -89,17 +77,7 @@ def _gates_last(params: Any) -> Any:
     return {names.get(name, name): value for name, value in params.items()} if "w3" in params else params
 
 
-def experts_with_the_gate_last(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
-    """The second kernel of a gated expert makes the gate, not the first."""
-    return B.expert_mlp(inputs, _gates_last(params), **options)
-
-
-def perceptrons_with_the_gate_last(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
-    """The second kernel of each gated expert of the layer makes the gate, not the first."""
-    return B.moe_mlp(tokens, routing, _gates_last(params), **options)
-
-
-def shared_expert_as_one_of_a_mean(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
+def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
     """The output is the mean over a token's K chosen experts, taken together K times, and the shared one."""
     right = B.moe_mlp(tokens, routing, params, **options)
     if options.get("shared") is None:
@@ -109,8 +87,9 @@ def shared_expert_as_one_of_a_mean(B: Any, tokens: Any, routing: Any, params: An
     return (K * chosen + (right - chosen)) / (K + 1)
 
 
-VARIANTS = (
-    variant(experts_with_the_gate_last, "expert_mlp", ledger="GE-1b", row=NAME),
-    variant(perceptrons_with_the_gate_last, "moe_mlp", ledger="GE-1b", row=NAME),
-    variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The second kernel of a gated expert makes the gate, not the first."
+    yield fixed("experts_with_the_gate_last", computes, "expert_mlp", "GE-1b", row=NAME, params=_gates_last)
+    computes = "The second kernel of each gated expert of the layer makes the gate, not the first."
+    yield fixed("perceptrons_with_the_gate_last", computes, "moe_mlp", "GE-1b", row=NAME, params=_gates_last)
+    yield variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.inputs import groups_tokens, logits, rows, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 
 NAME = "group_limited_scores"
-
 
 E = 8
 FLAG = "expert_groups"
@@ -29,15 +29,8 @@ def cases() -> Iterator[Definition]:
     purpose = "The groups by other scores than those that choose."
     yield case("by", "value", purpose, scores("gl/e", shape), FLAG, group_by=logits("gl/e/by", shape))
     tied = rows("0.5 0.25 0.25 0.5 0.75 0 0.5 0.25; 0.5 0.5 0.5 0.5 0.5 0.5 0.5 0.5; -1 0 -0.5 -0.5 0 -1 0 -1")
-    yield case(
-        "tied",
-        "tie",
-        "Among equal groups the first is better.",
-        groups_tokens(tied),
-        FLAG,
-        "tie_order",
-        exact_ties=True,
-    )
+    purpose = "Among equal groups the first is better."
+    yield case("tied", "tie", purpose, groups_tokens(tied), FLAG, "tie_order", exact_ties=True)
     near = call(NAME, {"scores": "router_logits"}, groups=3, limit=1, best=1)
     yield from near_ties(NAME, near)
     size = "degenerate_size"
@@ -50,39 +43,23 @@ def cases() -> Iterator[Definition]:
     )
 
 
-# Variants. Scores are (groups, tokens, experts).
-
-
-def group_score_is_best(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
-    """The score of a group of experts is that of its best expert, whatever is requested."""
-    return B.group_limited_scores(scores, group_by, **{**options, "best": 1})
-
-
-def group_score_is_two_best(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+def group_score_is_two_best(B: Spec, scores: Array, group_by: Array | None = None, **options: Any) -> Array:
     """The score of a group of experts is the sum of its two best, whatever is requested."""
     size = scores.shape[2] // options["groups"]
     return B.group_limited_scores(scores, group_by, **{**options, "best": min(2, size)})
 
 
-def group_score_is_sum(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
+def group_score_is_sum(B: Spec, scores: Array, group_by: Array | None = None, **options: Any) -> Array:
     """The score of a group of experts is the sum over all of them."""
     return B.group_limited_scores(scores, group_by, **{**options, "best": scores.shape[2] // options["groups"]})
 
 
-def outside_is_zero(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
-    """Experts outside the chosen groups have the score 0, whatever is requested."""
-    return B.group_limited_scores(scores, group_by, **{**options, "outside": "zero"})
-
-
-def groups_by_the_chosen_scores(B: Any, scores: Any, group_by: Any = None, **options: Any) -> Any:
-    """Groups of experts are scored by the scores that choose, the bias included, whatever is requested."""
-    return B.group_limited_scores(scores, **options)
-
-
-VARIANTS = (
-    variant(group_score_is_best, NAME, ledger="GL-1c"),
-    variant(group_score_is_two_best, NAME, ledger="GL-1"),
-    variant(group_score_is_sum, NAME, ledger="GL-1"),
-    variant(outside_is_zero, NAME, ledger="GL-2b", who="huggingface/transformers"),
-    variant(groups_by_the_chosen_scores, NAME, ledger="GL-3"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The score of a group of experts is that of its best expert, whatever is requested."
+    yield fixed("group_score_is_best", computes, NAME, "GL-1c", best=1)
+    yield variant(group_score_is_two_best, NAME, ledger="GL-1")
+    yield variant(group_score_is_sum, NAME, ledger="GL-1")
+    computes = "Experts outside the chosen groups have the score 0, whatever is requested."
+    yield fixed("outside_is_zero", computes, NAME, "GL-2b", "huggingface/transformers", outside="zero")
+    computes = "Groups of experts are scored by the scores that choose, the bias included, whatever is requested."
+    yield fixed("groups_by_the_chosen_scores", computes, NAME, "GL-3", group_by=None)

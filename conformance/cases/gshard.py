@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, Noise, call, single, tensor
 from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
@@ -19,12 +20,20 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
-from moespec.conformance.author.variant import configured, of_router, rerouted, reweighted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    fixed,
+    rerouted,
+    reweighted,
+    variant,
+)
+from moespec.spec.routing import RouterOutput
 
 NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"
 T, E, D = 5, 3, 3
 UNIFORM = Noise("tokens", reach=0.5, step=0.0625, centre=0.5)
-
 
 case = partial(kernel_case, NAME, sizes=(T, E, D), noise=UNIFORM)
 
@@ -82,89 +91,62 @@ def _sampled() -> Iterator[Definition]:
     yield sampled("second_sampled_after", "overflow", purpose, "renormalised", "overflow_drop", **after)
 
 
-# Variants.
-
-
-def second_kept_if_small(B: Any, gates: Any, noise: Any) -> Any:
+def second_kept_if_small(B: Spec, gates: Array, noise: Array) -> Array:
     """The second expert is kept where the draw exceeds twice its gate."""
     keep = B.gshard_keep(gates, noise)
     return np.stack([keep[..., 0], ~keep[..., 1]], axis=2)
 
 
-def second_kept_by_a_fifth(B: Any, gates: Any, noise: Any) -> Any:
-    """The second expert is kept with the chance min(1, g2 / 0.2)."""
-    return B.gshard_keep(gates, 0.4 * noise)
-
-
-def both_experts_sampled(B: Any, logits: Any, noise: Any) -> Any:
+def both_experts_sampled(B: Spec, logits: Array, noise: Array) -> Array:
     """Both experts are sampled, the first one, too."""
     return B.add_gating_noise(logits, -np.log(-np.log(noise)), multiplier=float(logits.shape[2]))
 
 
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def gshard_chance_of_raw_gates(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def gshard_chance_of_raw_gates(B: Spec, route: Route) -> RouterOutput:
     """The second expert is kept by twice its gate before that is divided."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    if options.second_expert != "random":
+    output = route.output()
+    if route.options.second_expert != "random":
         return output
-    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    combine = B.normalize_selected(scores, choices=2) if options.normalize_selected else scores
+    scores = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    combine = B.normalize_selected(scores, choices=2) if route.options.normalize_selected else scores
     held: dict[str, Any] = {}
-    if noise is not None:
-        held = {"keep": B.gshard_keep(scores, noise), "hold": options.hold_unkept}
-    capacity = options.capacity(train=train)
+    if route.noise is not None:
+        held = {"keep": B.gshard_keep(scores, route.noise), "hold": route.options.hold_unkept}
+    capacity = route.options.capacity(train=route.train)
     return rerouted(B, output, B.token_choice(scores, combine_scores=combine, choices=2, capacity=capacity, **held))
 
 
-def gshard_normalised_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def gshard_normalised_after_drops(B: Spec, route: Route) -> RouterOutput:
     """The gates of GShard are divided by the sum of those that are left after the random choice and drops."""
-    output = route(params, tokens, options, **more)
-    if not options.normalize_selected:
+    output = route.output()
+    if not route.options.normalize_selected:
         return output
     combine = output.routing.dense().combine
     total = combine.sum(axis=(2, 3), keepdims=True)
     return reweighted(B, output, (combine / np.where(total.real > 0, total, 1.0)).sum(axis=3))
 
 
-def gshard_random_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def gshard_random_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     """Second experts are kept at random where no noise is given, too."""
-    output = route(params, tokens, options, **more)
-    if more.get("noise") is not None or options.second_expert != "random":
+    output = route.output()
+    if route.noise is not None or route.options.second_expert != "random":
         return output
-    return route(params, tokens, options, **{**more, "noise": np.full(tokens.shape[:2], 0.999)})
+    return route.output(noise=np.full(route.tokens.shape[:2], 0.999))
 
 
-_one = partial(of_router, NAME)
-
-VARIANTS = (
-    variant(second_kept_if_small, KEEP),
-    variant(second_kept_by_a_fifth, KEEP, ledger="GS-5b", who="tensorflow/mesh"),
-    variant(gshard_normalised_after_drops, NAME, ledger="GS-1b", who="facebookresearch/fairseq"),
-    _one(
-        "gshard_gates_as_they_are",
-        "The gates of GShard are not divided by their sum.",
-        configured(normalize_selected=False),
-        "GS-1c",
-    ),
-    variant(gshard_chance_of_raw_gates, NAME, ledger="GS-2b", who="facebookresearch/fairseq"),
-    _one(
-        "gshard_unkept_make_no_request",
-        "A second expert that is not kept asks for no slot, so that a later token gets it.",
-        configured(hold_unkept=False),
-        "GS-3b",
-        "tensorflow/mesh",
-    ),
-    variant(gshard_random_at_evaluation, NAME, ledger="GS-4b"),
-    variant(both_experts_sampled, SAMPLE),
-    _one(
-        "gshard_second_always_kept",
-        "The second-best expert is always kept.",
-        configured(second_expert="all"),
-        "GS-6c",
-        "microsoft/Tutel",
-    ),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(second_kept_if_small, KEEP)
+    computes = "The second expert is kept with the chance min(1, g2 / 0.2)."
+    who = "tensorflow/mesh"
+    yield fixed("second_kept_by_a_fifth", computes, KEEP, "GS-5b", who, noise=lambda noise: 0.4 * noise)
+    yield variant(gshard_normalised_after_drops, NAME, ledger="GS-1b", who="facebookresearch/fairseq")
+    computes = "The gates of GShard are not divided by their sum."
+    yield fixed("gshard_gates_as_they_are", computes, NAME, "GS-1c", normalize_selected=False)
+    yield variant(gshard_chance_of_raw_gates, NAME, ledger="GS-2b", who="facebookresearch/fairseq")
+    computes = "A second expert that is not kept asks for no slot, so that a later token gets it."
+    who = "tensorflow/mesh"
+    yield fixed("gshard_unkept_make_no_request", computes, NAME, "GS-3b", who, hold_unkept=False)
+    yield variant(gshard_random_at_evaluation, NAME, ledger="GS-4b")
+    yield variant(both_experts_sampled, SAMPLE)
+    computes = "The second-best expert is always kept."
+    yield fixed("gshard_second_always_kept", computes, NAME, "GS-6c", "microsoft/Tutel", second_expert="all")

@@ -39,14 +39,8 @@ def cases() -> Iterator[Definition]:
     purpose = "As many slots as tokens, up to a multiple of three, and some are dropped."
     some: dict[str, Any] = {"capacity_factor": 1.0, "multiple_of": 3}
     yield case("capacity", "overflow", purpose, "overflow_drop", options=some)
-    yield case(
-        "one_for_all",
-        "tie",
-        "Every id has the same expert, with 7 slots.",
-        "tie_order",
-        same=True,
-        options={"slots_per_expert": 7},
-    )
+    purpose = "Every id has the same expert, with 7 slots."
+    yield case("one_for_all", "tie", purpose, "tie_order", same=True, options={"slots_per_expert": 7})
     yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
     by = ("tokens", *(f"experts/{name}" for name in ("w1", "b1", "w2", "b2")))
     yield case("gradient", "gradient", "By tokens and experts.", options={"by": by})

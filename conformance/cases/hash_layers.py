@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.inputs import experts, integers, tokens
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.inputs import experts, integers, prefixed, tokens
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant, without_biases
 from moespec.conformance.format import Tensor
 
 G, T, E, D, V = 2, 6, 3, 4, 5
@@ -58,27 +59,10 @@ def _routing() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", hashed("hash/f", groups=1, tokens=1), size)
     one = {**hashed("hash/g"), "table": tensor(np.zeros(V, int), "ids")}
     yield case("one_expert", "degenerate", "One expert.", one, size, count=1)
-    large = {
-        "ids": tensor(integers("hash/h", (1, 196), 0, 63), GT),
-        "table": tensor(integers("hash/t", (64,), 0, 39), "ids"),
-    }
+    ids = tensor(integers("hash/h", (1, 196), 0, 63), GT)
+    large = {"ids": ids, "table": tensor(integers("hash/t", (64,), 0, 39), "ids")}
     purpose = "196 tokens, 64 ids, 40 experts."
     yield case("real_size", "overflow", purpose, large, "real_size", drop, count=40, capacity=5)
-
-
-def _multi(
-    name: str,
-    kind: str,
-    purpose: str,
-    *flags: str,
-    inputs: dict[str, Tensor],
-    params: dict[str, Tensor],
-    **options: Any,
-) -> Definition:
-    arguments = {**{name: name for name in inputs}, "params": {part: f"experts/{part}" for part in params}}
-    inputs = {**inputs, **{f"experts/{part}": value for part, value in params.items()}}
-    stages = (call("multi_hash_mlp", arguments, **options),)
-    return composed("multi_hash", name, kind, purpose, *flags, inputs=inputs, stages=stages)
 
 
 def _multi_hash() -> Iterator[Definition]:
@@ -91,7 +75,10 @@ def _multi_hash() -> Iterator[Definition]:
             "tables": tensor(table or integers(f"{key}/tables", (hashes, V), 0, E - 1), "hashes ids"),
         }
         params = experts(key, E, D, hidden, D)
-        return _multi(name, kind, purpose, *flags, inputs=inputs, params=params, **options)
+        arguments = {**{name: name for name in inputs}, "params": {part: f"experts/{part}" for part in params}}
+        inputs |= prefixed(params)
+        stages = (call("multi_hash_mlp", arguments, **options),)
+        return composed("multi_hash", name, kind, purpose, *flags, inputs=inputs, stages=stages)
 
     purpose = "Two halves, each of the expert of its hash."
     yield case("two_hashes", "value", purpose, "generated_code")
@@ -111,7 +98,7 @@ def _multi_hash() -> Iterator[Definition]:
 
 
 def hash_with_a_capacity(
-    B: Any, ids: Any, table: Any, *, experts: int, capacity: int | None = None, **options: Any
+    B: Spec, ids: Array, table: Array, *, experts: int, capacity: int | None = None, **options: Any
 ) -> Any:
     """An expert has room for its part of the tokens only, where no capacity is requested."""
     right = B.hash_routing(ids, table, experts=experts, capacity=capacity, **options)
@@ -120,33 +107,19 @@ def hash_with_a_capacity(
     return B.hash_routing(ids, table, experts=experts, capacity=-(-ids.shape[1] // experts), **options)
 
 
-def segments_without_biases(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
-    """The segments of MultiHash have no biases."""
-    bare = {name: np.zeros_like(array) if name.startswith("b") else array for name, array in params.items()}
-    return B.multi_hash_mlp(tokens, ids, tables, bare, **options)
-
-
-def biases_of_the_first_hash(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+def biases_of_the_first_hash(B: Spec, tokens: Array, ids: Array, tables: Array, params: Any, **options: Any) -> Array:
     """The output bias of MultiHash is, whole, that of the expert of the first hash."""
     bare = {**params, "b2": np.zeros_like(params["b2"])}
     return B.multi_hash_mlp(tokens, ids, tables, bare, **options) + params["b2"][tables[0][ids]]
 
 
-def multi_hash_with_gelu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
-    """MultiHash has GELU where ReLU is requested."""
-    form = "tanh" if activation == "relu" else activation
-    return B.multi_hash_mlp(tokens, ids, tables, params, activation=form)
-
-
-def multi_hash_with_relu(B: Any, tokens: Any, ids: Any, tables: Any, params: Any, *, activation: str = "relu") -> Any:
-    """MultiHash has ReLU, whatever activation is requested."""
-    return B.multi_hash_mlp(tokens, ids, tables, params)
-
-
-VARIANTS = (
-    variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b"),
-    variant(segments_without_biases, "multi_hash_mlp", ledger="HL-2b"),
-    variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b"),
-    variant(multi_hash_with_gelu, "multi_hash_mlp", ledger="HL-3b"),
-    variant(multi_hash_with_relu, "multi_hash_mlp", ledger="HL-3b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(hash_with_a_capacity, "hash_routing", ledger="HL-1b")
+    computes = "The segments of MultiHash have no biases."
+    yield fixed("segments_without_biases", computes, "multi_hash_mlp", "HL-2b", params=without_biases)
+    yield variant(biases_of_the_first_hash, "multi_hash_mlp", ledger="HL-2b")
+    computes = "MultiHash has GELU where ReLU is requested."
+    gelu: dict[str, Any] = {"activation": lambda form: "tanh" if form == "relu" else form}
+    yield fixed("multi_hash_with_gelu", computes, "multi_hash_mlp", "HL-3b", **gelu)
+    computes = "MultiHash has ReLU, whatever activation is requested."
+    yield fixed("multi_hash_with_relu", computes, "multi_hash_mlp", "HL-3b", activation="relu")

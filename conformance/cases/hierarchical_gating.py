@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import Variant
+from moespec.conformance.author.variant import Spec, Variant
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.affinities import chosen_by_level, levels
 from moespec.spec.algorithms.choice_probability import choice_probability, is_chosen
 from moespec.spec.algorithms.noisy_top_k import noisy_top_k_affinity
 from moespec.spec.numerics import variance
 
-__all__ = ["VARIANTS", "cases", "gates_within"]
-
+__all__ = ["cases", "gates_within", "variants"]
 
 GATES, LOAD = "hierarchical_affinity", "hierarchical_load_loss"
 TWO: dict[str, Any] = {"branches": 2, "choices": 2}
@@ -41,9 +41,8 @@ def _gates() -> Iterator[Definition]:
     more: dict[str, Any] = {"branches": 4, "choices": 3}
     yield case("few", "degenerate", purpose, levels, size, noisy_logits=_columns(f"{GATES}/b", (1, 3, 12)), **more)
     equal = tensor(np.array([[[0.5] * 12, [0.0, -0.0, 0.0] * 4]]), "groups tokens columns")
-    yield case(
-        "tied", "tie", "Among equals the lower branch, and the lower expert.", "tie_order", noisy_logits=equal, **three
-    )
+    purpose = "Among equals the lower branch, and the lower expert."
+    yield case("tied", "tie", purpose, "tie_order", noisy_logits=equal, **three)
     apart = tensor(grid(f"{GATES}/c", (1, 3, 8), reach=1.0) + np.arange(8) / 64, "groups tokens columns")
     yield case("gradient", "gradient", "By the logits of both levels.", levels, noisy_logits=apart, **TWO)
 
@@ -74,7 +73,7 @@ def _load_loss() -> Iterator[Definition]:
 
 
 def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
-    def changed(B: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+    def changed(B: Spec, noisy_logits: Array, *, branches: int, choices: int) -> Any:
         return np.stack([of_group(group, branches, choices) for group in noisy_logits])
 
     return changed
@@ -88,7 +87,7 @@ def gates_within(columns: Any, branches: int, choices: int) -> Any:
     return (is_chosen(upper, choices_by_level[0]).reshape(-1, 1) * inner).reshape(len(columns), -1)
 
 
-def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
+def _one_in_second(columns: Array, branches: int, choices: int) -> Any:
     upper, lower = levels(columns, branches)
     choices_by_level = chosen_by_level(columns, branches, choices)
     first = is_chosen(upper, 1).reshape(-1, 1)
@@ -101,7 +100,9 @@ def _one_in_second(columns: Any, branches: int, choices: int) -> Any:
 def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callable[..., Any]:
     """The load loss with `load(branch load, load within, tokens of the branch)`; `of_all`: within, of all tokens."""
 
-    def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+    def changed(
+        B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
+    ) -> Any:
         losses = []
         for group in zip(logits, noise_logits, noisy_logits, strict=True):
             upper, lower = zip(*(levels(x, branches) for x in group), strict=True)
@@ -123,24 +124,12 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
     return changed
 
 
-VARIANTS = (
-    Variant(
-        "hierarchy_one_expert_in_second_branch",
-        "A token chooses one expert in all its branches but the best.",
-        {GATES: _gated(_one_in_second)},
-        "HM-4b",
-        "tensorflow/mesh",
-    ),
-    Variant(
-        "hierarchy_load_within",
-        "The load of an expert is that within its branch, without that of the branch.",
-        {LOAD: _loss(lambda branch, within, count: within)},
-        "HM-5b",
-    ),
-    Variant(
-        "hierarchy_load_of_no_token",
-        "The load of a branch without a token is 0 / 0.",
-        {LOAD: _loss(lambda branch, within, count: branch * within / np.where(count > 0, count, np.nan))},
-        "HM-1b",
-    ),
-)
+def variants() -> Iterator[Variant]:
+    computes = "A token chooses one expert in all its branches but the best."
+    replaced = {GATES: _gated(_one_in_second)}
+    yield Variant("hierarchy_one_expert_in_second_branch", computes, replaced, "HM-4b", "tensorflow/mesh")
+    computes = "The load of an expert is that within its branch, without that of the branch."
+    yield Variant("hierarchy_load_within", computes, {LOAD: _loss(lambda branch, within, count: within)}, "HM-5b")
+    computes = "The load of a branch without a token is 0 / 0."
+    replaced = {LOAD: _loss(lambda branch, within, count: branch * within / np.where(count > 0, count, np.nan))}
+    yield Variant("hierarchy_load_of_no_token", computes, replaced, "HM-1b")

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, Noise, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.routers import output_gradient, router_case
-from moespec.conformance.author.variant import rerouted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, kept, rerouted, variant
 from moespec.conformance.cases.hierarchical_gating import gates_within
 from moespec.conformance.format import Tensor
+from moespec.spec.routing import RouterOutput
 
 NAME, D = "hierarchical_top_k", 2
 
@@ -52,45 +54,42 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, columns=8, noisy=False)
 
 
-# Variants. A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def _noisy(B: Any, params: Any, tokens: Any, noise: Any) -> Any:
+def _noisy(B: Spec, params: Any, tokens: Array, noise: Array) -> Any:
     clean, scales = (B.router_logits(tokens, params[kernel]) for kernel in ("kernel", "noise_kernel"))
     return B.noisy_top_k_logits(clean, scales, noise)
 
 
-def hierarchy_levels_balanced_apart(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def hierarchy_levels_balanced_apart(B: Spec, route: Route) -> RouterOutput:
     """The importance loss is that of the branches and that of the experts within them, added."""
-    output = route(params, tokens, options, **more)
-    if not options.importance_weight:
+    output = route.output()
+    if not route.options.importance_weight:
         return output
-    branches, size = options.levels
-    noisy, choices = _noisy(B, params, tokens, more.get("noise")), options.choices_per_level
+    branches, size = route.options.levels
+    noisy, choices = _noisy(B, route.params, route.tokens, route.noise), route.options.choices_per_level
     primary = B.noisy_top_k_affinity(noisy[..., :branches], choices=min(choices, branches))
     inner = np.stack([gates_within(group, branches, choices) for group in noisy])
     each = [B.importance_loss(inner[..., i * size : (i + 1) * size] + 1e-30) for i in range(branches)]
     value = B.importance_loss(primary) + np.mean(each)
-    losses = {**output.losses, "importance": options.importance_weight * value}
+    losses = {**output.losses, "importance": route.options.importance_weight * value}
     return output._replace(losses=losses, metrics={**output.metrics, "importance_loss": value})
 
 
-def hierarchy_branch_capacity(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def hierarchy_branch_capacity(B: Spec, route: Route) -> RouterOutput:
     """A branch takes no more tokens than an equal number for each."""
-    output = route(params, tokens, options, **more)
-    branches, size = options.levels
-    noisy, choices = _noisy(B, params, tokens, more.get("noise")), min(options.choices_per_level, branches)
-    capacity = max(1, choices * options.tokens // branches)
+    output = route.output()
+    branches, size = route.options.levels
+    noisy, choices = _noisy(B, route.params, route.tokens, route.noise), min(route.options.choices_per_level, branches)
+    capacity = max(1, choices * route.options.tokens // branches)
     reached = (
         B.token_choice(noisy[..., :branches].real, choices=choices, capacity=capacity).dense().dispatch.sum(axis=3)
     )
-    kept = np.concatenate([np.repeat(reached, size, axis=2), np.zeros((len(tokens), 1, options.experts))], axis=1)
-    stays = np.take_along_axis(kept.swapaxes(1, 2), output.routing.token, axis=2) > 0
-    token = np.where(stays, output.routing.token, options.tokens).astype(np.int32)
-    return rerouted(B, output, output.routing._replace(token=token, weight=np.where(stays, output.routing.weight, 0)))
+    has_room = np.concatenate(
+        [np.repeat(reached, size, axis=2), np.zeros((len(route.tokens), 1, route.options.experts))], axis=1
+    )
+    stays = np.take_along_axis(has_room.swapaxes(1, 2), output.routing.token, axis=2) > 0
+    return rerouted(B, output, kept(output.routing, stays))
 
 
-VARIANTS = (
-    variant(hierarchy_levels_balanced_apart, NAME, ledger="HM-2b", who="tensorflow/mesh"),
-    variant(hierarchy_branch_capacity, NAME, ledger="HM-3b", who="tensorflow/mesh"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(hierarchy_levels_balanced_apart, NAME, ledger="HM-2b", who="tensorflow/mesh")
+    yield variant(hierarchy_branch_capacity, NAME, ledger="HM-3b", who="tensorflow/mesh")

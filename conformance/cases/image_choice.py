@@ -7,7 +7,7 @@ from typing import Any
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import scores, tokens
 from moespec.conformance.author.routers import balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Variant, fixed
 
 NAME, POOLING, POOL, SPREAD = "image_choice", "image_pooling", "pool_images", "spread_images"
 
@@ -43,15 +43,6 @@ def _functions() -> Iterator[Definition]:
     yield spread("spread_gradient", "gradient", "By the scores.", flag, scores=rows, tokens=4)
 
 
-# Variants.
-
-
-def class_token_always(B: Any, tokens: Any, *, images: int, pool: str = "mean") -> Any:
-    """The router sees the first token of an image, also where it is to see the mean."""
-    return B.pool_images(tokens, images=images, pool="first")
-
-
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-VARIANTS = (variant(class_token_always, POOL, ledger="IM-1b"),)
+def variants() -> Iterator[Variant]:
+    computes = "The router sees the first token of an image, also where it is to see the mean."
+    yield fixed("class_token_always", computes, POOL, "IM-1b", pool="first")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition, call, composed
 from moespec.conformance.author.inputs import CROWD, both, distinct, grid, groups_tokens, scores
@@ -22,10 +23,20 @@ from moespec.conformance.author.routers import (
     output_gradient,
     router_case,
 )
-from moespec.conformance.author.variant import Variant, heap_order, of_router, rerouted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    every,
+    heap_order,
+    kept,
+    rerouted,
+    variant,
+)
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.importance_score import surviving_tokens
+from moespec.spec.routing import RouterOutput
 
 NAME = "importance_score"
 ORDER, CHOICE = "importance_score_order", "importance_score_choice"
@@ -108,15 +119,8 @@ def _router() -> Iterator[Definition]:
     yield case("noise", "value", purpose, CUT, inside, noise=NORMAL, **ordered(drop=0.25))
     quarter: dict[str, Any] = {"sizes": sizes, "drop": 0.25}
     purpose = "The losses see all tokens, also those that are removed, and all choices; with noise at evaluation."
-    losses: dict[str, Any] = {
-        "noise": NORMAL,
-        "train": False,
-        "noise_multiplier": 2.0,
-        "choices": 2,
-        **LOSSES,
-        **CHANGED,
-    }
-    yield case("losses", "value", purpose, CUT, inside, **quarter, **losses)
+    noisy: dict[str, Any] = {"noise": NORMAL, "train": False, "noise_multiplier": 2.0, "choices": 2}
+    yield case("losses", "value", purpose, CUT, inside, **quarter, **noisy, **LOSSES, **CHANGED)
     purpose = "The capacity of those that are left, rounded up to a multiple of 3."
     yield case("multiple", "value", purpose, CUT, "capacity_rounding", multiple_of=3, **quarter)
     tied = ordered() | {"sizes": (6, 4, 3)}
@@ -133,16 +137,13 @@ def _router() -> Iterator[Definition]:
     yield balance_scope(NAME)
 
 
-# Variants. Scores are (groups, tokens, experts).
-
-
 def _removing(name: str, computes: str, fraction: Callable[[int, float], float], ledger: str) -> Variant:
     """Another fraction of the tokens is removed, `fraction(tokens, drop)`."""
 
-    def order(B: Any, scores: Any, *, drop: float = 0.1) -> Any:
+    def order(B: Spec, scores: Array, *, drop: float = 0.1) -> Any:
         return B.importance_score_order(scores, drop=fraction(scores.shape[1], drop))
 
-    def choice(B: Any, scores: Any, *, drop: float = 0.1, **options: Any) -> Any:
+    def choice(B: Spec, scores: Array, *, drop: float = 0.1, **options: Any) -> Any:
         return B.importance_score_choice(scores, drop=fraction(scores.shape[1], drop), **options)
 
     return Variant(name, computes, {ORDER: order, CHOICE: choice}, ledger)
@@ -153,107 +154,81 @@ def _fraction(removed: int, tokens: int) -> float:
     return min(removed, tokens - 1) / tokens
 
 
-def importance_of_channels(B: Any, scores: Any, **options: Any) -> Any:
+def importance_of_channels(B: Spec, scores: Array, **options: Any) -> Any:
     """The maximum of the importance score is taken over the tokens, so that all are equally important."""
     order = B.importance_score_order(scores, **options)
     return np.tile(np.arange(order.shape[1], dtype=np.int32), (len(order), 1))
 
 
-def important_in_heap_order(B: Any, scores: Any, **options: Any) -> Any:
+def important_in_heap_order(B: Spec, scores: Array, **options: Any) -> Any:
     """Equally important tokens come as a sort returns them that is not stable."""
     order = B.importance_score_order(scores, **options)
     return heap_order(scores.real.max(axis=2))[:, : order.shape[1]].astype(np.int32)
 
 
 def removed_after_they_chose(
-    B: Any, scores: Any, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Any = None
+    B: Spec, scores: Array, *, choices: int, capacity: int, drop: float = 0.1, combine_scores: Array | None = None
 ) -> Any:
     """All tokens are allocated in the order of importance; then those to remove leave their slots empty."""
-    options = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
+    options: dict[str, Any] = {"choices": choices, "capacity": capacity, "combine_scores": combine_scores}
     order = B.batch_priority(scores)
     routing = B.token_choice(scores, order=order, **options)
     survives = np.zeros((len(scores), routing.tokens + 1), bool)
     np.put_along_axis(survives, order[:, : surviving_tokens(routing.tokens, drop)], True, axis=1)
     stays = np.take_along_axis(survives, routing.token.reshape(len(scores), -1), axis=1).reshape(routing.token.shape)
-    return routing._replace(
-        token=np.where(stays, routing.token, routing.tokens), weight=np.where(stays, routing.weight, 0), slot=None
-    )
-
-
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
+    return kept(routing, stays)
 
 
 def _with_capacity_of(**changed: Any) -> Callable[..., Any]:
     """The capacity is that of other options."""
 
-    def change(
-        B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-    ) -> Any:
-        output = route(params, tokens, options, noise=noise, train=train)
-        scores = B.softmax_affinity(noisy_logits(B, params, tokens, options, noise)[1])
-        capacity = replace(options, **changed).capacity(train=train)
-        chosen = B.importance_score_choice(scores, choices=options.choices, capacity=capacity, drop=options.drop)
+    def change(B: Spec, route: Route) -> RouterOutput:
+        output = route.output()
+        scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
+        capacity = replace(route.options, **changed).capacity(train=route.train)
+        chosen = B.importance_score_choice(
+            scores, choices=route.options.choices, capacity=capacity, drop=route.options.drop
+        )
         return rerouted(B, output, chosen)
 
     return change
 
 
-def removed_only_in_training(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def removed_only_in_training(B: Spec, route: Route) -> RouterOutput:
     """Tokens are removed in training alone."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    return output if train else route(params, tokens, replace(options, drop=0.0), noise=noise)
+    output = route.output()
+    return output if route.train else route.output(options=replace(route.options, drop=0.0), train=False)
 
 
-def importance_without_noise(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def importance_without_noise(B: Spec, route: Route) -> RouterOutput:
     """Tokens are sorted and choose by the logits without noise."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    return rerouted(B, output, route(params, tokens, options, train=train).routing)
+    output = route.output()
+    return rerouted(B, output, route.output(noise=None).routing)
 
 
-def importance_loss_of_those_left(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def importance_loss_of_those_left(B: Spec, route: Route) -> RouterOutput:
     """The importance loss counts only the tokens that are left."""
-    output = route(params, tokens, options, noise=noise, train=train)
+    output = route.output()
     if "importance" not in output.losses:
         return output
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    left = B.importance_score_order(B.softmax_affinity(noisy), drop=options.drop)
+    clean, noisy = noisy_logits(B, route.params, route.tokens, route.options, route.noise)
+    left = B.importance_score_order(B.softmax_affinity(noisy), drop=route.options.drop)
     scores = np.take_along_axis(B.softmax_affinity(clean), left[..., None], axis=1)
     value = np.mean([B.importance_loss(scores[g : g + 1]) for g in range(len(scores))])
-    return output._replace(losses={**output.losses, "importance": options.importance_weight * value})
+    return output._replace(losses={**output.losses, "importance": route.options.importance_weight * value})
 
 
-_one = partial(of_router, NAME)
-
-VARIANTS = (
-    _removing(
-        "removed_rounded_up",
-        "The number of tokens to remove is rounded up.",
-        lambda tokens, drop: _fraction(math.ceil(drop * tokens), tokens),
-        "IS-2b",
-    ),
-    _removing(
-        "removed_rounded",
-        "The number of tokens to remove is rounded to the nearest.",
-        lambda tokens, drop: _fraction(math.floor(drop * tokens + 0.5), tokens),
-        "IS-2b",
-    ),
-    _removing("nobody_removed", "No token is removed.", lambda tokens, drop: 0.0, "IS-6b"),
-    variant(importance_of_channels, ORDER, ledger="IS-1b"),
-    variant(important_in_heap_order, ORDER, ledger="IS-3b"),
-    variant(removed_after_they_chose, CHOICE, ledger="IS-5b"),
-    _one(
-        "capacity_of_all_tokens",
-        "The capacity of importance-score routing is computed from all tokens, also those that are removed.",
-        _with_capacity_of(drop=0.0),
-        "IS-4b",
-    ),
-    variant(removed_only_in_training, NAME, ledger="IS-6b"),
-    variant(importance_without_noise, NAME, ledger="SA-1"),
-    variant(importance_loss_of_those_left, NAME, ledger="IS-7b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The number of tokens to remove is rounded up."
+    yield _removing(
+        "removed_rounded_up", computes, lambda tokens, drop: _fraction(math.ceil(drop * tokens), tokens), "IS-2b"
+    )
+    yield _removing("nobody_removed", "No token is removed.", lambda tokens, drop: 0.0, "IS-6b")
+    yield variant(importance_of_channels, ORDER, ledger="IS-1b")
+    yield variant(important_in_heap_order, ORDER, ledger="IS-3b")
+    yield variant(removed_after_they_chose, CHOICE, ledger="IS-5b")
+    computes = "The capacity of importance-score routing is computed from all tokens, also those that are removed."
+    yield Variant("capacity_of_all_tokens", computes, every((NAME,), _with_capacity_of(drop=0.0)), "IS-4b")
+    yield variant(removed_only_in_training, NAME, ledger="IS-6b")
+    yield variant(importance_without_noise, NAME, ledger="SA-1")
+    yield variant(importance_loss_of_those_left, NAME, ledger="IS-7b")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, function, tensor
 from moespec.conformance.author.inputs import (
     CROWD,
@@ -15,10 +16,12 @@ from moespec.conformance.author.inputs import (
     groups_tokens,
     integers,
     permutation,
+    prefixed,
     scores,
     to_bfloat16,
+    tokens,
 )
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Stage, Tensor
 
 NAME = "moe_layer"
@@ -29,11 +32,6 @@ def cases() -> Iterator[Definition]:
     yield from _experts()
     yield from _layers()
     yield from _mlp_layers()
-
-
-def _parameters(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of experts as inputs."""
-    return {f"experts/{name}": value for name, value in values.items()}
 
 
 PARAMS = {name: f"experts/{name}" for name in ("w1", "b1", "w2", "b2")}
@@ -47,10 +45,8 @@ def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dic
 
 def _experts() -> Iterator[Definition]:
     def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: Any) -> Definition:
-        inputs = {
-            "inputs": tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width"),
-            **_parameters(experts(f"layer/{name}", **sizes)),
-        }
+        slots = tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width")
+        inputs = {"inputs": slots, **prefixed(experts(f"layer/{name}", **sizes))}
         return _mlp(name, kind, purpose, "gelu_form", gelu=gelu, inputs=inputs)
 
     yield mlp("experts_tanh", "Expert MLPs with the tanh form of GELU.", "tanh")
@@ -73,11 +69,8 @@ def _layer(
     soft = allocation == "soft_routing"
     g, t, e = (G, T, E) if soft else values.array.shape
     read = {"tokens": "tokens", "slots": "slots"} if soft else {"scores": "scores"}
-    inputs = {
-        "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
-        "slots" if soft else "scores": values,
-        **(_parameters(experts(f"layer/{name}", e)) if mlps else {}),
-    }
+    inputs = {"tokens": tokens(f"layer/{name}", (g, t, D)), "slots" if soft else "scores": values}
+    inputs |= prefixed(experts(f"layer/{name}", e)) if mlps else {}
     stages = _around(call(allocation, read, **options), mlps=mlps, metrics=kind != "gradient")
     return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
 
@@ -139,11 +132,8 @@ def _mlp_layers() -> Iterator[Definition]:
     ) -> Definition:
         g, t, e = values.array.shape
         name = f"mlp_{name}"
-        inputs = {
-            "tokens": tensor(grid(f"layer/{name}", (g, t, D)), "groups tokens width"),
-            "scores": values,
-            **_parameters(experts(f"layer/{name}", e)),
-        }
+        key = f"layer/{name}"
+        inputs = {"tokens": tokens(key, (g, t, D)), "scores": values, **prefixed(experts(key, e))}
         allocation = call("token_choice", {"scores": "scores"}, **options)
         return composed(
             NAME, name, kind, purpose, *flags, inputs=inputs, stages=(allocation, _perceptrons(allocation, gelu))
@@ -181,11 +171,8 @@ def _mlp_gates() -> Iterator[Definition]:
         ("mlp_gates", "value", "A token has any number of experts.", some),
         ("mlp_gates_gradient", "gradient", "A token has every expert.", gate),
     ):
-        inputs = {
-            "tokens": tensor(grid(f"layer/{name}", (G, T, D)), "groups tokens width"),
-            "gate": groups_tokens(values),
-            **_parameters(experts(f"layer/{name}", E)),
-        }
+        key = f"layer/{name}"
+        inputs = {"tokens": tokens(key), "gate": groups_tokens(values), **prefixed(experts(key, E))}
         gates = call("dselect_k_routing", {"gate": "gate"})
         yield composed(NAME, name, kind, purpose, inputs=inputs, stages=(gates, _perceptrons(gates)))
 
@@ -208,11 +195,8 @@ def _sums() -> Iterator[Definition]:
     Of a known number of choices of a token, and of any number of slots, which a backend may sum differently.
     """
     signs = grid("layer/long/signs", (G, T, D)) >= 0
-    tokens = {
-        "tokens": tensor(
-            np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2), "groups tokens width"
-        )
-    }
+    powers = np.where(signs, 1.0, -1.0) * 2.0 ** integers("layer/long", (G, T, D), -2, 2)
+    drawn = {"tokens": tensor(powers, "groups tokens width")}
     weights = np.full((G, T, 8), 255 / 2**16)
     weights[..., 0] = 1.0
     counts = np.stack([permutation(f"layer/difference/{group}", 2 * T).reshape(T, 2) for group in range(G)])
@@ -232,21 +216,19 @@ def _sums() -> Iterator[Definition]:
             ("_slots", call("expert_choice", {"scores": read}, capacity=T)),
         ):
             stages = (*before, *_around(routing, mlps=False, metrics=False))
-            arguments: dict[str, Any] = {"inputs": {**tokens, **inputs}, "stages": stages, "unrounded": unrounded}
+            arguments: dict[str, Any] = {"inputs": {**drawn, **inputs}, "stages": stages, "unrounded": unrounded}
             yield composed(NAME, f"{name}{suffix}", "value", purpose, "low_precision", **arguments)
 
-
-# Variants. Tokens are (groups, tokens, width).
 
 Experts = Callable[[Any], Any]
 
 
-def _combined(dispatch: Any, combine: Any, tokens: Any, experts: Experts) -> Any:
+def _combined(dispatch: Array, combine: Array, tokens: Array, experts: Experts) -> Any:
     """Dispatch, experts and combine of tensors (groups, tokens, experts, capacity)."""
     return np.einsum("gtec,gecd->gtd", combine, experts(np.einsum("gtec,gtd->gecd", dispatch, tokens)))
 
 
-def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def dropped_tokens_pass(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """A token without a slot gets itself, not 0."""
     result = B.moe_layer(tokens, routing, experts)
     lost = (routing.dense().dispatch == 0).all(axis=(2, 3))
@@ -256,28 +238,28 @@ def dropped_tokens_pass(B: Any, tokens: Any, routing: Any, experts: Experts) -> 
     return np.where(lost[..., None], passed, result)
 
 
-def weights_before_experts(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def weights_before_experts(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """The combine weights multiply what enters an expert, not what leaves it."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, dispatch, tokens, experts)
 
 
-def weights_left_out(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def weights_left_out(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """What the experts return is added without combine weights."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, _ = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(dispatch, dispatch, tokens, experts)
 
 
-def weights_applied_twice(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def weights_applied_twice(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """The combine weights multiply what enters an expert and what leaves it."""
     right = B.moe_layer(tokens, routing, experts)
     _, combine = routing.dense()
     return right if isinstance(routing, B.SoftRouting) else _combined(combine, combine, tokens, experts)
 
 
-def output_biases_not_weighted(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def output_biases_not_weighted(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """The output biases of the experts are added without combine weights."""
     right, params = B.moe_layer(tokens, routing, experts), getattr(experts, "keywords", {}).get("params")
     if params is None or isinstance(routing, B.SoftRouting):
@@ -286,7 +268,7 @@ def output_biases_not_weighted(B: Any, tokens: Any, routing: Any, experts: Exper
     return right + np.einsum("gtec,ed->gtd", dispatch - combine, params["b2"])
 
 
-def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Experts) -> Any:
+def straight_through_dispatch(B: Spec, tokens: Array, routing: Any, experts: Experts) -> Array:
     """The dispatch of a sparse routing has the gradient of its combine weights."""
     right = B.moe_layer(tokens, routing, experts)
     dispatch, combine = routing.dense()
@@ -295,33 +277,13 @@ def straight_through_dispatch(B: Any, tokens: Any, routing: Any, experts: Expert
     return _combined(dispatch * (1 + combine - combine.real), combine, tokens, experts)
 
 
-def experts_with_exact_gelu(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
-    """The experts use the exact GELU, whatever form is requested."""
-    return B.expert_mlp(inputs, params, **{**options, "gelu": "erf"})
-
-
-def experts_with_approximate_gelu(B: Any, inputs: Any, params: Any, **options: Any) -> Any:
-    """The experts use the tanh approximation of GELU, whatever form is requested."""
-    return B.expert_mlp(inputs, params, **{**options, "gelu": "tanh"})
-
-
-def perceptrons_with_exact_gelu(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
-    """The perceptrons of the layer use the exact GELU, whatever form is requested."""
-    return B.moe_mlp(tokens, routing, params, **{**options, "gelu": "erf"})
-
-
-def perceptrons_with_approximate_gelu(B: Any, tokens: Any, routing: Any, params: Any, **options: Any) -> Any:
-    """The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."""
-    return B.moe_mlp(tokens, routing, params, **{**options, "gelu": "tanh"})
-
-
-def entropy_in_bits(B: Any, routing: Any) -> Any:
+def entropy_in_bits(B: Spec, routing: Any) -> Any:
     """The entropy is in bits."""
     metrics = B.routing_metrics(routing)
     return {**metrics, "entropy": metrics["entropy"] / np.log(2)}
 
 
-def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Callable[[Any], Any]) -> Any:
+def combine_weights_in_bfloat16(B: Spec, tokens: Array, routing: Any, experts: Callable[[Any], Any]) -> Array:
     """The combine weights are rounded to bfloat16 before they multiply what the experts return."""
     part = "weight" if hasattr(routing, "weight") else "combine"
     weights = getattr(routing, part)
@@ -329,17 +291,20 @@ def combine_weights_in_bfloat16(B: Any, tokens: Any, routing: Any, experts: Call
     return B.moe_layer(tokens, routing._replace(**{part: rounded}), experts)
 
 
-VARIANTS = (
-    variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b"),
-    variant(weights_before_experts, "moe_layer", who="NVIDIA/TensorRT-LLM (Llama 4; pull request 3492)"),
-    variant(weights_left_out, "moe_layer", who="tjake/Jlama (pull request 201)"),
-    variant(weights_applied_twice, "moe_layer", who="vllm-project/vllm (pull request 43694)"),
-    variant(output_biases_not_weighted, "moe_layer", who="NVIDIA-NeMo/Automodel (pull request 2591)"),
-    variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch"),
-    variant(experts_with_exact_gelu, "expert_mlp", ledger="LA-1b"),
-    variant(experts_with_approximate_gelu, "expert_mlp", ledger="LA-1b"),
-    variant(perceptrons_with_exact_gelu, "moe_mlp", ledger="LA-1b"),
-    variant(perceptrons_with_approximate_gelu, "moe_mlp", ledger="LA-1b"),
-    variant(entropy_in_bits, "routing_metrics"),
-    variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(dropped_tokens_pass, "moe_layer", ledger="LA-2b")
+    yield variant(weights_before_experts, "moe_layer", who="NVIDIA/TensorRT-LLM (Llama 4; pull request 3492)")
+    yield variant(weights_left_out, "moe_layer", who="tjake/Jlama (pull request 201)")
+    yield variant(weights_applied_twice, "moe_layer", who="vllm-project/vllm (pull request 43694)")
+    yield variant(output_biases_not_weighted, "moe_layer", who="NVIDIA-NeMo/Automodel (pull request 2591)")
+    yield variant(straight_through_dispatch, "moe_layer", who="lucidrains/st-moe-pytorch")
+    computes = "The experts use the exact GELU, whatever form is requested."
+    yield fixed("experts_with_exact_gelu", computes, "expert_mlp", "LA-1b", gelu="erf")
+    computes = "The experts use the tanh approximation of GELU, whatever form is requested."
+    yield fixed("experts_with_approximate_gelu", computes, "expert_mlp", "LA-1b", gelu="tanh")
+    computes = "The perceptrons of the layer use the exact GELU, whatever form is requested."
+    yield fixed("perceptrons_with_exact_gelu", computes, "moe_mlp", "LA-1b", gelu="erf")
+    computes = "The perceptrons of the layer use the tanh approximation of GELU, whatever form is requested."
+    yield fixed("perceptrons_with_approximate_gelu", computes, "moe_mlp", "LA-1b", gelu="tanh")
+    yield variant(entropy_in_bits, "routing_metrics")
+    yield variant(combine_weights_in_bfloat16, "moe_layer", who="huggingface/transformers")

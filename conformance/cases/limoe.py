@@ -1,13 +1,13 @@
 """LIMoE's entropies. With a threshold the global one is a difference, whose scale is the sum."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single
 from moespec.conformance.author.inputs import groups_tokens, utilities
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, one_group, variant
 from moespec.conformance.format import Tensor
 
 
@@ -33,26 +33,18 @@ def cases() -> Iterator[Definition]:
     yield limited("threshold_gradient", "gradient", "Below the threshold.", 1.5)
 
 
-# Variants.
-
-
-def epsilon_in_the_logarithm(B: Any, scores: Any) -> Any:
+def epsilon_in_the_logarithm(B: Spec, scores: Array) -> Array:
     """The local entropy takes the logarithm of scores with 1e-8 added."""
     return -np.mean(np.sum(scores * np.log(scores + 1e-8), axis=2))
 
 
-def global_entropy_of_all_groups(B: Any, scores: Any, **options: Any) -> Any:
-    """The global entropy is that of the mean over the tokens of all groups."""
-    return B.global_entropy_loss(scores.reshape(1, -1, scores.shape[2]), **options)
-
-
-def global_entropy_itself(B: Any, scores: Any) -> Any:
+def global_entropy_itself(B: Spec, scores: Array) -> Array:
     """The global loss is the entropy of the mean, not minus it."""
     return -B.global_entropy_loss(scores)
 
 
-VARIANTS = (
-    variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b"),
-    variant(global_entropy_of_all_groups, "global_entropy_loss", ledger="LI-1b"),
-    variant(global_entropy_itself, "global_entropy_loss", ledger="LI-4b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(epsilon_in_the_logarithm, "local_entropy_loss", ledger="LI-2b")
+    computes = "The global entropy is that of the mean over the tokens of all groups."
+    yield fixed("global_entropy_of_all_groups", computes, "global_entropy_loss", "LI-1b", scores=one_group)
+    yield variant(global_entropy_itself, "global_entropy_loss", ledger="LI-4b")

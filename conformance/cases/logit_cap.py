@@ -8,7 +8,7 @@ from moespec.conformance.author.definition import Definition, call, composed, si
 from moespec.conformance.author.inputs import grid, kernel, logits, tokens
 
 NAME = "logit_cap"
-G, T, E, D = 2, 6, 3, 4
+E = 3
 
 
 def cases() -> Iterator[Definition]:

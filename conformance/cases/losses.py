@@ -6,12 +6,21 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import Replacement, Variant, chosen_mask, variant
+from moespec.conformance.author.variant import (
+    Spec,
+    Variant,
+    chosen_mask,
+    fixed,
+    one_group,
+    scaled,
+    variant,
+)
 from moespec.conformance.format import Tensor
-from moespec.spec.numerics import logsumexp, normal_cdf, stable_order, variance
+from moespec.spec.numerics import logsumexp, normal_cdf, softmax, stable_order, variance
 
 G, T, E = 2, 6, 3
 SIZE, SCOPE = "degenerate_size", "fractions_of_the_scope"
@@ -90,23 +99,12 @@ def _z() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By the logits.", logits=logits("z/d"))
 
 
-# Variants. Scores and logits are (groups, tokens, experts); a loss is the mean over groups.
-
-
 def _unbiased(experts: int) -> float:
     """The unbiased variance over that of the population; of one number there is none."""
     return experts / (experts - 1) if experts > 1 else np.nan
 
 
-def _unbiased_importance(B: Any, scores: Any) -> Any:
-    return B.importance_loss(scores) * _unbiased(scores.shape[2])
-
-
-def _unbiased_load(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
-    return B.load_loss(logits, noisy_logits, **options) * _unbiased(logits.shape[2])
-
-
-def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
+def threshold_of_the_others(B: Spec, logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
     """The threshold of the load is the K-th largest noisy logit of the other experts, as Shazeer et al. have it."""
     losses = []
     for clean, noisy in zip(logits, noisy_logits, strict=True):
@@ -120,57 +118,17 @@ def threshold_of_the_others(B: Any, logits: Any, noisy_logits: Any, *, choices: 
     return np.mean(losses)
 
 
-def load_of_probabilities(B: Any, logits: Any, noisy_logits: Any, **options: Any) -> Any:
-    """The load loss compares the softmax of the logits with the threshold, which is a logit."""
-    return B.load_loss(B.softmax_affinity(logits), noisy_logits, **options)
-
-
-def balance_over_experts(B: Any, scores: Any, **more: Any) -> Any:
-    """The balance loss is the sum divided by E, not multiplied by it."""
-    return B.balance_loss(scores, **more) / scores.shape[2] ** 2
-
-
-def balance_of_all_groups(B: Any, scores: Any, **more: Any) -> Any:
-    """Shares and mean scores of the balance loss are those of all groups together."""
-    return B.balance_loss(scores.reshape(1, -1, scores.shape[2]), **more)
-
-
-def balance_of_each_group(B: Any, scores: Any, *, choices: int = 1, load: Any = None) -> Any:
-    """The balance loss counts the choices of its own group, also where those of others should count."""
-    return B.balance_loss(scores, choices=choices)
-
-
-def square_of_the_mean(B: Any, logits: Any) -> Any:
+def square_of_the_mean(B: Spec, logits: Array) -> Array:
     """The z-loss is the square of the mean, not the mean of the squares."""
     return np.mean(np.mean(logsumexp(logits, axis=2), axis=1) ** 2)
 
 
-def z_summed(B: Any, logits: Any) -> Any:
-    """The z-loss is summed over tokens, not averaged."""
-    return B.z_loss(logits) * logits.shape[1]
-
-
-def balance_of_a_second_softmax(B: Any, scores: Any, **more: Any) -> Any:
-    """The scores of the balance loss go through the softmax a second time."""
-    return B.balance_loss(B.softmax_affinity(scores), **more)
-
-
-def balance_counts_two(B: Any, scores: Any, *, choices: int = 2, **more: Any) -> Any:
+def balance_counts_two(B: Spec, scores: Array, *, choices: int = 2, **more: Any) -> Array:
     """The balance loss counts the two best experts of each token, not the best alone."""
     return B.balance_loss(scores, choices=min(choices, scores.shape[2]), **more)
 
 
-def z_of_probabilities(B: Any, logits: Any) -> Any:
-    """The z-loss is that of the probabilities, not of the logits."""
-    return B.z_loss(B.softmax_affinity(logits))
-
-
-def balance_counts_the_first(B: Any, scores: Any, *, choices: int = 1, **more: Any) -> Any:
-    """The balance loss counts the first choice of a token alone, where it should count all."""
-    return B.balance_loss(scores, **more)
-
-
-def balance_of_what_is_kept(B: Any, scores: Any, **more: Any) -> Any:
+def balance_of_what_is_kept(B: Spec, scores: Array, **more: Any) -> Array:
     """The balance loss counts the tokens that find room in an expert of 1.25 T / E slots, but at least 4."""
     _, tokens, experts = scores.shape
     capacity = max(4, min(tokens, int(1.25 * tokens / experts)))
@@ -179,39 +137,29 @@ def balance_of_what_is_kept(B: Any, scores: Any, **more: Any) -> Any:
     return experts * np.mean(np.sum(np.stack(counts) / tokens * np.mean(scores, axis=1), axis=1))
 
 
-def balance_of_chosen_scores(B: Any, scores: Any, **more: Any) -> Any:
+def balance_of_chosen_scores(B: Spec, scores: Array, **more: Any) -> Array:
     """The mean scores of the balance loss count 0 for all but the two best experts of each token."""
     shares = chosen_mask(scores, 1).mean(axis=1)
     means = np.mean(scores * chosen_mask(scores, min(2, scores.shape[2])), axis=1)
     return scores.shape[2] * np.mean(np.sum(shares * means, axis=1))
 
 
-def balance_of_padded_experts(B: Any, scores: Any, **more: Any) -> Any:
+def balance_of_padded_experts(B: Spec, scores: Array, **more: Any) -> Array:
     """The balance loss counts the empty slots of an expert as tokens, so that all have as many."""
     return np.mean(np.sum(np.mean(scores, axis=1), axis=1))
 
 
-def _padded(array: Any, value: float) -> Any:
+def _padded(array: Array, value: float) -> Any:
     """Arrays (groups, tokens, experts) with as many tokens more, all of them `value`, as make a multiple of 8."""
     return np.pad(array, ((0, 0), (0, -array.shape[1] % 8), (0, 0)), constant_values=value)
 
 
-def padding_in_the_balance_loss(B: Any, scores: Any, **more: Any) -> Any:
+def padding_in_the_balance_loss(B: Spec, scores: Array, **more: Any) -> Array:
     """The balance loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
     return B.balance_loss(_padded(scores, 1 / scores.shape[2]), **more)
 
 
-def padding_in_the_z_loss(B: Any, logits: Any) -> Any:
-    """The z-loss counts the tokens of logits 0 that pad a group to a multiple of 8."""
-    return B.z_loss(_padded(logits, 0.0))
-
-
-def _summed(name: str) -> Replacement:
-    """A loss, times the number of groups."""
-    return lambda B, *arrays, **given: getattr(B, name)(*arrays, **given) * len((*arrays, *given.values())[0])
-
-
-def shares_in_float32(B: Any, scores: Any, load: Any = None, *, choices: int = 1) -> Any:
+def shares_in_float32(B: Spec, scores: Array, load: Array | None = None, *, choices: int = 1) -> Array:
     """The shares of the balance loss are rounded to float32."""
     _, tokens, experts = scores.shape
     chosen = stable_order(scores)[..., :choices].reshape(len(scores), -1)
@@ -220,47 +168,46 @@ def shares_in_float32(B: Any, scores: Any, load: Any = None, *, choices: int = 1
     return experts * np.mean(np.sum(shares.astype(np.float64) * np.mean(scores, axis=1), axis=1))
 
 
-VARIANTS = (
-    Variant(
-        "unbiased_importance",
-        "The variance of the importance is the unbiased one, divided by E - 1.",
-        {"importance_loss": _unbiased_importance},
-        "AL-1b",
-    ),
-    Variant(
-        "unbiased_load",
-        "The variance of the load is the unbiased one, divided by E - 1.",
-        {"load_loss": _unbiased_load},
-        "AL-1b",
-    ),
-    Variant(
-        "unbiased_importance_and_load",
-        "The variances of importance and load are the unbiased ones, divided by E - 1.",
-        {"importance_loss": _unbiased_importance, "load_loss": _unbiased_load},
-        "AL-1b",
-        "microsoft/Tutel",
-    ),
-    variant(threshold_of_the_others, "load_loss", ledger="AL-2b"),
-    variant(load_of_probabilities, "load_loss", ledger="AL-2c", who="microsoft/Tutel"),
-    variant(balance_over_experts, "balance_loss", ledger="AL-3b"),
-    variant(balance_of_all_groups, "balance_loss", ledger="AL-9b", who="NVIDIA/Megatron-LM"),
-    variant(balance_of_each_group, "balance_loss", ledger="AL-9"),
-    variant(square_of_the_mean, "z_loss"),
-    variant(z_summed, "z_loss"),
-    variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch"),
-    variant(shares_in_float32, "balance_loss", who="huggingface/transformers"),
-    variant(balance_of_a_second_softmax, "balance_loss", who="huggingface/transformers (Mixtral; issue 45120)"),
-    variant(balance_counts_two, "balance_loss", ledger="AL-8b", who="huggingface/transformers (Mixtral)"),
-    variant(balance_counts_the_first, "balance_loss", ledger="AL-8"),
-    variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)"),
-    variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)"),
-    variant(padding_in_the_balance_loss, "balance_loss", who="huggingface/transformers (Mixtral; issue 28505)"),
-    variant(padding_in_the_z_loss, "z_loss", who="NVIDIA/Megatron-LM (issue 1984)"),
-    Variant(
-        "losses_summed_over_groups",
-        "A loss is the sum over the groups, not their mean.",
-        {name: _summed(name) for name in ("balance_loss", "z_loss", "importance_loss", "load_loss")},
-        who="NVIDIA-NeMo/Automodel (pull request 3359)",
-    ),
-    variant(z_of_probabilities, "z_loss", who="huggingface/transformers (Switch; issue 48293)"),
-)
+def variants() -> Iterator[Variant]:
+    importance: dict[str, Any] = {"importance_loss": lambda scores: _unbiased(scores.shape[2])}
+    load: dict[str, Any] = {"load_loss": lambda logits, **_: _unbiased(logits.shape[2])}
+    computes = "The variance of the importance is the unbiased one, divided by E - 1."
+    yield scaled("unbiased_importance", computes, "AL-1b", **importance)
+    computes = "The variance of the load is the unbiased one, divided by E - 1."
+    yield scaled("unbiased_load", computes, "AL-1b", **load)
+    computes = "The variances of importance and load are the unbiased ones, divided by E - 1."
+    yield scaled("unbiased_importance_and_load", computes, "AL-1b", "microsoft/Tutel", **importance, **load)
+    yield variant(threshold_of_the_others, "load_loss", ledger="AL-2b")
+    computes = "The load loss compares the softmax of the logits with the threshold, which is a logit."
+    yield fixed("load_of_probabilities", computes, "load_loss", "AL-2c", "microsoft/Tutel", logits=softmax)
+    computes = "The balance loss is the sum divided by E, not multiplied by it."
+    yield scaled("balance_over_experts", computes, "AL-3b", balance_loss=lambda scores, **_: scores.shape[2] ** (-2.0))
+    computes = "Shares and mean scores of the balance loss are those of all groups together."
+    who = "NVIDIA/Megatron-LM"
+    yield fixed("balance_of_all_groups", computes, "balance_loss", "AL-9b", who, scores=one_group)
+    computes = "The balance loss counts the choices of its own group, also where those of others should count."
+    yield fixed("balance_of_each_group", computes, "balance_loss", "AL-9", load=None)
+    yield variant(square_of_the_mean, "z_loss")
+    yield scaled("z_summed", "The z-loss is summed over tokens, not averaged.", z_loss=lambda logits: logits.shape[1])
+    yield variant(balance_of_what_is_kept, "balance_loss", ledger="AL-5c", who="st-moe-pytorch")
+    yield variant(shares_in_float32, "balance_loss", who="huggingface/transformers")
+    computes = "The scores of the balance loss go through the softmax a second time."
+    who = "huggingface/transformers (Mixtral; issue 45120)"
+    yield fixed("balance_of_a_second_softmax", computes, "balance_loss", who=who, scores=softmax)
+    yield variant(balance_counts_two, "balance_loss", ledger="AL-8b", who="huggingface/transformers (Mixtral)")
+    computes = "The balance loss counts the first choice of a token alone, where it should count all."
+    yield fixed("balance_counts_the_first", computes, "balance_loss", "AL-8", choices=1)
+    yield variant(balance_of_chosen_scores, "balance_loss", who="paiml/aprender (pull request 2162)")
+    yield variant(balance_of_padded_experts, "balance_loss", who="NVIDIA/Megatron-LM (issue 1617)")
+    yield variant(padding_in_the_balance_loss, "balance_loss", who="huggingface/transformers (Mixtral; issue 28505)")
+    computes = "The z-loss counts the tokens of logits 0 that pad a group to a multiple of 8."
+    who = "NVIDIA/Megatron-LM (issue 1984)"
+    yield fixed("padding_in_the_z_loss", computes, "z_loss", who=who, logits=partial(_padded, value=0.0))
+    computes = "A loss is the sum over the groups, not their mean."
+    names = ("balance_loss", "z_loss", "importance_loss", "load_loss")
+    sums: dict[str, Any] = {name: lambda **arrays: len(next(iter(arrays.values()))) for name in names}
+    who = "NVIDIA-NeMo/Automodel (pull request 3359)"
+    yield scaled("losses_summed_over_groups", computes, who=who, **sums)
+    computes = "The z-loss is that of the probabilities, not of the logits."
+    who = "huggingface/transformers (Switch; issue 48293)"
+    yield fixed("z_of_probabilities", computes, "z_loss", who=who, logits=softmax)

@@ -8,7 +8,15 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import rerouted, reweighted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    rerouted,
+    reweighted,
+    variant,
+)
+from moespec.spec.routing import RouterOutput
 
 NAME = "mixture_of_depths"
 ONE = (8, 1, 4)
@@ -28,35 +36,31 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, "combine_scores", **half)
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def softmax_of_the_chosen(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def softmax_of_the_chosen(B: Spec, route: Route) -> RouterOutput:
     """The weights are the softmax of the router weights over the tokens that an expert chose."""
-    output = route(params, tokens, options, **more)
+    output = route.output()
     routing = output.routing
-    clean = np.take_along_axis(B.router_logits(tokens, params["kernel"]).swapaxes(1, 2), routing.token, 2)
+    clean = np.take_along_axis(B.router_logits(route.tokens, route.params["kernel"]).swapaxes(1, 2), routing.token, 2)
     powers = np.exp(clean - clean.real.max(axis=2, keepdims=True))
     return rerouted(B, output, routing._replace(weight=powers / powers.sum(axis=2, keepdims=True)))
 
 
-def sigmoid_of_the_weight(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def sigmoid_of_the_weight(B: Spec, route: Route) -> RouterOutput:
     """The weights are the sigmoid of the router weights, also where they are to be these themselves."""
-    scores = B.sigmoid_affinity(B.router_logits(tokens, params["kernel"]))
-    return reweighted(B, route(params, tokens, options, **more), scores)
+    scores = B.sigmoid_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    return reweighted(B, route.output(), scores)
 
 
-def last_slot_left_empty(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def last_slot_left_empty(B: Spec, route: Route) -> RouterOutput:
     """An expert takes the tokens above its C-th best, which is C - 1 of them unless C is 1."""
-    output = route(params, tokens, options, **more)
+    output = route.output()
     token, weight = output.routing.token.copy(), output.routing.weight.copy()
     if token.shape[2] > 1:
-        token[..., -1], weight[..., -1] = options.tokens, 0
+        token[..., -1], weight[..., -1] = route.options.tokens, 0
     return rerouted(B, output, output.routing._replace(token=token, weight=weight))
 
 
-VARIANTS = (
-    variant(softmax_of_the_chosen, NAME, ledger="MD-1c"),
-    variant(sigmoid_of_the_weight, NAME, ledger="MD-1b"),
-    variant(last_slot_left_empty, NAME, ledger="MD-3b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(softmax_of_the_chosen, NAME, ledger="MD-1c")
+    yield variant(sigmoid_of_the_weight, NAME, ledger="MD-1b")
+    yield variant(last_slot_left_empty, NAME, ledger="MD-3b")

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, scaled, variant
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions.losses import cosines
 from moespec.spec.numerics import logsumexp
@@ -77,28 +78,20 @@ def _batch_norm() -> Iterator[Definition]:
     yield norm("gradient", "gradient", "By the features.", population)
 
 
-# Variants.
-
-
-def loss_without_its_factor(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
-    """The cross-entropies of MoCo are not multiplied by twice the temperature."""
-    return B.moco_loss(**rows, temperature=temperature) / (2 * temperature)
-
-
-def epsilon_added_to_the_norm(B: Any, *, temperature: float = 1.0, **rows: Any) -> Any:
+def epsilon_added_to_the_norm(B: Spec, *, temperature: float = 1.0, **rows: Any) -> Array:
     """The norms of MoCo's loss have 1e-8 added to them."""
     logits = [each / temperature for each in cosines(rows, "paper", 1e-8)]
     return 2 * temperature * sum(np.mean(logsumexp(each, axis=1) - np.diag(each)) for each in logits)
 
 
-def norm_of_half(B: Any, x: Any, **options: Any) -> Any:
+def norm_of_half(B: Spec, x: Array, **options: Any) -> Array:
     """Mean and variance are those of each half of the batch, as on two devices."""
     halves = np.split(x, [len(x) // 2]) if len(x) > 3 else [x]
     return np.concatenate([B.batch_norm(half, **options) for half in halves])
 
 
-VARIANTS = (
-    variant(loss_without_its_factor, "moco_loss", ledger="MO-3b"),
-    variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b"),
-    variant(norm_of_half, "batch_norm", ledger="MO-5b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The cross-entropies of MoCo are not multiplied by twice the temperature."
+    yield scaled("loss_without_its_factor", computes, "MO-3b", moco_loss=lambda temperature, **_: 0.5 / temperature)
+    yield variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b")
+    yield variant(norm_of_half, "batch_norm", ledger="MO-5b")

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, scaled, variant
 from moespec.conformance.format import Tensor
 
 BSW, NORM = "batch sequence width", "images tokens width"
-
 
 ROWS, HEADS, CLASSES = "rows width", "images tokens heads dim", "rows classes"
 IMAGES, KERNEL = "images height width channels", "patch patch channels width"
@@ -117,25 +117,12 @@ def _cross_entropies() -> Iterator[Definition]:
         yield loss(f"{name}_gradient", "gradient", "By logits and targets.", logits=logits, targets=targets)
 
 
-# Variants.
-
-
-def exact_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
-    """The GELU is the exact one with erf, whatever form is requested."""
-    return B.gelu(x, form="erf")
-
-
-def approximate_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
-    """The GELU is the tanh approximation, whatever form is requested."""
-    return B.gelu(x)
-
-
-def sigmoid_gelu(B: Any, x: Any, *, form: str = "tanh") -> Any:
+def sigmoid_gelu(B: Spec, x: Array, *, form: str = "tanh") -> Array:
     """The GELU is x sigmoid(1.702 x)."""
     return x / (1 + np.exp(-1.702 * x))
 
 
-def unbiased_layer_norm(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+def unbiased_layer_norm(B: Spec, x: Array, scale: Any, bias: Array | None = None, **options: Any) -> Array:
     """The variance of the layer norm is the unbiased one, divided by n - 1."""
     centred = B.layer_norm(x, scale, None, **options)
     width, shift = x.shape[-1], 0 if bias is None else bias
@@ -144,51 +131,35 @@ def unbiased_layer_norm(B: Any, x: Any, scale: Any, bias: Any = None, **options:
     return centred * np.sqrt((spread + epsilon) / (spread * width / max(width - 1, 1) + epsilon)) + shift
 
 
-def epsilon_of_torch(B: Any, x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
-    """The layer norm adds 1e-5 to the variance, whatever epsilon is requested."""
-    return B.layer_norm(x, scale, bias, epsilon=1e-5)
-
-
-def attention_not_scaled(B: Any, query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """The products of attention are not divided by the root of their dimension."""
-    return B.attention(query * np.sqrt(query.shape[-1]), key, value, **options)
-
-
-def attention_to_all(B: Any, query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
-    """A token of causal attention sees those that follow."""
-    return B.attention(query, key, value)
-
-
-def patches_column_by_column(B: Any, images: Any, kernel: Any, bias: Any) -> Any:
+def patches_column_by_column(B: Spec, images: Array, kernel: Array, bias: Array) -> Array:
     """Patches are counted column by column."""
     return B.patch_embed(np.swapaxes(images, 1, 2), np.swapaxes(kernel, 0, 1), bias)
 
 
-def sigmoid_averaged(B: Any, logits: Any, targets: Any) -> Any:
-    """The sigmoid cross-entropy is averaged over classes."""
-    return B.sigmoid_cross_entropy(logits, targets) / logits.shape[-1]
-
-
-def exact_gelu_by_default(B: Any, x: Any, **options: Any) -> Any:
+def exact_gelu_by_default(B: Spec, x: Array, **options: Any) -> Array:
     """Where no form is requested, the GELU is the exact one with erf."""
     return B.gelu(x, **{"form": "erf", **options})
 
 
-def epsilon_of_torch_by_default(B: Any, x: Any, scale: Any, bias: Any = None, **options: Any) -> Any:
+def epsilon_of_torch_by_default(B: Spec, x: Array, scale: Any, bias: Array | None = None, **options: Any) -> Array:
     """Where no epsilon is requested, the layer norm adds 1e-5 to the variance."""
     return B.layer_norm(x, scale, bias, **{"epsilon": 1e-5, **options})
 
 
-VARIANTS = (
-    variant(exact_gelu, "gelu", ledger="LA-1b"),
-    variant(approximate_gelu, "gelu", ledger="LA-1b"),
-    variant(sigmoid_gelu, "gelu", ledger="LA-1b"),
-    variant(unbiased_layer_norm, "layer_norm", ledger="NW-1c"),
-    variant(epsilon_of_torch, "layer_norm", ledger="NW-1b"),
-    variant(attention_not_scaled, "attention"),
-    variant(attention_to_all, "attention"),
-    variant(patches_column_by_column, "patch_embed"),
-    variant(sigmoid_averaged, "sigmoid_cross_entropy", ledger="NW-2b"),
-    variant(exact_gelu_by_default, "gelu", ledger="LA-1b", who="torch"),
-    variant(epsilon_of_torch_by_default, "layer_norm", ledger="NW-1b", who="torch, jax"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The GELU is the exact one with erf, whatever form is requested."
+    yield fixed("exact_gelu", computes, "gelu", "LA-1b", form="erf")
+    computes = "The GELU is the tanh approximation, whatever form is requested."
+    yield fixed("approximate_gelu", computes, "gelu", "LA-1b", form="tanh")
+    yield variant(sigmoid_gelu, "gelu", ledger="LA-1b")
+    yield variant(unbiased_layer_norm, "layer_norm", ledger="NW-1c")
+    computes = "The layer norm adds 1e-5 to the variance, whatever epsilon is requested."
+    yield fixed("epsilon_of_torch", computes, "layer_norm", "NW-1b", epsilon=1e-05)
+    computes = "The products of attention are not divided by the root of their dimension."
+    yield fixed("attention_not_scaled", computes, "attention", query=lambda query: query * np.sqrt(query.shape[-1]))
+    yield fixed("attention_to_all", "A token of causal attention sees those that follow.", "attention", causal=False)
+    yield variant(patches_column_by_column, "patch_embed")
+    computes = "The sigmoid cross-entropy is averaged over classes."
+    yield scaled("sigmoid_averaged", computes, "NW-2b", sigmoid_cross_entropy=lambda logits, **_: 1 / logits.shape[-1])
+    yield variant(exact_gelu_by_default, "gelu", ledger="LA-1b", who="torch")
+    yield variant(epsilon_of_torch_by_default, "layer_norm", ledger="NW-1b", who="torch, jax")

@@ -6,14 +6,26 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, Noise, call, composed, of_array, single
 from moespec.conformance.author.inputs import both, grid, groups_tokens, kernel, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, chosen_mask, configured, of_router, rerouted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    chosen_mask,
+    fixed,
+    rerouted,
+    scaled,
+    variant,
+    with_loss,
+)
 from moespec.conformance.format import Tensor
 from moespec.spec import ConfigError
 from moespec.spec.numerics import normal_cdf, softmax, softplus, stable_order, variance, z_score
+from moespec.spec.routing import RouterOutput
 
 NAME, LOGITS, GATES, LOAD = "noisy_top_k", "noisy_top_k_logits", "noisy_top_k_affinity", "noisy_top_k_load_loss"
 G, T, E, D = 2, 5, 3, 3
@@ -142,28 +154,20 @@ def _router() -> Iterator[Definition]:
     yield evaluation(NAME, params=_kernels(f"routers/{NAME}/evaluation_factor", 4, E), eval_capacity_factor=0.625)
 
 
-# Variants. Arrays are (groups, tokens, experts).
-
-
-def _scaled(B: Any, logits: Any, noise_logits: Any, noise: Any, scale: Callable[[Any], Any]) -> Any:
-    """The noisy logits with another scale of the noise."""
-    return logits if noise is None else logits + noise * scale(noise_logits)
-
-
-def _floor(noise_logits: Any) -> Any:
+def _floor(noise_logits: Array) -> Any:
     return softplus(noise_logits) + 0.01
 
 
-def _noise_with_a_floor(B: Any, logits: Any, noise_logits: Any, noise: Any) -> Any:
-    return _scaled(B, logits, noise_logits, noise, _floor)
+def _noise_with_a_floor(B: Spec, logits: Array, noise_logits: Array, noise: Array) -> Any:
+    return logits if noise is None else logits + noise * _floor(noise_logits)
 
 
-def softmax_before_the_choice(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+def softmax_before_the_choice(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
     """The gates are the softmax over all experts, with all but the chosen set to 0."""
     return softmax(noisy_logits, axis=2) * chosen_mask(noisy_logits, choices)
 
 
-def masked_by_zero(B: Any, noisy_logits: Any, *, choices: int) -> Any:
+def masked_by_zero(B: Spec, noisy_logits: Array, *, choices: int) -> Array:
     """What is not chosen is masked by 0, not by minus infinity, before the softmax."""
     return B.softmax_affinity(noisy_logits * chosen_mask(noisy_logits, choices))
 
@@ -171,7 +175,7 @@ def masked_by_zero(B: Any, noisy_logits: Any, *, choices: int) -> Any:
 def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
     """The load loss with another load of a group, `load(logits, noise_logits, noisy_logits, choices)`."""
 
-    def changed(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+    def changed(B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Any:
         right = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
         if choices == logits.shape[2]:
             return right
@@ -182,7 +186,7 @@ def _loss(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _probability(
-    clean: Any, scale: Any, noisy: Any, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
+    clean: Array, scale: Array, noisy: Array, choices: int, without: Any, divided: Callable[[Any, Any], Any] = z_score
 ) -> Any:
     """How many tokens pass the threshold, the K-th largest of `without(noisy, expert)`."""
     load = np.zeros(clean.shape[1], np.result_type(clean, scale, noisy))
@@ -193,7 +197,7 @@ def _probability(
     return load
 
 
-def _quotient(deviation: Any, scale: Any) -> Any:
+def _quotient(deviation: Array, scale: Array) -> Any:
     """With the derivative as the rule for quotients has it."""
     if not np.iscomplexobj(deviation) and not np.iscomplexobj(scale):
         return deviation / scale
@@ -202,103 +206,70 @@ def _quotient(deviation: Any, scale: Any) -> Any:
     return deviation.real / scale.real + 1j * slope
 
 
-def _others(noisy: Any, expert: int) -> Any:
+def _others(noisy: Array, expert: int) -> Any:
     return np.delete(noisy, expert, axis=1)
 
 
-def noisy_load_unbiased(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
-    """The variance of the load of noisy top-k is the unbiased one, divided by E - 1."""
-    experts = logits.shape[2]
-    loss = B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
-    return loss * experts / (experts - 1)
-
-
-def noisy_load_of_some_alone(B: Any, logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+def noisy_load_of_some_alone(
+    B: Spec, logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
+) -> Array:
     """The load loss of noisy top-k is an error where every expert is chosen."""
     if choices == logits.shape[2]:
         raise ConfigError(f"choices: {choices} leaves no expert that is not chosen")
     return B.noisy_top_k_load_loss(logits, noise_logits, noisy_logits, choices=choices)
 
 
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def _with_loss(output: Any, options: Any, name: str, value: Any) -> Any:
-    return output._replace(
-        losses={**output.losses, name: getattr(options, f"{name}_weight") * value},
-        metrics={**output.metrics, f"{name}_loss": value},
-    )
-
-
-def noisy_top_k_load_counted_at_evaluation(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any
-) -> Any:
+def noisy_top_k_load_counted_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     """Without noise, the load loss of noisy top-k is that of the tokens that chose each expert."""
-    output = route(params, tokens, options, **more)
-    if more.get("noise") is not None or not options.load_weight:
+    output = route.output()
+    if route.noise is not None or not route.options.load_weight:
         return output
-    chosen = chosen_mask(B.router_logits(tokens, params["kernel"]), options.choices)
+    chosen = chosen_mask(B.router_logits(route.tokens, route.params["kernel"]), route.options.choices)
     value = np.mean([variance(load) / np.mean(load) ** 2 for load in chosen.sum(axis=1)])
-    return _with_loss(output, options, "load", value)
+    return with_loss(output, route.options, "load", value)
 
 
-def noisy_top_k_importance_of_clean_gates(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any
-) -> Any:
+def noisy_top_k_importance_of_clean_gates(B: Spec, route: Route) -> RouterOutput:
     """The importance loss of noisy top-k sees the softmax of all clean logits."""
-    output = route(params, tokens, options, **more)
-    if not options.importance_weight:
+    output = route.output()
+    if not route.options.importance_weight:
         return output
-    clean = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    return _with_loss(output, options, "importance", B.importance_loss(clean))
+    clean = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    return with_loss(output, route.options, "importance", B.importance_loss(clean))
 
 
-def noisy_top_k_priority_of_gates(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def noisy_top_k_priority_of_gates(B: Spec, route: Route) -> RouterOutput:
     """The batch priority of noisy top-k is that of the gates, not of the noisy logits."""
-    output = route(params, tokens, options, **more)
-    if options.batch_priority == "none":
+    output = route.output()
+    if route.options.batch_priority == "none":
         return output
-    clean, scales = (B.router_logits(tokens, params[kernel]) for kernel in ("kernel", "noise_kernel"))
-    noisy = B.noisy_top_k_logits(clean, scales, more.get("noise"))
-    gates = B.noisy_top_k_affinity(noisy, choices=options.choices)
-    order = B.batch_priority(gates, by=options.batch_priority, choices=options.choices)
-    given = {"choices": options.choices, "capacity": options.capacity(train=more.get("train", False))}
+    clean, scales = (B.router_logits(route.tokens, route.params[kernel]) for kernel in ("kernel", "noise_kernel"))
+    noisy = B.noisy_top_k_logits(clean, scales, route.noise)
+    gates = B.noisy_top_k_affinity(noisy, choices=route.options.choices)
+    order = B.batch_priority(gates, by=route.options.batch_priority, choices=route.options.choices)
+    given = {"choices": route.options.choices, "capacity": route.options.capacity(train=route.train)}
     return rerouted(B, output, B.token_choice(noisy.real, combine_scores=gates, order=order, **given))
 
 
-_one = partial(of_router, NAME)
-
-VARIANTS = (
-    variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe"),
-    variant(masked_by_zero, "noisy_top_k_affinity", who="deepseek-ai/DeepSeek-V3 (issue 741, of groups of experts)"),
-    Variant(
-        "noise_scale_with_a_floor",
-        "The scale of the noise is 0.01 more than the softplus, in the logits and in the load.",
-        {LOGITS: _noise_with_a_floor, LOAD: _loss(lambda c, n, h, k: _probability(c, _floor(n), h, k, _others))},
-        "NK-2b",
-        "tensorflow/tensor2tensor",
-    ),
-    Variant(
-        "noisy_threshold_with_the_expert",
-        "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included.",
-        {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))},
-        "AL-2b",
-    ),
-    variant(noisy_load_unbiased, LOAD, ledger="AL-1b"),
-    Variant(
-        "noisy_load_quotient",
-        "The load of noisy top-k divides by the scale of the noise however small that is: the gradient overflows to NaN.",
-        {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, _others, _quotient))},
-        "NK-6b",
-    ),
-    variant(noisy_load_of_some_alone, LOAD, ledger="NK-7b"),
-    _one(
-        "noisy_top_k_with_a_capacity",
-        "The experts of noisy top-k have a capacity factor of 1.",
-        configured(capacity_factor=1.0),
-        "NK-3b",
-    ),
-    variant(noisy_top_k_priority_of_gates, NAME, ledger="BP-4b"),
-    variant(noisy_top_k_importance_of_clean_gates, NAME, ledger="NK-4b", who="google-research/vmoe"),
-    variant(noisy_top_k_load_counted_at_evaluation, NAME, ledger="NK-5b", who="tensorflow/tensor2tensor"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(softmax_before_the_choice, GATES, ledger="NK-1b", who="google-research/vmoe")
+    who = "deepseek-ai/DeepSeek-V3 (issue 741, of groups of experts)"
+    yield variant(masked_by_zero, "noisy_top_k_affinity", who=who)
+    computes = "The scale of the noise is 0.01 more than the softplus, in the logits and in the load."
+    replaced = {LOGITS: _noise_with_a_floor, LOAD: _loss(lambda c, n, h, k: _probability(c, _floor(n), h, k, _others))}
+    yield Variant("noise_scale_with_a_floor", computes, replaced, "NK-2b", "tensorflow/tensor2tensor")
+    computes = "The threshold of the load of noisy top-k is the K-th largest noisy logit, the expert itself included."
+    replaced = {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, lambda h, e: h))}
+    yield Variant("noisy_threshold_with_the_expert", computes, replaced, "AL-2b")
+    computes = "The variance of the load of noisy top-k is the unbiased one, divided by E - 1."
+    unbiased: dict[str, Any] = {LOAD: lambda logits, **_: logits.shape[2] / (logits.shape[2] - 1)}
+    yield scaled("noisy_load_unbiased", computes, "AL-1b", **unbiased)
+    computes = "The load of noisy top-k divides by the scale of the noise however small that is: the gradient overflows to NaN."
+    replaced = {LOAD: _loss(lambda c, n, h, k: _probability(c, softplus(n), h, k, _others, _quotient))}
+    yield Variant("noisy_load_quotient", computes, replaced, "NK-6b")
+    yield variant(noisy_load_of_some_alone, LOAD, ledger="NK-7b")
+    computes = "The experts of noisy top-k have a capacity factor of 1."
+    yield fixed("noisy_top_k_with_a_capacity", computes, NAME, "NK-3b", capacity_factor=1.0)
+    yield variant(noisy_top_k_priority_of_gates, NAME, ledger="BP-4b")
+    yield variant(noisy_top_k_importance_of_clean_gates, NAME, ledger="NK-4b", who="google-research/vmoe")
+    yield variant(noisy_top_k_load_counted_at_evaluation, NAME, ledger="NK-5b", who="tensorflow/tensor2tensor")

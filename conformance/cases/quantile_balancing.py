@@ -6,25 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.inputs import TIED, both, logits, scores
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.inputs import TIED, both, logits, of_experts, scores
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 
 ROW, REQUIRED, BIAS = "quantile_balancing", "required_biases", "quantile_bias"
 FLAG = "quantile_bias"
 
 
-def _experts(values: Any) -> Any:
-    return tensor(np.asarray(values, np.float32), "experts")
-
-
 def cases() -> Iterator[Definition]:
     case = partial(single, ROW, REQUIRED)
-    bias: dict[str, Any] = {"bias": _experts([-0.5, 0.0, 0.25])}
+    bias: dict[str, Any] = {"bias": of_experts([-0.5, 0.0, 0.25])}
     yield case("required", "value", "Two groups.", FLAG, scores=scores("qb/a"), **bias, choices=1, bins=7)
     yield case("required_two", "value", "Two choices.", FLAG, scores=scores("qb/b"), **bias, choices=2, bins=5)
     purpose = "No bias: the expert at the cutoff requires none, amid an odd number of bins."
-    zero = _experts([0.0] * 3)
+    zero = of_experts([0.0] * 3)
     yield case("required_tied", "tie", purpose, FLAG, scores=both(TIED), bias=zero, choices=1, bins=9)
     purpose = "Scores that are not from 0 to 1 count in the first bin and the last."
     far = logits("qb/c", reach=6.0)
@@ -36,7 +33,7 @@ def cases() -> Iterator[Definition]:
 def _quantiles() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, counts: Any, choices: int = 1) -> Definition:
         experts = len(counts)
-        bias = _experts(np.linspace(-0.5, 0.25, experts))
+        bias = of_experts(np.linspace(-0.5, 0.25, experts))
         tokens = tensor(np.asarray(counts, np.float32), "experts bins")
         return single(ROW, BIAS, name, kind, purpose, FLAG, bias=bias, counts=tokens, choices=choices)
 
@@ -48,15 +45,7 @@ def _quantiles() -> Iterator[Definition]:
     yield case("none", "degenerate", "No token: no bias.", [[0, 0], [0, 0]])
 
 
-# Variants. Scores are (groups, tokens, experts).
-
-
-def cutoff_without_bias(B: Any, scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
-    """The bias of the step is left out."""
-    return B.required_biases(scores, 0 * bias, choices=choices, bins=bins)
-
-
-def quantile_not_interpolated(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
+def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
     """The bias is the upper end of the bin in which the rank lies."""
     experts, bins = counts.shape
     at = (experts * np.cumsum(counts, axis=1) < choices * counts.sum(axis=1, keepdims=True)).sum(axis=1)
@@ -64,13 +53,12 @@ def quantile_not_interpolated(B: Any, bias: Any, counts: Any, *, choices: int) -
     return found - np.mean(found)
 
 
-def quantile_keeps_the_mean(B: Any, bias: Any, counts: Any, *, choices: int) -> Any:
+def quantile_keeps_the_mean(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
     """The biases keep their mean."""
     return B.quantile_bias(bias, counts, choices=choices) + np.mean(bias)
 
 
-VARIANTS = (
-    variant(cutoff_without_bias, REQUIRED),
-    variant(quantile_not_interpolated, BIAS, ledger="QB-2"),
-    variant(quantile_keeps_the_mean, BIAS, ledger="QB-4"),
-)
+def variants() -> Iterator[Variant]:
+    yield fixed("cutoff_without_bias", "The bias of the step is left out.", REQUIRED, bias=np.zeros_like)
+    yield variant(quantile_not_interpolated, BIAS, ledger="QB-2")
+    yield variant(quantile_keeps_the_mean, BIAS, ledger="QB-4")

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import groups_tokens, logits
 from moespec.conformance.author.routers import LAYER, router_case
-from moespec.conformance.author.variant import rerouted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, rerouted, variant
 from moespec.conformance.format import Tensor
+from moespec.spec.routing import RouterOutput
 
 NAME, PARTS, FLAG = "relu", "relu_routing", "sparsity_penalty"
 GATES, LOSS, EXCESS, PENALTY = "relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"
@@ -48,12 +50,10 @@ def _parts() -> Iterator[Definition]:
     yield case[GATES]("gates", "tie", "Logits above 0, at 0 and below it.", FLAG, logits=signed)
     yield case[GATES]("gates_gradient", "gradient", "By the logits.", FLAG, logits=logits(f"{PARTS}/a", (1, 4, 3)))
     gates = groups_tokens(np.maximum(logits(f"{PARTS}/b").array, 0))
-    yield case[LOSS](
-        "loss", "value", "Two groups, one choice of three.", FLAG, gates=gates, penalty=_scalar(0.75), choices=1
-    )
-    yield case[LOSS](
-        "loss_choices", "value", "Two choices of three.", FLAG, gates=gates, penalty=_scalar(1.5), choices=2
-    )
+    purpose = "Two groups, one choice of three."
+    yield case[LOSS]("loss", "value", purpose, FLAG, gates=gates, penalty=_scalar(0.75), choices=1)
+    purpose = "Two choices of three."
+    yield case[LOSS]("loss_choices", "value", purpose, FLAG, gates=gates, penalty=_scalar(1.5), choices=2)
     purpose = "By the gates; where they are 0 there is no derivative, so that here they are below."
     below: dict[str, Any] = {"gates": logits(f"{PARTS}/c", (2, 4, 3)), "penalty": _scalar(0.5), "choices": 1}
     yield case[LOSS]("loss_gradient", "gradient", purpose, FLAG, "stop_gradient", **below)
@@ -63,40 +63,33 @@ def _parts() -> Iterator[Definition]:
         yield case[PENALTY](f"penalty_{name}", "value", f"The penalty {name}.", FLAG, **given, multiplier=1.2)
 
 
-# Variants.
-
-
-def penalty_divided_at_the_target(B: Any, penalty: Any, excess: Any, *, multiplier: float = 1.2) -> Any:
+def penalty_divided_at_the_target(B: Spec, penalty: Array, excess: Array, *, multiplier: float = 1.2) -> Array:
     """The penalty is divided, too, where exactly as many gates are above 0 as there should be."""
     return np.where(excess > 0, penalty * multiplier, penalty / multiplier)
 
 
-def loss_without_load(B: Any, gates: Any, penalty: Any, *, choices: int) -> Any:
+def loss_without_load(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
     """The loss is the L1 norm of the gates, all experts alike."""
     return penalty * gates.sum(axis=2).mean()
 
 
-def loss_of_a_smooth_count(B: Any, gates: Any, penalty: Any, *, choices: int) -> Any:
+def loss_of_a_smooth_count(B: Spec, gates: Array, penalty: Array, *, choices: int) -> Array:
     """The number of tokens of an expert carries the gradient of its gates."""
     smooth = np.mean((gates.real > 0) + gates - gates.real, axis=1)
     return penalty * gates.shape[2] / choices * np.mean(np.sum(smooth * gates.mean(axis=1), axis=1))
 
 
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def best_gates_alone(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def best_gates_alone(B: Spec, route: Route) -> RouterOutput:
     """A token goes to the K best of the experts whose gate is above 0."""
-    gates = B.relu_affinity(B.router_logits(tokens, params["kernel"]))
-    last = -np.sort(-gates.real, axis=2)[:, :, options.choices - 1, None]
-    capacity = options.capacity(train=bool(more.get("train")))
+    gates = B.relu_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    last = -np.sort(-gates.real, axis=2)[:, :, route.options.choices - 1, None]
+    capacity = route.options.capacity(train=bool(route.train))
     best = np.where(gates.real >= last, gates, 0)
-    return rerouted(B, route(params, tokens, options, **more), B.expert_choice(best, capacity=capacity, drop_zero=True))
+    return rerouted(B, route.output(), B.expert_choice(best, capacity=capacity, drop_zero=True))
 
 
-VARIANTS = (
-    variant(penalty_divided_at_the_target, PENALTY, ledger="RE-1b"),
-    variant(loss_without_load, LOSS, ledger="RE-2b"),
-    variant(loss_of_a_smooth_count, LOSS, ledger="RE-3b"),
-    variant(best_gates_alone, NAME, ledger="RE-5b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(penalty_divided_at_the_target, PENALTY, ledger="RE-1b")
+    yield variant(loss_without_load, LOSS, ledger="RE-2b")
+    yield variant(loss_of_a_smooth_count, LOSS, ledger="RE-3b")
+    yield variant(best_gates_alone, NAME, ledger="RE-5b")

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, variant
 
 TOKENS = "groups tokens width"
 
@@ -32,21 +32,17 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens and noise.", epsilon=0.25)
 
 
-# Variants. Tokens are (groups, tokens, width).
-
-
-def jitter_added(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+def jitter_added(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
     """The jitter is added to the tokens."""
     jittered = B.router_jitter(tokens, noise, epsilon=epsilon)
     return jittered if noise is None else tokens + epsilon * noise
 
 
-def jitter_of_the_token(B: Any, tokens: Any, noise: Any, *, epsilon: float = 0.01) -> Any:
+def jitter_of_the_token(B: Spec, tokens: Array, noise: Array, *, epsilon: float = 0.01) -> Array:
     """One factor, from the first draw, jitters a whole token."""
     return B.router_jitter(tokens, None if noise is None else 0 * noise + noise[:, :, :1], epsilon=epsilon)
 
 
-VARIANTS = (
-    variant(jitter_added, "router_jitter", ledger="SW-1"),
-    variant(jitter_of_the_token, "router_jitter", ledger="SW-1c"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(jitter_added, "router_jitter", ledger="SW-1")
+    yield variant(jitter_of_the_token, "router_jitter", ledger="SW-1c")

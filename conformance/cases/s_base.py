@@ -15,11 +15,11 @@ from moespec.conformance.author.routers import (
     kernel_case,
     logit_options,
 )
-from moespec.conformance.author.variant import configured, of_router
+from moespec.conformance.author.variant import Route, Spec, Variant, every, fixed
+from moespec.spec.routing import RouterOutput
 
 NAME = "s_base"
 T, E, D = 5, 3, 3
-
 
 case = partial(kernel_case, NAME, sizes=(T, E, D), train=True)
 
@@ -57,39 +57,22 @@ def cases() -> Iterator[Definition]:
     yield balance_scope(NAME)
 
 
-# Variants. Logits are (groups, tokens, experts).
-
-
 def _trained(train: bool) -> Callable[..., Any]:
     """The router as in training, or as at evaluation, always."""
 
-    def change(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
-        return route(params, tokens, options, **{**more, "train": train})
+    def change(B: Spec, route: Route) -> RouterOutput:
+        return route.output(train=train)
 
     return change
 
 
-_one = partial(of_router, NAME)
-
-VARIANTS = (
-    _one("s_base_always_balanced", "S-BASE selects by the plan at evaluation, too.", _trained(True), "SB-1b"),
-    _one(
-        "s_base_with_a_capacity",
-        "The experts of S-BASE have a capacity factor of 1.",
-        configured(capacity_factor=1.0),
-        "SB-2b",
-    ),
-    _one(
-        "s_base_with_sigmoid",
-        "The gate of S-BASE is the sigmoid, whatever is requested.",
-        configured(combine_with="sigmoid"),
-        "SB-3b",
-        "NVIDIA/Megatron-LM (one choice)",
-    ),
-    _one(
-        "s_base_with_softmax",
-        "The gate of S-BASE is the softmax, whatever is requested.",
-        configured(combine_with="softmax"),
-        "SB-3b",
-    ),
-)
+def variants() -> Iterator[Variant]:
+    computes = "S-BASE selects by the plan at evaluation, too."
+    yield Variant("s_base_always_balanced", computes, every((NAME,), _trained(True)), "SB-1b")
+    computes = "The experts of S-BASE have a capacity factor of 1."
+    yield fixed("s_base_with_a_capacity", computes, NAME, "SB-2b", capacity_factor=1.0)
+    computes = "The gate of S-BASE is the sigmoid, whatever is requested."
+    who = "NVIDIA/Megatron-LM (one choice)"
+    yield fixed("s_base_with_sigmoid", computes, NAME, "SB-3b", who, combine_with="sigmoid")
+    computes = "The gate of S-BASE is the softmax, whatever is requested."
+    yield fixed("s_base_with_softmax", computes, NAME, "SB-3b", combine_with="softmax")

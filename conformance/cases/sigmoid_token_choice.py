@@ -5,11 +5,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, logits, scores
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
-from moespec.conformance.author.variant import configured, of_router, reweighted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, reweighted, variant
 from moespec.conformance.format import Tensor
+from moespec.spec.routing import RouterOutput
 
 SOFTPLUS, SCALED, NAME = "sqrt_softplus_affinity", "scaled_gates", "sigmoid_token_choice"
 BIAS, GROUPS, DIVIDED = "selection_bias", "expert_groups", "renormalised"
@@ -57,15 +59,9 @@ def _router() -> Iterator[Definition]:
     yield case("sqrt_softplus", "overflow", purpose, *flags, affinity="sqrt_softplus", **tight)
     purpose = "The softmax, by the sum of both choices, with three slots."
     yield case("softmax", "overflow", purpose, *flags, affinity="softmax", batch_priority="sum", slots_per_expert=3)
-    yield case(
-        "evaluation_factor",
-        "overflow",
-        "The factor of evaluation, rounded to the nearest, leaves less room.",
-        "evaluation_capacity",
-        train=False,
-        eval_capacity_factor=0.75,
-        rounding="round",
-    )
+    purpose = "The factor of evaluation, rounded to the nearest, leaves less room."
+    room: dict[str, Any] = {"eval_capacity_factor": 0.75, "rounding": "round"}
+    yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **room)
     yield from _of_groups(partial(case, sizes=(6, 8, 4)))
     purpose = "Quantiles of what the tokens require are the next bias."
     yield case("quantile", "value", purpose, BIAS, "quantile_bias", train=True, bias_update="quantile", bias_bins=9)
@@ -89,21 +85,18 @@ def _of_groups(case: Any) -> Iterator[Definition]:
     yield case("groups_share", "value", purpose, GROUPS, BIAS, **share)
 
 
-# Variants. A change of the router is `(B, route, params, tokens, options, state=..., noise=None, train=False)`.
-
-
-def _scores(B: Any, params: Any, tokens: Any, options: Any) -> Any:
+def _scores(B: Spec, params: Any, tokens: Array, options: Any) -> Any:
     logits = B.router_logits(tokens, params["kernel"])
     return getattr(B, f"{options.affinity}_affinity")(logits)
 
 
-def _weights(B: Any, options: Any, chosen_by: Any, scores: Any) -> Any:
+def _weights(B: Spec, options: Any, chosen_by: Any, scores: Array) -> Any:
     if options.normalize_selected:
         scores = B.normalize_selected(chosen_by, scores, choices=options.choices, epsilon=options.epsilon)
     return options.scale * scores
 
 
-def _selection(B: Any, options: Any, scores: Any, state: Any) -> Any:
+def _selection(B: Spec, options: Any, scores: Array, state: Any) -> Any:
     biased = B.biased_scores(scores, state["bias"])
     if options.expert_groups == 1:
         return biased
@@ -112,47 +105,42 @@ def _selection(B: Any, options: Any, scores: Any, state: Any) -> Any:
     return B.group_limited_scores(biased, by, groups=options.expert_groups, **given)
 
 
-def bias_in_the_gate(B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any) -> Any:
+def bias_in_the_gate(B: Spec, route: Route) -> RouterOutput:
     """The gates are the scores with the bias by which experts are chosen."""
-    output = route(params, tokens, options, state=state, **more)
-    scores = _scores(B, params, tokens, options)
-    selection = _selection(B, options, scores, state)
-    return reweighted(B, output, _weights(B, options, selection, scores + state["bias"]))
+    output = route.output()
+    scores = _scores(B, route.params, route.tokens, route.options)
+    selection = _selection(B, route.options, scores, route.more["state"])
+    return reweighted(B, output, _weights(B, route.options, selection, scores + route.more["state"]["bias"]))
 
 
-def divided_if_several(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def divided_if_several(B: Spec, route: Route) -> RouterOutput:
     """The gate of a single choice is not divided by itself."""
-    options = replace(options, normalize_selected=options.normalize_selected and options.choices > 1)
-    return route(params, tokens, options, **more)
+    several = route.options.normalize_selected and route.options.choices > 1
+    return route.output(options=replace(route.options, normalize_selected=several))
 
 
-def load_after_drops(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def load_after_drops(B: Spec, route: Route) -> RouterOutput:
     """The load counts the choices that found a slot."""
-    output = route(params, tokens, options, **more)
-    kept = (output.routing.token < options.tokens).sum(axis=(0, 2)).astype(float)
+    output = route.output()
+    kept = (output.routing.token < route.options.tokens).sum(axis=(0, 2)).astype(float)
     return output._replace(statistics={"load": kept})
 
 
-def balance_of_biased_softmax(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, state: Any, **more: Any
-) -> Any:
+def balance_of_biased_softmax(B: Spec, route: Route) -> RouterOutput:
     """The balance loss is that of the softmax of the scores with the bias."""
-    output = route(params, tokens, options, state=state, **more)
-    if not options.balance_weight:
+    output = route.output()
+    if not route.options.balance_weight:
         return output
-    biased = _scores(B, params, tokens, options) + state["bias"]
-    choices = options.choices if options.balance_counts == "all" else 1
+    biased = _scores(B, route.params, route.tokens, route.options) + route.more["state"]["bias"]
+    choices = route.options.choices if route.options.balance_counts == "all" else 1
     value = B.balance_loss(B.softmax_affinity(biased), choices=choices)
-    losses = {**output.losses, "balance": options.balance_weight * value}
+    losses = {**output.losses, "balance": route.options.balance_weight * value}
     return output._replace(losses=losses, metrics={**output.metrics, "balance_loss": value})
 
 
-VARIANTS = (
-    variant(bias_in_the_gate, NAME, ledger="LF-5b"),
-    variant(divided_if_several, NAME, ledger="SG-2b", who="NVIDIA/Megatron-LM"),
-    variant(load_after_drops, NAME, ledger="LF-2b", who="NVIDIA/Megatron-LM"),
-    variant(balance_of_biased_softmax, NAME, ledger="SG-3b", who="AI-Hypercomputer/maxtext"),
-    of_router(
-        NAME, "gates_without_epsilon", "Nothing is added to the sum of the gates.", configured(epsilon=0.0), "SG-1b"
-    ),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(bias_in_the_gate, NAME, ledger="LF-5b")
+    yield variant(divided_if_several, NAME, ledger="SG-2b", who="NVIDIA/Megatron-LM")
+    yield variant(load_after_drops, NAME, ledger="LF-2b", who="NVIDIA/Megatron-LM")
+    yield variant(balance_of_biased_softmax, NAME, ledger="SG-3b", who="AI-Hypercomputer/maxtext")
+    yield fixed("gates_without_epsilon", "Nothing is added to the sum of the gates.", NAME, "SG-1b", epsilon=0.0)

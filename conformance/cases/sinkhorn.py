@@ -6,20 +6,21 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single
 from moespec.conformance.author.inputs import grid, groups_tokens, logits
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, scaled, variant
 from moespec.spec.numerics import logsumexp, softmax
 
 G, T, E = 2, 6, 3
+PLAN = "sinkhorn_affinity"
 
 
 def cases() -> Iterator[Definition]:
-    case = partial(single, "sinkhorn", "sinkhorn_affinity")
+    case = partial(single, "sinkhorn", PLAN)
     first, size = "column_update_first", "degenerate_size"
-    yield case(
-        "one_iteration", "value", "Columns are updated before rows.", first, logits=logits("sinkhorn/a"), iterations=1
-    )
+    purpose = "Columns are updated before rows."
+    yield case("one_iteration", "value", purpose, first, logits=logits("sinkhorn/a"), iterations=1)
     purpose = "The second iteration uses the first."
     yield case("two_iterations", "value", purpose, first, logits=logits("sinkhorn/b"), iterations=2)
     yield case("default", "value", "Twenty iterations by default.", logits=logits("sinkhorn/c"))
@@ -47,10 +48,7 @@ def cases() -> Iterator[Definition]:
     yield case("gradient_unrolled", "gradient", "Through twenty iterations.", logits=narrow)
 
 
-# Variants. Arrays are (groups, tokens, experts).
-
-
-def rows_first(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+def rows_first(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
     """Sinkhorn updates the rows first and the columns last, so that columns sum to T / E exactly."""
     _, tokens, experts = logits.shape
     g = np.zeros((len(logits), experts))
@@ -60,20 +58,10 @@ def rows_first(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | 
     return np.exp(logits + f[:, :, None] + g[:, None])
 
 
-def iterated_to_a_tolerance(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
-    """Sinkhorn goes on until the column sums are within a tolerance, however many iterations that takes."""
-    return B.sinkhorn_affinity(logits, iterations=1000, tolerance=1e-4 if tolerance is None else tolerance)
-
-
-def tolerance_ignored(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
-    """Sinkhorn does not stop at the tolerance."""
-    return B.sinkhorn_affinity(logits, iterations=iterations)
-
-
 def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
     """Sinkhorn that stops where `error(sums of the columns, T / E)` is within the tolerance."""
 
-    def sinkhorn_affinity(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+    def sinkhorn_affinity(B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Any:
         plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
         if tolerance is None:
             return plan
@@ -89,22 +77,9 @@ def _stopped(error: Callable[[Any, float], float]) -> Callable[..., Any]:
     return sinkhorn_affinity
 
 
-def one_iteration_more(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
-    """Sinkhorn makes one iteration more than requested."""
-    return B.sinkhorn_affinity(logits, iterations=iterations + 1, tolerance=tolerance)
-
-
-def sinkhorn_of_the_softmax(B: Any, logits: Any, **options: Any) -> Any:
-    """Sinkhorn transports the softmax of the logits, not the logits."""
-    return B.sinkhorn_affinity(softmax(logits), **options)
-
-
-def total_mass_of_one(B: Any, logits: Any, **options: Any) -> Any:
-    """The Sinkhorn plan sums to 1: rows to 1 / T and columns to 1 / E."""
-    return B.sinkhorn_affinity(logits, **options) / logits.shape[1]
-
-
-def sinkhorn_in_the_kernel_domain(B: Any, logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+def sinkhorn_in_the_kernel_domain(
+    B: Spec, logits: Array, *, iterations: int = 20, tolerance: float | None = None
+) -> Array:
     """Sinkhorn scales rows and columns of exp(logits), which in float32 overflows or vanishes for large logits."""
     plan = B.sinkhorn_affinity(logits, iterations=iterations, tolerance=tolerance)
     kernel = np.exp(logits.real.astype(np.float32))
@@ -115,12 +90,12 @@ def sinkhorn_in_the_kernel_domain(B: Any, logits: Any, *, iterations: int = 20, 
     return np.where(np.isfinite(rows[:, :, None] * kernel * columns[:, None]), plan, np.nan)
 
 
-def rows_alone(B: Any, logits: Any, **options: Any) -> Any:
+def rows_alone(B: Spec, logits: Array, **options: Any) -> Array:
     """Sinkhorn normalises the rows and no columns, which is the softmax."""
     return softmax(logits)
 
 
-def implicit_gradient(B: Any, logits: Any, **options: Any) -> Any:
+def implicit_gradient(B: Spec, logits: Array, **options: Any) -> Array:
     """The Sinkhorn plan is differentiated as the optimum that it would be after infinitely many iterations."""
     plan = B.sinkhorn_affinity(logits.real, **options)
     if not np.iscomplexobj(logits):
@@ -128,7 +103,7 @@ def implicit_gradient(B: Any, logits: Any, **options: Any) -> Any:
     return plan + 1j * np.stack([_moved_optimum(p, step) for p, step in zip(plan, logits.imag, strict=True)])
 
 
-def _moved_optimum(plan: Any, step: Any) -> Any:
+def _moved_optimum(plan: Array, step: Array) -> Any:
     """How a plan (T, E) with fixed row and column sums moves when the logits move: `plan * (step + df + dg)`."""
     tokens = len(plan)
     system = np.block([[np.diag(plan.sum(axis=1)), plan], [plan.T, np.diag(plan.sum(axis=0))]])
@@ -137,18 +112,13 @@ def _moved_optimum(plan: Any, step: Any) -> Any:
     return plan * (step + potentials[:tokens, None] + potentials[tokens:])
 
 
-def plan_without_gradient(B: Any, logits: Any, **options: Any) -> Any:
-    """The Sinkhorn plan carries no gradient, also where the outputs are combined with it."""
-    return B.sinkhorn_affinity(logits.real, **options)
-
-
 def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
     """Sinkhorn that looks at the `norm` of the error of the columns after `first`, `first` + 10, ... iterations.
 
     It stops below `threshold` or the tolerance that is given; a number of iterations that is given alone is kept to.
     """
 
-    def sinkhorn_affinity(B: Any, logits: Any, **options: Any) -> Any:
+    def sinkhorn_affinity(B: Spec, logits: Array, **options: Any) -> Any:
         right = B.sinkhorn_affinity(logits, **options)
         if "iterations" in options and options.get("tolerance") is None:
             return right
@@ -166,7 +136,7 @@ def _looked_at(first: int, norm: int, threshold: float) -> Callable[..., Any]:
     return sinkhorn_affinity
 
 
-def sinkhorn_of_megatron(B: Any, logits: Any, **options: Any) -> Any:
+def sinkhorn_of_megatron(B: Spec, logits: Array, **options: Any) -> Array:
     """Sinkhorn updates rows first, adds 1e-8 to their sums, and stops where the factors of the columns change by 1e-4."""
     right = B.sinkhorn_affinity(logits, **options)
     if options.get("iterations") is not None:
@@ -183,50 +153,41 @@ def sinkhorn_of_megatron(B: Any, logits: Any, **options: Any) -> Any:
     return np.stack(plans)
 
 
-VARIANTS = (
-    variant(rows_first, "sinkhorn_affinity", ledger="SK-1b"),
-    variant(iterated_to_a_tolerance, "sinkhorn_affinity", ledger="SK-2b", who="NVIDIA/Megatron-LM"),
-    variant(tolerance_ignored, "sinkhorn_affinity", ledger="SK-2b"),
-    Variant(
-        "mean_error_of_the_columns",
-        "Sinkhorn stops where the mean error of the columns is within the tolerance, not the largest.",
-        {"sinkhorn_affinity": _stopped(lambda sums, mass: np.abs(sums - mass).mean())},
-        "SK-2b",
-    ),
-    Variant(
-        "norm_of_the_columns",
-        "Sinkhorn stops where the l2 norm of the error of the columns is within the tolerance, not the largest error.",
-        {"sinkhorn_affinity": _stopped(lambda sums, mass: float(np.linalg.norm(sums - mass)))},
-        "SK-2b",
-    ),
-    Variant(
-        "another_column_sum",
-        "The columns of the Sinkhorn plan are to have another sum than T / E: the plan is the same, but for a tolerance.",
-        {"sinkhorn_affinity": _stopped(lambda sums, mass: np.abs(sums - mass / 2).max())},
-        "SK-3",
-    ),
-    variant(one_iteration_more, "sinkhorn_affinity", ledger="SK-2b"),
-    variant(sinkhorn_of_the_softmax, "sinkhorn_affinity", ledger="SK-3b"),
-    variant(total_mass_of_one, "sinkhorn_affinity", ledger="SK-3c", who="NVIDIA/Megatron-LM"),
-    variant(rows_alone, "sinkhorn_affinity"),
-    variant(sinkhorn_in_the_kernel_domain, "sinkhorn_affinity", who="google-research/vmoe"),
-    variant(implicit_gradient, "sinkhorn_affinity", ledger="SK-4b"),
-    variant(plan_without_gradient, "sinkhorn_affinity", ledger="SK-4b"),
-    Variant(
-        "sinkhorn_of_pot",
-        "Sinkhorn stops where the l2 norm of the error of the columns, looked at after 1, 11, 21, ... iterations, is below "
-        "1e-9 or the tolerance that is given.",
-        {"sinkhorn_affinity": _looked_at(1, 2, 1e-9)},
-        "SK-2b",
-        "POT",
-    ),
-    Variant(
-        "sinkhorn_of_ott",
-        "Sinkhorn stops where the l1 norm of the error of the columns, looked at after 10, 20, 30, ... iterations, is below "
-        "1e-3 or the tolerance that is given.",
-        {"sinkhorn_affinity": _looked_at(10, 1, 1e-3)},
-        "SK-2b",
-        "ott-jax",
-    ),
-    variant(sinkhorn_of_megatron, "sinkhorn_affinity", ledger="SK-1b", who="megatron-core"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(rows_first, PLAN, ledger="SK-1b")
+    computes = "Sinkhorn goes on until the column sums are within a tolerance, however many iterations that takes."
+    enough: dict[str, Any] = {"iterations": 1000, "tolerance": lambda tolerance: tolerance or 1e-4}
+    yield fixed("iterated_to_a_tolerance", computes, PLAN, "SK-2b", "NVIDIA/Megatron-LM", **enough)
+    computes = "Sinkhorn does not stop at the tolerance."
+    yield fixed("tolerance_ignored", computes, PLAN, "SK-2b", tolerance=None)
+    computes = "Sinkhorn stops where the mean error of the columns is within the tolerance, not the largest."
+    replaced = {PLAN: _stopped(lambda sums, mass: np.abs(sums - mass).mean())}
+    yield Variant("mean_error_of_the_columns", computes, replaced, "SK-2b")
+    computes = (
+        "Sinkhorn stops where the l2 norm of the error of the columns is within the tolerance, not the largest error."
+    )
+    replaced = {PLAN: _stopped(lambda sums, mass: float(np.linalg.norm(sums - mass)))}
+    yield Variant("norm_of_the_columns", computes, replaced, "SK-2b")
+    computes = "The columns of the Sinkhorn plan are to have another sum than T / E: the plan is the same, but for a tolerance."
+    replaced = {PLAN: _stopped(lambda sums, mass: np.abs(sums - mass / 2).max())}
+    yield Variant("another_column_sum", computes, replaced, "SK-3")
+    computes = "Sinkhorn makes one iteration more than requested."
+    yield fixed("one_iteration_more", computes, PLAN, "SK-2b", iterations=lambda iterations: iterations + 1)
+    computes = "Sinkhorn transports the softmax of the logits, not the logits."
+    yield fixed("sinkhorn_of_the_softmax", computes, PLAN, "SK-3b", logits=softmax)
+    computes = "The Sinkhorn plan sums to 1: rows to 1 / T and columns to 1 / E."
+    mass: dict[str, Any] = {PLAN: lambda logits, **_: 1 / logits.shape[1]}
+    yield scaled("total_mass_of_one", computes, "SK-3c", "NVIDIA/Megatron-LM", **mass)
+    yield variant(rows_alone, PLAN)
+    yield variant(sinkhorn_in_the_kernel_domain, PLAN, who="google-research/vmoe")
+    yield variant(implicit_gradient, PLAN, ledger="SK-4b")
+    computes = "The Sinkhorn plan carries no gradient, also where the outputs are combined with it."
+    yield fixed("plan_without_gradient", computes, PLAN, "SK-4b", logits=np.real)
+    for name, who, first, norm, threshold in (("pot", "POT", 1, 2, "1e-9"), ("ott", "ott-jax", 10, 1, "1e-3")):
+        computes = (
+            f"Sinkhorn stops where the l{norm} norm of the error of the columns, looked at after {first}, {first + 10}, "
+            f"{first + 20}, ... iterations, is below {threshold} or the tolerance that is given."
+        )
+        replaced = {PLAN: _looked_at(first, norm, float(threshold))}
+        yield Variant(f"sinkhorn_of_{name}", computes, replaced, "SK-2b", who)
+    yield variant(sinkhorn_of_megatron, PLAN, ledger="SK-1b", who="megatron-core")

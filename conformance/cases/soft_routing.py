@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, to_bfloat16
-from moespec.conformance.author.variant import Variant, variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.spec.numerics import normalize_l2
 
 NAME = "soft_routing"
@@ -18,17 +19,8 @@ def cases() -> Iterator[Definition]:
     yield from _values()
 
 
-def case(
-    name: str,
-    kind: str,
-    purpose: str,
-    *flags: str,
-    shape: tuple[int, ...] = (G, 6, D, 3, 2),
-    scale: float | None = 1.0,
-    tokens: Any = None,
-    slots: Any = None,
-    **options: Any,
-) -> Definition:
+def case(name: str, kind: str, purpose: str, *flags: str, shape: tuple[int, ...] = (G, 6, D, 3, 2),
+         scale: float | None = 1.0, tokens: Any = None, slots: Any = None, **options: Any) -> Definition:  # fmt: skip
     g, t, d, e, c = shape
     tokens = grid(f"soft/{name}", (g, t, d)) if tokens is None else tokens
     slots = grid(f"soft/{name}/slots", (d, e, c)) if slots is None else slots
@@ -95,7 +87,7 @@ def _gradients() -> Iterator[Definition]:
 # Variants. Tokens are (groups, tokens, width), slots (width, experts, capacity).
 
 
-def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
+def combine_over_the_slots_of_each_expert(B: Spec, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
     """The combine softmax is taken over the slots of each expert alone."""
     routing = B.soft_routing(*arguments, combine=combine, **options)
     if combine != "soft":
@@ -103,7 +95,7 @@ def combine_over_the_slots_of_each_expert(B: Any, *arguments: Any, combine: str 
     return routing._replace(combine=routing.combine / routing.combine.sum(axis=3, keepdims=True))
 
 
-def combine_over_experts(B: Any, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
+def combine_over_experts(B: Spec, *arguments: Any, combine: str = "soft", **options: Any) -> Any:
     """The combine softmax is taken over experts for each slot."""
     routing = B.soft_routing(*arguments, combine=combine, **options)
     if combine != "soft":
@@ -111,20 +103,10 @@ def combine_over_experts(B: Any, *arguments: Any, combine: str = "soft", **optio
     return routing._replace(combine=routing.combine / routing.combine.sum(axis=2, keepdims=True))
 
 
-def epsilon_inside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
-    """The l2 norm is sqrt(norm**2 + epsilon), whatever form is requested."""
-    return B.soft_routing(tokens, slots, norm_form="rsqrt", **options)
-
-
-def epsilon_outside_the_root(B: Any, tokens: Any, slots: Any, *, norm_form: str = "paper", **options: Any) -> Any:
-    """The l2 norm is norm + epsilon, whatever form is requested."""
-    return B.soft_routing(tokens, slots, **options)
-
-
 def _normalised(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
     """Soft routing of tokens and slots that `norm(x, axis)` normalises."""
 
-    def soft_routing(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+    def soft_routing(B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
         right = B.soft_routing(tokens, slots, scale=scale, **options)
         if not options.get("normalize", True):
             return Unnormalised(*right)
@@ -144,12 +126,12 @@ class Unnormalised(NamedTuple):
         return self
 
 
-def _unit(x: Any, axis: int) -> Any:
+def _unit(x: Array, axis: int) -> Any:
     """`x / max(norm, 1e-12)`."""
     return x / np.maximum(np.sqrt(np.sum(x * x, axis=axis, keepdims=True)), 1e-12)
 
 
-def _rms(x: Any, axis: int) -> Any:
+def _rms(x: Array, axis: int) -> Any:
     """`x / max(norm, 1e-12) * sqrt(n)`."""
     return _unit(x, axis) * np.sqrt(x.shape[axis])
 
@@ -157,7 +139,7 @@ def _rms(x: Any, axis: int) -> Any:
 def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
     """A layer in which soft slots mix normalised tokens."""
 
-    def moe_layer(B: Any, tokens: Any, routing: Any, experts: Any) -> Any:
+    def moe_layer(B: Spec, tokens: Array, routing: Any, experts: Any) -> Any:
         right = B.moe_layer(tokens, routing, experts)
         return B.moe_layer(norm(tokens, 2), routing, experts) if isinstance(routing, B.SoftRouting) else right
 
@@ -165,30 +147,25 @@ def _mixing(norm: Callable[[Any, int], Any]) -> Callable[..., Any]:
 
 
 def scale_without_normalisation(
-    B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, normalize: bool = True, **options: Any
+    B: Spec, tokens: Array, slots: Array, *, scale: Array = 1.0, normalize: bool = True, **options: Any
 ) -> Any:
     """The scale multiplies the slots also where nothing is normalised."""
     right = B.soft_routing(tokens, slots, scale=scale, normalize=normalize, **options)
     return right if normalize else B.soft_routing(tokens, scale * slots, normalize=False, **options)
 
 
-def scale_of_one(B: Any, tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
-    """The scale is not used."""
-    return B.soft_routing(tokens, slots, **options)
-
-
-def slots_dealt_round_robin(B: Any, *arguments: Any, **options: Any) -> Any:
+def slots_dealt_round_robin(B: Spec, *arguments: Any, **options: Any) -> Any:
     """Slot i of the flattened list belongs to expert i % E."""
     return B.SoftRouting(*(_dealt(array) for array in B.soft_routing(*arguments, **options)))
 
 
-def _dealt(array: Any) -> Any:
+def _dealt(array: Array) -> Any:
     """(groups, tokens, experts, capacity): what stands in slot `e * C + c` of the list goes to where `c * E + e` is."""
     groups, tokens, experts, capacity = array.shape
     return array.reshape(groups, tokens, capacity, experts).swapaxes(2, 3)
 
 
-def identity_expert_by_expert(B: Any, *arguments: Any, dispatch: str = "soft", **options: Any) -> Any:
+def identity_expert_by_expert(B: Spec, *arguments: Any, dispatch: str = "soft", **options: Any) -> Any:
     """The identity ablation fills one expert after the other: token t goes to expert t // C."""
     routing = B.soft_routing(*arguments, dispatch=dispatch, **options)
     if dispatch != "identity":
@@ -198,58 +175,36 @@ def identity_expert_by_expert(B: Any, *arguments: Any, dispatch: str = "soft", *
     return B.SoftRouting(filled, filled)
 
 
-def weights_in_bfloat16(B: Any, *arguments: Any, **options: Any) -> Any:
+def weights_in_bfloat16(B: Spec, *arguments: Any, **options: Any) -> Any:
     """Dispatch and combine are rounded to bfloat16."""
     routing = B.soft_routing(*arguments, **options)
     return B.SoftRouting(*(to_bfloat16(array.real).astype(np.float64) for array in routing))
 
 
-def ablations_ignored(B: Any, *arguments: Any, dispatch: str = "soft", combine: str = "soft", **options: Any) -> Any:
-    """Both softmaxes are used, also where a uniform or identical weight is requested."""
-    return B.soft_routing(*arguments, **options)
-
-
-VARIANTS = (
-    variant(combine_over_the_slots_of_each_expert, "soft_routing", ledger="SM-5b"),
-    variant(combine_over_experts, "soft_routing", ledger="SM-5c"),
-    variant(epsilon_inside_the_root, "soft_routing", ledger="SM-1b"),
-    variant(epsilon_outside_the_root, "soft_routing", ledger="SM-1"),
-    Variant(
-        "norm_clamped",
-        "Tokens and slots are divided by max(norm, 1e-12).",
-        {"soft_routing": _normalised(_unit)},
-        "SM-1c",
-    ),
-    Variant(
-        "rms_norm",
-        "Tokens and slots are divided by their root mean square, so that logits are as many times larger as tokens are wide.",
-        {"soft_routing": _normalised(_rms)},
-        "SM-1",
-    ),
-    Variant(
-        "slots_mix_normalised_tokens",
-        "Slots mix the normalised tokens.",
-        {"moe_layer": _mixing(lambda x, axis: normalize_l2(x, axis, form="paper"))},
-        "SM-3b",
-    ),
-    Variant(
-        "norm_clamped_and_mixed",
-        "Tokens are divided by max(norm, 1e-12), and slots mix these.",
-        {"soft_routing": _normalised(_unit), "moe_layer": _mixing(_unit)},
-        "SM-3b",
-        "bwconrad/soft-moe",
-    ),
-    Variant(
-        "rms_norm_and_mixed",
-        "Tokens and slots are divided by their root mean square, and slots mix these tokens.",
-        {"soft_routing": _normalised(_rms), "moe_layer": _mixing(_rms)},
-        "SM-3b",
-        "lucidrains/soft-moe-pytorch",
-    ),
-    variant(scale_without_normalisation, "soft_routing", ledger="SM-4b"),
-    variant(scale_of_one, "soft_routing", ledger="SM-4b"),
-    variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2b"),
-    variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b"),
-    variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe"),
-    variant(ablations_ignored, "soft_routing"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(combine_over_the_slots_of_each_expert, "soft_routing", ledger="SM-5b")
+    yield variant(combine_over_experts, "soft_routing", ledger="SM-5c")
+    computes = "The l2 norm is sqrt(norm**2 + epsilon), whatever form is requested."
+    yield fixed("epsilon_inside_the_root", computes, "soft_routing", "SM-1b", norm_form="rsqrt")
+    computes = "The l2 norm is norm + epsilon, whatever form is requested."
+    yield fixed("epsilon_outside_the_root", computes, "soft_routing", "SM-1", norm_form="paper")
+    computes = "Tokens and slots are divided by max(norm, 1e-12)."
+    yield Variant("norm_clamped", computes, {"soft_routing": _normalised(_unit)}, "SM-1c")
+    computes = "Tokens and slots are divided by their root mean square, so that logits are as many times larger as tokens are wide."
+    yield Variant("rms_norm", computes, {"soft_routing": _normalised(_rms)}, "SM-1")
+    computes = "Slots mix the normalised tokens."
+    replaced = {"moe_layer": _mixing(lambda x, axis: normalize_l2(x, axis, form="paper"))}
+    yield Variant("slots_mix_normalised_tokens", computes, replaced, "SM-3b")
+    computes = "Tokens are divided by max(norm, 1e-12), and slots mix these."
+    replaced = {"soft_routing": _normalised(_unit), "moe_layer": _mixing(_unit)}
+    yield Variant("norm_clamped_and_mixed", computes, replaced, "SM-3b", "bwconrad/soft-moe")
+    computes = "Tokens and slots are divided by their root mean square, and slots mix these tokens."
+    replaced = {"soft_routing": _normalised(_rms), "moe_layer": _mixing(_rms)}
+    yield Variant("rms_norm_and_mixed", computes, replaced, "SM-3b", "lucidrains/soft-moe-pytorch")
+    yield variant(scale_without_normalisation, "soft_routing", ledger="SM-4b")
+    yield fixed("scale_of_one", "The scale is not used.", "soft_routing", "SM-4b", scale=1.0)
+    yield variant(slots_dealt_round_robin, "soft_routing", ledger="SM-2b")
+    yield variant(identity_expert_by_expert, "soft_routing", ledger="SM-7b")
+    yield variant(weights_in_bfloat16, "soft_routing", who="google-research/vmoe")
+    computes = "Both softmaxes are used, also where a uniform or identical weight is requested."
+    yield fixed("ablations_ignored", computes, "soft_routing", dispatch="soft", combine="soft")

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.inputs import grid, groups_tokens, logits
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.inputs import grid, groups_tokens, kernel, logits, tokens
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.spec.numerics import softmax
 
+NAME = "softmax_affinity"
 G, T, E, D = 2, 6, 3, 4
 
 
@@ -20,25 +22,13 @@ def cases() -> Iterator[Definition]:
 
 
 def _softmax() -> Iterator[Definition]:
-    case = partial(single, "softmax_affinity", "softmax_affinity")
-    product = partial(single, "softmax_affinity", "router_logits")
+    case = partial(single, NAME, NAME)
+    product = partial(single, NAME, "router_logits")
     axis, size = "softmax_axis", "degenerate_size"
-    inputs: dict[str, Any] = {
-        "tokens": tensor(grid("softmax/tokens", (G, T, D)), "groups tokens width"),
-        "kernel": tensor(grid("softmax/kernel", (D, E), reach=1.0), "width experts"),
-    }
-    yield composed(
-        "softmax_affinity",
-        "from_tokens",
-        "value",
-        "Logits are a plain product with the kernel; the softmax runs over experts.",
-        axis,
-        inputs=inputs,
-        stages=(
-            call("router_logits", {"tokens": "tokens", "kernel": "kernel"}),
-            call("softmax_affinity", {"logits": "router_logits"}),
-        ),
-    )
+    inputs: dict[str, Any] = {"tokens": tokens("softmax/tokens"), "kernel": kernel("softmax/kernel")}
+    stages = (call("router_logits", {name: name for name in inputs}), call(NAME, {"logits": "router_logits"}))
+    purpose = "Logits are a plain product with the kernel; the softmax runs over experts."
+    yield composed(NAME, "from_tokens", "value", purpose, axis, inputs=inputs, stages=stages)
     fine: dict[str, Any] = {
         "tokens": tensor(grid("softmax/fine/tokens", (G, T, D), step=1 / 64), "groups tokens width"),
         "kernel": tensor(grid("softmax/fine/kernel", (D, E), reach=1.0, step=1 / 64), "width experts"),
@@ -62,19 +52,12 @@ def _softmax() -> Iterator[Definition]:
 
 
 def _noise() -> Iterator[Definition]:
+    make = partial(single, "gating_noise", "add_gating_noise")
+
     def case(name: str, kind: str, purpose: str, multiplier: float, experts: int = E, noise: bool = True) -> Definition:
         drawn = logits(f"noise/{name}/noise", (G, T, experts), step=0.0625)
-        return single(
-            "gating_noise",
-            "add_gating_noise",
-            name,
-            kind,
-            purpose,
-            "noise_scale",
-            logits=logits(f"noise/{name}", (G, T, experts)),
-            noise=drawn if noise else None,
-            multiplier=multiplier,
-        )
+        values: dict[str, Any] = {"logits": logits(f"noise/{name}", (G, T, experts)), "noise": drawn if noise else None}
+        return make(name, kind, purpose, "noise_scale", **values, multiplier=multiplier)
 
     yield case("values", "value", "A standard deviation of one over the number of experts, 1/3.", 1.0)
     yield case("four_experts", "value", "Another number of experts.", 1.0, 4)
@@ -84,42 +67,36 @@ def _noise() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By logits and noise.", 2.5)
 
 
-# Variants. Arrays are (groups, tokens, experts).
-
 OVERFLOW = 88.7
 """Float32 overflows in the exponential of larger numbers."""
 
 
-def softmax_over_tokens(B: Any, logits: Any) -> Any:
+def softmax_over_tokens(B: Spec, logits: Array) -> Array:
     """The softmax runs over the tokens, not over the experts."""
     return softmax(logits, axis=1)
 
 
-def softmax_twice(B: Any, logits: Any) -> Any:
-    """The scores are the softmax of the softmax."""
-    return B.softmax_affinity(B.softmax_affinity(logits))
-
-
-def sigmoid_for_softmax(B: Any, logits: Any) -> Any:
+def sigmoid_for_softmax(B: Spec, logits: Array) -> Array:
     """The scores are the sigmoid of the logits, not their softmax."""
     return B.sigmoid_affinity(logits)
 
 
-def maximum_not_subtracted(B: Any, logits: Any) -> Any:
+def maximum_not_subtracted(B: Spec, logits: Array) -> Array:
     """The softmax does not subtract the maximum, so that large logits overflow float32."""
     scores = B.softmax_affinity(logits)
     return np.where(np.max(logits.real, axis=2, keepdims=True) > OVERFLOW, np.nan, scores)
 
 
-def noise_variance(B: Any, logits: Any, noise: Any, *, multiplier: float = 1.0) -> Any:
+def noise_variance(B: Spec, logits: Array, noise: Array, *, multiplier: float = 1.0) -> Array:
     """The multiplier over the number of experts is the variance of the noise."""
     return B.add_gating_noise(logits, noise, multiplier=np.sqrt(multiplier * logits.shape[2]))
 
 
-VARIANTS = (
-    variant(softmax_over_tokens, "softmax_affinity", ledger="EC-4b"),
-    variant(softmax_twice, "softmax_affinity", who="huggingface/transformers (issue 45120)"),
-    variant(sigmoid_for_softmax, "softmax_affinity", who="huggingface/transformers (Llama 4)"),
-    variant(maximum_not_subtracted, "softmax_affinity"),
-    variant(noise_variance, "add_gating_noise", ledger="SA-2b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(softmax_over_tokens, NAME, ledger="EC-4b")
+    computes = "The scores are the softmax of the softmax."
+    who = "huggingface/transformers (issue 45120)"
+    yield fixed("softmax_twice", computes, NAME, who=who, logits=softmax)
+    yield variant(sigmoid_for_softmax, NAME, who="huggingface/transformers (Llama 4)")
+    yield variant(maximum_not_subtracted, NAME)
+    yield variant(noise_variance, "add_gating_noise", ledger="SA-2b")

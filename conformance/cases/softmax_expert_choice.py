@@ -10,7 +10,17 @@ import numpy as np
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import common, output_gradient, router_case
-from moespec.conformance.author.variant import Variant, every, noiseless, rerouted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    every,
+    kept,
+    noiseless,
+    rerouted,
+    variant,
+)
+from moespec.spec.routing import RouterOutput
 
 NAME = "softmax_expert_choice"
 
@@ -38,38 +48,28 @@ def cases() -> Iterator[Definition]:
     yield case("cap_default", "value", purpose, "solver_steps", cap=1)
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def capped_as_in_the_paper(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def capped_as_in_the_paper(B: Spec, route: Route) -> RouterOutput:
     """The regularisation of the cap is 0.001 unless it is set."""
-    output = route(params, tokens, options, **more)
-    if options.cap is None or options.cap_regularization != 0.01:
+    output = route.output()
+    if route.options.cap is None or route.options.cap_regularization != 0.01:
         return output
-    return route(params, tokens, replace(options, cap_regularization=1e-3), **more)
+    return route.output(options=replace(route.options, cap_regularization=0.001))
 
 
-def cap_kept_exactly(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def cap_kept_exactly(B: Spec, route: Route) -> RouterOutput:
     """A token keeps the best of the experts that choose it, as many as the cap says."""
-    output = route(params, tokens, options, **more)
-    if options.cap is None:
+    output = route.output()
+    if route.options.cap is None:
         return output
     dispatch, combine = output.routing.dense()
     scores = combine.real.sum(axis=3)
-    last = -np.sort(-scores, axis=2)[:, :, options.cap - 1 : options.cap]
-    lost = np.where(options.cap < options.experts, scores < last, False)
-    token = np.where((dispatch * ~lost[..., None]).any(axis=1), output.routing.token, options.tokens)
-    weight = np.where(token < options.tokens, output.routing.weight, 0)
-    return rerouted(B, output, output.routing._replace(token=token, weight=weight))
+    last = -np.sort(-scores, axis=2)[:, :, route.options.cap - 1 : route.options.cap]
+    lost = np.where(route.options.cap < route.options.experts, scores < last, False)
+    return rerouted(B, output, kept(output.routing, (dispatch * ~lost[..., None]).any(axis=1)))
 
 
-VARIANTS = (
-    Variant(
-        "expert_choice_without_noise",
-        "Softmax Expert Choice is not noisy in training.",
-        every((NAME,), noiseless),
-        "EC-5b",
-    ),
-    variant(capped_as_in_the_paper, NAME, ledger="CP-4b"),
-    variant(cap_kept_exactly, NAME, ledger="CP-3b"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "Softmax Expert Choice is not noisy in training."
+    yield Variant("expert_choice_without_noise", computes, every((NAME,), noiseless), "EC-5b")
+    yield variant(capped_as_in_the_paper, NAME, ledger="CP-4b")
+    yield variant(cap_kept_exactly, NAME, ledger="CP-3b")

@@ -8,11 +8,18 @@ from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
-from moespec.conformance.author.variant import renormalised, rerouted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    renormalised,
+    rerouted,
+    variant,
+)
+from moespec.spec.routing import RouterOutput
 
 NAME = "softmax_token_choice"
 T, E, D = 6, 3, 4
-
 
 case = partial(router_case, NAME)
 INSIDE, SIZE, DROP = "noise_inside", "degenerate_size", "overflow_drop"
@@ -78,17 +85,15 @@ def _capacities() -> Iterator[Definition]:
     yield case("gradient_after_drops", "gradient", purpose, "renormalised", DROP, losses=True, **after)
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def four_slots_at_least(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:
     """Experts have at least 4 slots, and the weights of the chosen experts are divided by their sum."""
-    output = route(params, tokens, options, **more)
-    scores = B.softmax_affinity(noisy_logits(B, params, tokens, options, more.get("noise"))[1])
-    choices = options.choices
-    slots = int(choices * options.capacity_factor * options.tokens / options.experts)
-    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(options.tokens, slots)))
+    output = route.output()
+    scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
+    choices = route.options.choices
+    slots = int(choices * route.options.capacity_factor * route.options.tokens / route.options.experts)
+    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(route.options.tokens, slots)))
     return rerouted(B, output, renormalised(routing))
 
 
-VARIANTS = (variant(four_slots_at_least, NAME, ledger="CA-2b", who="st-moe-pytorch"),)
+def variants() -> Iterator[Variant]:
+    yield variant(four_slots_at_least, NAME, ledger="CA-2b", who="st-moe-pytorch")

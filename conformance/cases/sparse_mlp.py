@@ -1,14 +1,16 @@
 """Sparse-MLP: the rescale sub-layer, and the model."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, composed, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.models import inputs_of, stage_of
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, fixed, variant, without_biases
 from moespec.conformance.cases.mixer import MIXER
 from moespec.conformance.format import Tensor
 
@@ -28,20 +30,15 @@ def cases() -> Iterator[Definition]:
     yield from _models()
 
 
-def _rescaled(
-    name: str,
-    kind: str,
-    purpose: str,
-    key: str,
-    sizes: tuple[int, int, int, int],
-    *flags: str,
-    axes: tuple[str, ...] = ("token", "channel"),
-) -> Definition:
+Sizes = tuple[int, int, int, int]
+
+
+def _rescaled(name: str, kind: str, purpose: str, sizes: Sizes, *flags: str, axes: str = "token channel") -> Definition:
     """Two images and the maps of the rescale sub-layer for `axes`; `sizes` are S, C, S', C'."""
-    s, c, new_s, new_c = sizes
+    (s, c, new_s, new_c), key = sizes, f"sparse_mlp/{name}"
     inputs = {"x": tensor(grid(f"{key}/x", (2, s, c)), "images tokens channels")}
     for axis, old, new in (("token", s, new_s), ("channel", c, new_c)):
-        if axis not in axes:
+        if axis not in axes.split():
             continue
         inputs |= {
             f"params/{axis}_kernel": tensor(grid(f"{key}/{axis}_kernel", (old, new), reach=1.0), f"{axis}s new"),
@@ -52,17 +49,12 @@ def _rescaled(
 
 
 def _rescale() -> Iterator[Definition]:
-    def case(
-        name: str, kind: str, purpose: str, sizes: tuple[int, int, int, int], *flags: str, **axes: tuple[str, ...]
-    ) -> Definition:
-        return _rescaled(name, kind, purpose, f"sparse_mlp/{name}", sizes, *flags, **axes)
-
-    yield case("rescale", "value", "Tokens are mapped, then channels, each with a bias.", (4, 6, 8, 3))
-    yield case("rescale_square", "value", "To the same sizes.", (4, 4, 4, 4))
-    yield case("rescale_tokens", "value", "Without a channel map.", (4, 6, 8, 6), axes=("token",))
-    yield case("rescale_channels", "value", "Without a token map.", (3, 4, 3, 2), axes=("channel",))
-    yield case("rescale_one", "degenerate", "One token and one channel.", (1, 1, 3, 2), "degenerate_size")
-    yield case("rescale_gradient", "gradient", "By everything.", (3, 4, 5, 2))
+    yield _rescaled("rescale", "value", "Tokens are mapped, then channels, each with a bias.", (4, 6, 8, 3))
+    yield _rescaled("rescale_square", "value", "To the same sizes.", (4, 4, 4, 4))
+    yield _rescaled("rescale_tokens", "value", "Without a channel map.", (4, 6, 8, 6), axes="token")
+    yield _rescaled("rescale_channels", "value", "Without a token map.", (3, 4, 3, 2), axes="channel")
+    yield _rescaled("rescale_one", "degenerate", "One token and one channel.", (1, 1, 3, 2), "degenerate_size")
+    yield _rescaled("rescale_gradient", "gradient", "By everything.", (3, 4, 5, 2))
 
 
 def _model(
@@ -74,19 +66,10 @@ def _model(
     for path, value in inputs.items():
         if zero and path.endswith(zero):
             inputs[path] = Tensor(np.zeros_like(value.array), value.axes)
-    return composed(
-        "sparse_mlp",
-        name,
-        kind,
-        purpose,
-        "model",
-        *flags,
-        inputs=inputs,
-        stages=(stage_of("sparse_mlp_forward", inputs, model=dict(model)),),
-        of="forward/logits",
-        by=tuple(path for path in inputs if by in path),
-        exact_ties=bool(zero),
-    )
+    stages = (stage_of("sparse_mlp_forward", inputs, model=dict(model)),)
+    found: dict[str, Any] = {"of": "forward/logits", "by": tuple(path for path in inputs if by in path)}
+    case = partial(composed, "sparse_mlp", name, kind, purpose, "model", *flags, **found)
+    return case(inputs=inputs, stages=stages, exact_ties=bool(zero))
 
 
 def _models() -> Iterator[Definition]:
@@ -117,10 +100,7 @@ def _models() -> Iterator[Definition]:
     yield _model("gradient_vanilla", "gradient", "By the routers and experts, vanilla mode.", vanilla, by="_moe")
 
 
-# Variants.
-
-
-def channels_rescaled_first(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+def channels_rescaled_first(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
     """The rescale sub-layer maps channels, then tokens."""
     right = B.rescale(x, params)
     if len(params) < 4:
@@ -129,12 +109,7 @@ def channels_rescaled_first(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
     return np.einsum("nsc,sz->nzc", x, params["token_kernel"]) + params["token_bias"][:, None]
 
 
-def rescaled_without_biases(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
-    """The maps of the rescale sub-layer have no biases."""
-    return B.rescale(x, {name: 0 * value if name.endswith("bias") else value for name, value in params.items()})
-
-
-def token_bias_over_channels(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+def token_bias_over_channels(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
     """The bias of the token map is added to the channels, where there are as many of them as of new tokens."""
     right = B.rescale(x, params)
     bias = params.get("token_bias", ())
@@ -144,15 +119,15 @@ def token_bias_over_channels(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
     return tokens @ params["channel_kernel"] + params["channel_bias"]
 
 
-def rescaled_around_a_residual(B: Any, x: Any, params: Mapping[str, Any]) -> Any:
+def rescaled_around_a_residual(B: Spec, x: Array, params: Mapping[str, Any]) -> Array:
     """The rescale sub-layer adds its input, where that has the same sizes."""
     right = B.rescale(x, params)
     return right + x if right.shape == x.shape else right
 
 
-VARIANTS = (
-    variant(channels_rescaled_first, "rescale", ledger="SL-1b"),
-    variant(rescaled_without_biases, "rescale", ledger="SL-2b"),
-    variant(token_bias_over_channels, "rescale", ledger="SL-1b"),
-    variant(rescaled_around_a_residual, "rescale", ledger="SL-4b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(channels_rescaled_first, "rescale", ledger="SL-1b")
+    computes = "The maps of the rescale sub-layer have no biases."
+    yield fixed("rescaled_without_biases", computes, "rescale", "SL-2b", params=without_biases)
+    yield variant(token_bias_over_channels, "rescale", ledger="SL-1b")
+    yield variant(rescaled_around_a_residual, "rescale", ledger="SL-4b")

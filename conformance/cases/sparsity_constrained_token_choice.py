@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.backends.routers import composition
-from moespec.backends.routers.composition import noisy_logits, token_choice
 from moespec.backends.routers.plans import combine_scores, sparse_plan
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import (
@@ -22,8 +22,17 @@ from moespec.conformance.author.routers import (
     router_case,
     several_choices,
 )
-from moespec.conformance.author.variant import Variant, every, noiseless, rerouted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    every,
+    noiseless,
+    rerouted,
+    variant,
+)
 from moespec.spec.numerics import stable_order
+from moespec.spec.routing import RouterOutput
 
 NAME = "sparsity_constrained_token_choice"
 BOTH = (NAME, "sparsity_constrained_expert_choice")
@@ -37,22 +46,14 @@ def cases() -> Iterator[Definition]:
     purpose = "Noise makes the plan and not the weights; all losses, and an even number of slots."
     noisy: dict[str, Any] = {"noise": NORMAL, "noise_multiplier": 2.0, "combine_from_clean_logits": True}
     even: dict[str, Any] = {"capacity_factor": 1.25, "multiple_of": 2}
-    yield case(
-        "noise", "value", purpose, inside, "capacity_rounding", train=False, **noisy, **even, **LOSSES, **CHANGED
-    )
+    noisy |= {"train": False, **even, **LOSSES, **CHANGED}
+    yield case("noise", "value", purpose, inside, "capacity_rounding", **noisy)
     purpose = "A token that the plan gives to one expert chooses another one all the same; the weights of both carry gradients."
-    yield case(
-        *("gradient_losses", "gradient", purpose, inside, "stop_gradient", zero),
-        params=kernel_of(f"routers/{NAME}/gradient_losses/kernel", D, E, reach=6.0),
-        accept=lambda plan: bool(((plan > 0).sum(axis=1) < K).any()),
-        noise=NORMAL,
-        noise_multiplier=1.0,
-        normalize_selected=True,
-        slots_per_expert=3,
-        importance_weight=0.5,
-        load_weight=0.25,
-        z_weight=0.0625,
-    )
+    few: dict[str, Any] = {"accept": lambda plan: bool(((plan > 0).sum(axis=1) < K).any())}
+    few["params"] = kernel_of(f"routers/{NAME}/gradient_losses/kernel", D, E, reach=6.0)
+    few |= {"noise": NORMAL, "noise_multiplier": 1.0, "normalize_selected": True, "slots_per_expert": 3}
+    few |= {"importance_weight": 0.5, "load_weight": 0.25, "z_weight": 0.0625}
+    yield case("gradient_losses", "gradient", purpose, inside, "stop_gradient", zero, **few)
     yield output_gradient(case)
     purpose = "Five steps of the dual, whose plan orders and combines; the factor of evaluation comes before the slots of training."
     at_evaluation: dict[str, Any] = {"eval_capacity_factor": 1.25, "slots_per_expert": 1, "rounding": "round"}
@@ -67,90 +68,58 @@ def cases() -> Iterator[Definition]:
     yield several_choices(NAME)
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def noisy_by_default(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def noisy_by_default(B: Spec, route: Route) -> RouterOutput:
     """The sparsity-constrained routers are noisy in training by default."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    if options.noise_multiplier:
+    output = route.output()
+    if route.options.noise_multiplier:
         return output
-    return route(params, tokens, replace(options, noise_multiplier=1.0), noise=noise, train=train)
+    return route.output(options=replace(route.options, noise_multiplier=1.0))
 
 
-def _plans(
-    B: Any, params: Any, tokens: Any, options: Any, noise: Any, train: bool, *, raw: bool = False
-) -> tuple[Any, Any]:
+def _plans(B: Spec, route: Route, *, raw: bool = False) -> tuple[Array, Array]:
     """The plan of either router, of the softmax or of the raw logits, and the scores that weight the outputs."""
-    clean, noisy = noisy_logits(B, params, tokens, options, noise)
-    constraint: dict[str, Any] = {"capacity": options.capacity(train=train)}
-    if not options.experts_choose:
-        constraint = {"capacity": options.choices, "sparsity": "token"}
-    plan = sparse_plan(B, options, noisy.real if raw else B.softmax_affinity(noisy), **constraint)
-    return plan, combine_scores(B, options, clean, noisy, plan)
+    clean, noisy = route.logits(B)
+    constraint: dict[str, Any] = {"capacity": route.options.capacity(train=route.train)}
+    if not route.options.experts_choose:
+        constraint = {"capacity": route.options.choices, "sparsity": "token"}
+    plan = sparse_plan(B, route.options, noisy.real if raw else B.softmax_affinity(noisy), **constraint)
+    return plan, combine_scores(B, route.options, clean, noisy, plan)
 
 
-def raw_utility(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def _chosen(B: Spec, route: Route, options: Any, plan: Array, scores: Array, **more: Any) -> RouterOutput:
+    """The output of the router with Token Choice by a plan."""
+    more |= composition.several_choices(options)
+    return rerouted(B, route.output(), composition.token_choice(B, options, plan, scores, train=route.train, **more))
+
+
+def raw_utility(B: Spec, route: Route) -> RouterOutput:
     """The utility of the sparsity-constrained plan is the raw logits, not their softmax."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    plan, scores = _plans(B, params, tokens, options, noise, train, raw=True)
+    (plan, scores), options = _plans(B, route, raw=True), route.options
     if not options.experts_choose:
-        return rerouted(
-            B, output, token_choice(B, options, plan, scores, train=train, **composition.several_choices(options))
-        )
-    capacity, drop = options.capacity(train=train), options.drop_zero_plan
-    return rerouted(B, output, B.expert_choice(plan, capacity=capacity, combine_scores=scores, drop_zero=drop))
+        return _chosen(B, route, options, plan, scores)
+    given = {"capacity": options.capacity(train=route.train), "drop_zero": options.drop_zero_plan}
+    return rerouted(B, route.output(), B.expert_choice(plan, combine_scores=scores, **given))
 
 
-def zero_choices_not_made(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def zero_choices_not_made(B: Spec, route: Route) -> RouterOutput:
     """A token makes no choice of an expert whose sparsity-constrained plan is 0."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    plan, scores = _plans(B, params, tokens, options, noise, train)
-    made = np.take_along_axis(plan, stable_order(plan)[..., : options.choices], axis=-1) > 0
-    return rerouted(
-        B,
-        output,
-        token_choice(B, options, plan, scores, train=train, keep=made, **composition.several_choices(options)),
-    )
+    plan, scores = _plans(B, route)
+    made = np.take_along_axis(plan, stable_order(plan)[..., : route.options.choices], axis=-1) > 0
+    return _chosen(B, route, route.options, plan, scores, keep=made)
 
 
-def zero_choices_without_weight(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def zero_choices_without_weight(B: Spec, route: Route) -> RouterOutput:
     """The weight of an expert whose sparsity-constrained plan is 0 is 0, also where the softmax combines."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    plan, scores = _plans(B, params, tokens, options, noise, train)
-    if options.normalize_selected:
-        scores = B.normalize_selected(plan, scores, choices=options.choices)
-    return rerouted(
-        B,
-        output,
-        token_choice(
-            B,
-            replace(options, normalize_selected=False),
-            plan,
-            scores * (plan > 0),
-            train=train,
-            slot_order=options.slot_order,
-        ),
-    )
+    plan, scores = _plans(B, route)
+    if route.options.normalize_selected:
+        scores = B.normalize_selected(plan, scores, choices=route.options.choices)
+    return _chosen(B, route, replace(route.options, normalize_selected=False), plan, scores * (plan > 0))
 
 
-VARIANTS = (
-    Variant(
-        "never_noisy",
-        "The sparsity-constrained routers are not noisy in training, also where noise is requested.",
-        every(BOTH, noiseless),
-        "RT-4",
-    ),
-    variant(noisy_by_default, *BOTH, ledger="RT-4b"),
-    variant(raw_utility, *BOTH, ledger="ST-2b"),
-    variant(zero_choices_not_made, NAME, ledger="RT-6b"),
-    variant(zero_choices_without_weight, NAME, ledger="RT-6c"),
-)
+def variants() -> Iterator[Variant]:
+    computes = "The sparsity-constrained routers are not noisy in training, also where noise is requested."
+    yield Variant("never_noisy", computes, every(BOTH, noiseless), "RT-4")
+    yield variant(noisy_by_default, *BOTH, ledger="RT-4b")
+    yield variant(raw_utility, *BOTH, ledger="ST-2b")
+    yield variant(zero_choices_not_made, NAME, ledger="RT-6b")
+    yield variant(zero_choices_without_weight, NAME, ledger="RT-6c")

@@ -6,27 +6,28 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
-from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, utilities
+from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, of_experts, utilities
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
-from moespec.conformance.author.variant import rerouted, reweighted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    fixed,
+    rerouted,
+    reweighted,
+    scaled,
+    variant,
+)
 from moespec.conformance.format import Tensor
+from moespec.spec.routing import RouterOutput
 
 SCORES = "groups tokens experts"
 
-
-NAME, GATES, LOSS, BATCH, ABOVE = (
-    "strictly_balanced",
-    "masked_gates",
-    "threshold_loss",
-    "batchwise_mask",
-    "threshold_mask",
-)
+NAME, GATES, LOSS = "strictly_balanced", "masked_gates", "threshold_loss"
+BATCH, ABOVE = "batchwise_mask", "threshold_mask"
 E, D = 3, 2
-
-
-def _thresholds(*values: float) -> Tensor:
-    return tensor(np.array(values), "experts")
 
 
 def cases() -> Iterator[Definition]:
@@ -47,11 +48,10 @@ def _masks() -> Iterator[Definition]:
     batch = {"gates": utilities(f"{GATES}/a", (1, 5, E))}
     yield masked("training", "value", purpose, divided, "wrong_axis", mask=BATCH, inputs=batch, capacity=3)
     equal = {"gates": groups_tokens(TIED)}
-    yield masked(
-        "tied", "tie", "Among equal gates the lower token is taken.", order, mask=BATCH, inputs=equal, capacity=3
-    )
+    purpose = "Among equal gates the lower token is taken."
+    yield masked("tied", "tie", purpose, order, mask=BATCH, inputs=equal, capacity=3)
     gates = groups_tokens([[0.5, 0.25, 0.25], [0.25, 0.125, 0.625], [0.75, 0.25, 0.0], [0.25, 0.125, 0.5]])
-    above = {"gates": gates, "thresholds": _thresholds(0.25, 0.125, 0.5)}
+    above = {"gates": gates, "thresholds": of_experts([0.25, 0.125, 0.5])}
     purpose = "A gate that equals the threshold is not above it, and a token may be above none."
     yield masked("evaluation", "tie", purpose, divided, "uncovered_token", "threshold_mask", mask=ABOVE, inputs=above)
     mask = tensor(np.array([[[1, 0, 1], [0, 1, 0], [0, 0, 0]]], bool), SCORES)
@@ -60,23 +60,20 @@ def _masks() -> Iterator[Definition]:
 
 
 def _loss() -> Iterator[Definition]:
-    gates, limits = utilities(f"{LOSS}/a", (2, 5, E)), _thresholds(0.125, 0.375, 0.75)
+    gates, limits = utilities(f"{LOSS}/a", (2, 5, E)), of_experts([0.125, 0.375, 0.75])
     case = partial(single, LOSS, LOSS, thresholds=limits, capacity=2)
     mask = "threshold_mask"
     yield case("value", "value", "Thresholds too low, about right and too high.", mask, gates=gates)
-    yield case(
-        "gradient", "gradient", "By the gates and the thresholds.", mask, gates=utilities(f"{LOSS}/b", (1, 5, E))
-    )
+    purpose = "By the gates and the thresholds."
+    yield case("gradient", "gradient", purpose, mask, gates=utilities(f"{LOSS}/b", (1, 5, E)))
 
 
 def _router() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (4, E, D),
              train: bool = True, limits: tuple[float, ...] = (0.25, 0.375, 0.3125), zero: bool = False, **more: Any,
              ) -> Definition:  # fmt: skip
-        params = {
-            **kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero),
-            "thresholds": _thresholds(*limits),
-        }
+        kernel = kernel_of(f"routers/{NAME}/{name}", sizes[2], sizes[1], zero=zero)
+        params = {**kernel, "thresholds": of_experts(limits)}
         given = {"params": params, "sizes": sizes, "train": train, "groups": 1, "exact_ties": kind == "tie", **more}
         return router_case(NAME, name, kind, purpose, *flags, **given)
 
@@ -100,54 +97,39 @@ def _router() -> Iterator[Definition]:
     yield case("balance_scope", "value", "A balance loss of both groups.", FRACTIONS, groups=2, **SCOPED)
 
 
-# Variants.
-
-
-def masked_not_divided(B: Any, gates: Any, mask: Any) -> Any:
+def masked_not_divided(B: Spec, gates: Array, mask: Array) -> Array:
     """The gates that a mask keeps are not divided by their sum."""
     return np.where(mask, gates, 0.0)
 
 
-def masked_to_nan(B: Any, gates: Any, mask: Any) -> Any:
+def masked_to_nan(B: Spec, gates: Array, mask: Array) -> Array:
     """The gates of a token without an expert are 0 / 0."""
     return np.where(mask.any(axis=2, keepdims=True), B.masked_gates(gates, mask), np.nan)
 
 
-def threshold_loss_averaged(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
-    """The loss of the thresholds is the mean over tokens and experts."""
-    return B.threshold_loss(gates, thresholds, capacity=capacity) / (gates.shape[1] * gates.shape[2])
-
-
-def thresholds_trained_alone(B: Any, gates: Any, thresholds: Any, *, capacity: int) -> Any:
-    """The loss of the thresholds has no gradient with respect to the gates."""
-    return B.threshold_loss(gates.real, thresholds, capacity=capacity)
-
-
-# A change of the router is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def batchwise_at_evaluation(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def batchwise_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     """At evaluation, too, experts of strictly balanced gating take their best tokens, as many each."""
-    output = route(params, tokens, options, **more)
-    if more.get("train"):
+    output = route.output()
+    if route.train:
         return output
-    gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    capacity = options.capacity(train=True)
+    gates = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    capacity = route.options.capacity(train=True)
     weights = B.masked_gates(gates, B.batchwise_mask(gates, capacity=capacity))
     return rerouted(B, output, B.expert_choice(gates, capacity=capacity, combine_scores=weights))
 
 
-def balanced_gates_as_they_are(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def balanced_gates_as_they_are(B: Spec, route: Route) -> RouterOutput:
     """Strictly balanced gating combines with the softmax, not divided by the sum of what a token keeps."""
-    gates = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    return reweighted(B, route(params, tokens, options, **more), gates)
+    gates = B.softmax_affinity(B.router_logits(route.tokens, route.params["kernel"]))
+    return reweighted(B, route.output(), gates)
 
 
-VARIANTS = (
-    variant(masked_not_divided, GATES, ledger="BG-4b"),
-    variant(masked_to_nan, GATES, ledger="BG-1b"),
-    variant(threshold_loss_averaged, LOSS, ledger="BG-6b"),
-    variant(thresholds_trained_alone, LOSS, ledger="BG-2b"),
-    variant(balanced_gates_as_they_are, NAME, ledger="BG-4b"),
-    variant(batchwise_at_evaluation, NAME, ledger="BG-5b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(masked_not_divided, GATES, ledger="BG-4b")
+    yield variant(masked_to_nan, GATES, ledger="BG-1b")
+    computes = "The loss of the thresholds is the mean over tokens and experts."
+    yield scaled("threshold_loss_averaged", computes, "BG-6b", threshold_loss=lambda gates, **_: 1 / gates[0].size)
+    computes = "The loss of the thresholds has no gradient with respect to the gates."
+    yield fixed("thresholds_trained_alone", computes, LOSS, "BG-2b", gates=np.real)
+    yield variant(balanced_gates_as_they_are, NAME, ledger="BG-4b")
+    yield variant(batchwise_at_evaluation, NAME, ledger="BG-5b")

@@ -11,12 +11,19 @@ from moespec.backends.routers.composition import logits
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
-from moespec.conformance.author.variant import rerouted, reweighted, variant
+from moespec.conformance.author.variant import (
+    Route,
+    Spec,
+    Variant,
+    rerouted,
+    reweighted,
+    variant,
+)
+from moespec.spec.routing import RouterOutput
 
 NAME = "switch"
 T, E, D = 5, 3, 3
 UNIFORM = Noise("tokens width", reach=1.0, step=0.125)
-
 
 case = partial(kernel_case, NAME, sizes=(T, E, D))
 
@@ -48,44 +55,29 @@ def cases() -> Iterator[Definition]:
     yield balance_scope(NAME, sizes=(6, 4, D))
 
 
-# Variants. A change is `(B, route, params, tokens, options, noise=None, train=False)`.
-
-
-def _logits(B: Any, params: Any, tokens: Any, options: Any, noise: Any) -> Any:
-    return logits(B, params, tokens, options, noise)
-
-
-def switch_gate_of_clean_tokens(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def switch_gate_of_clean_tokens(B: Spec, route: Route) -> RouterOutput:
     """The gate of Switch is computed from the tokens without jitter."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    return reweighted(B, output, B.softmax_affinity(_logits(B, params, tokens, options, None)))
+    clean = logits(B, route.params, route.tokens, route.options, None)
+    return reweighted(B, route.output(), B.softmax_affinity(clean))
 
 
-def jitter_of_logits(
-    B: Any, route: Any, params: Any, tokens: Any, options: Any, *, noise: Any = None, train: bool = False
-) -> Any:
+def jitter_of_logits(B: Spec, route: Route) -> RouterOutput:
     """Switch adds its noise to the logits."""
-    output = route(params, tokens, options, noise=noise, train=train)
-    if noise is None:
-        return output
-    seen = _logits(B, params, tokens, options, None) + options.jitter * noise.sum(axis=2, keepdims=True) * (
-        1.0 + np.arange(options.experts)
-    )
-    scores = B.softmax_affinity(seen)
-    return rerouted(B, output, B.token_choice(scores, choices=1, capacity=options.capacity(train=train)))
+    if route.noise is None:
+        return route.output()
+    noise = route.options.jitter * route.noise.sum(axis=2, keepdims=True) * (1.0 + np.arange(route.options.experts))
+    scores = B.softmax_affinity(logits(B, route.params, route.tokens, route.options, None) + noise)
+    capacity = route.options.capacity(train=route.train)
+    return rerouted(B, route.output(), B.token_choice(scores, choices=1, capacity=capacity))
 
 
-def switch_evaluates_with_two(B: Any, route: Any, params: Any, tokens: Any, options: Any, **more: Any) -> Any:
+def switch_evaluates_with_two(B: Spec, route: Route) -> RouterOutput:
     """The capacity factor of Switch at evaluation is 2, unless another is given."""
-    if options.eval_capacity_factor is None:
-        options = replace(options, eval_capacity_factor=2.0)
-    return route(params, tokens, options, **more)
+    factor = route.options.eval_capacity_factor
+    return route.output(options=replace(route.options, eval_capacity_factor=2.0 if factor is None else factor))
 
 
-VARIANTS = (
-    variant(jitter_of_logits, NAME, ledger="SW-1b"),
-    variant(switch_gate_of_clean_tokens, NAME, ledger="SW-2b"),
-    variant(switch_evaluates_with_two, NAME, ledger="SW-5b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(jitter_of_logits, NAME, ledger="SW-1b")
+    yield variant(switch_gate_of_clean_tokens, NAME, ledger="SW-2b")
+    yield variant(switch_evaluates_with_two, NAME, ledger="SW-5b")

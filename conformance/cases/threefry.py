@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import integers
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, variant
 from moespec.conformance.format import Tensor
 
 NAME = "threefry"
-
 
 KNOWN = ((0, 0), ((0, 0),)), ((-1, -1), ((-1, -1),)), ((0x13198A2E, 0x03707344), ((0x243F6A88, 0x85A308D3),))
 """Key and counter of Random123's known answers for 20 rounds."""
@@ -58,26 +58,22 @@ def cases() -> Iterator[Definition]:
         yield case("box_muller", name, "value", purpose, uniform=tensor(np.asarray(values), "places pair"))
 
 
-# Variants.
-
-
-def all_bits(B: Any, words: Any) -> Any:
+def all_bits(B: Spec, words: Array) -> Array:
     """A uniform number is made of all 32 bits, and half of the last one more."""
     return ((np.asarray(words).astype(np.int64) & (2**32 - 1)) + 0.5) * 2.0**-32
 
 
-def one_normal_of_each_word(B: Any, uniform: Any) -> Any:
+def one_normal_of_each_word(B: Spec, uniform: Array) -> Array:
     """Each uniform number becomes a normal one by the inverse of the distribution function."""
     return ndtri(np.maximum(np.real(uniform), 2.0**-25))
 
 
-def sine_first(B: Any, uniform: Any) -> Any:
+def sine_first(B: Spec, uniform: Array) -> Array:
     """The first word is the angle and the second the radius, and the sine comes first."""
     return B.box_muller(uniform[..., ::-1])[..., ::-1]
 
 
-VARIANTS = (
-    variant(all_bits, "unit_interval", ledger="RN-1b"),
-    variant(sine_first, "box_muller", ledger="RN-2b"),
-    variant(one_normal_of_each_word, "box_muller", ledger="RN-2c"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(all_bits, "unit_interval", ledger="RN-1b")
+    yield variant(sine_first, "box_muller", ledger="RN-2b")
+    yield variant(one_normal_of_each_word, "box_muller", ledger="RN-2c")

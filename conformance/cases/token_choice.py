@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.inputs import (
     CROWD,
@@ -23,7 +24,16 @@ from moespec.conformance.author.inputs import (
     utilities,
 )
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import chosen_mask, heap_order, renormalised, variant, weighted_by
+from moespec.conformance.author.variant import (
+    Spec,
+    Variant,
+    chosen_mask,
+    fixed,
+    heap_order,
+    renormalised,
+    variant,
+    weighted_by,
+)
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import stable_order
 
@@ -62,9 +72,8 @@ def _values() -> Iterator[Definition]:
     negative = groups_tokens(grid("tc/g", (G, T, E), reach=3.0, step=1 / 32, centre=-6.0) * [[[1.0]], [[2.0**40]]])
     yield case("negative_scores", "value", "Scores need not be positive, and may be far below 0.", negative, capacity=T)
     purpose = "Selection by one, weights from another."
-    yield case(
-        "combine_scores", "value", purpose, scores("tc/h"), "combine_scores", combine_scores=scores("tc/h/combine")
-    )
+    other = scores("tc/h/combine")
+    yield case("combine_scores", "value", purpose, scores("tc/h"), "combine_scores", combine_scores=other)
     reverse = tensor(np.stack([np.arange(T)[::-1], permutation("tc/order", T)]), "groups tokens")
     purpose = "Tokens are served in a given order; slots follow it."
     yield case("order", "overflow", purpose, scores("tc/i"), "priority_order", DROP, order=reverse)
@@ -114,14 +123,8 @@ def _gradients() -> Iterator[Definition]:
     """By the scores, and by the weights alone."""
     yield case("gradient", "gradient", "Only the kept weights carry a gradient.", distinct("tc/o", (G, T, E)), DROP)
     apart = distinct("tc/p", (G, T, E))
-    yield case(
-        "gradient_combine",
-        "gradient",
-        "The selection carries none.",
-        apart,
-        "combine_scores",
-        combine_scores=scores("tc/h/combine"),
-    )
+    purpose = "The selection carries none."
+    yield case("gradient_combine", "gradient", purpose, apart, "combine_scores", combine_scores=scores("tc/h/combine"))
 
 
 def _kept_choices() -> Iterator[Definition]:
@@ -132,15 +135,8 @@ def _kept_choices() -> Iterator[Definition]:
     purpose = "A choice that is not made holds its place, which stays empty."
     yield case("hold", "overflow", purpose, values, flag, hold=True, **some)
     none = tensor(np.zeros((G, 5, 1), bool), "groups tokens choices")
-    yield case(
-        "keep_none",
-        "degenerate",
-        "No choice is made.",
-        utilities("keep/keep_none", (G, 5, E)),
-        flag,
-        keep=none,
-        choices=1,
-    )
+    purpose = "No choice is made."
+    yield case("keep_none", "degenerate", purpose, utilities("keep/keep_none", (G, 5, E)), flag, keep=none, choices=1)
 
 
 def _rerouted() -> Iterator[Definition]:
@@ -150,39 +146,32 @@ def _rerouted() -> Iterator[Definition]:
     yield case("tries", "overflow", purpose, both(crowd), "rerouted", choices=1, tries=3)
     order = tensor(np.stack([np.arange(8)[::-1], permutation("tc/tries/order", 8)]), "groups tokens")
     purpose = "A token that has lost one of two choices tries one more expert, in a given order."
-    yield case(
-        "tries_order", "overflow", purpose, scores("tc/tries", (G, 8, 4)), "rerouted", capacity=3, tries=3, order=order
-    )
+    three: dict[str, Any] = {"capacity": 3, "tries": 3, "order": order}
+    yield case("tries_order", "overflow", purpose, scores("tc/tries", (G, 8, 4)), "rerouted", **three)
 
 
 def _by_token() -> Iterator[Definition]:
     """Where a token gets all of its slots before the next one."""
     by_token = partial(case, slot_order="token")
-    eight = (G, 8, 4)
+    eight = scores("tc/by_token", (G, 8, 4))
     purpose = "All choices of a token come before those of the next."
-    yield by_token("by_token", "overflow", purpose, scores("tc/by_token", eight), FIRST, DROP, capacity=3)
+    yield by_token("by_token", "overflow", purpose, eight, FIRST, DROP, capacity=3)
     reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
     purpose = "All choices of a token come before those of the next, in a given order."
     ordered = {"order": reverse, "capacity": 3}
-    yield by_token(
-        "by_token_order", "overflow", purpose, scores("tc/by_token", eight), FIRST, "priority_order", **ordered
-    )
+    yield by_token("by_token_order", "overflow", purpose, eight, FIRST, "priority_order", **ordered)
     purpose = "A choice that is not made holds its place, also where tokens come one after the other."
     keep = tensor(grid("tc/by_token/keep", (G, 8, 2)) > 0, "groups tokens choices")
-    yield by_token(
-        "by_token_hold", "overflow", purpose, scores("tc/by_token", eight), "choice_not_made", keep=keep, hold=True
-    )
+    yield by_token("by_token_hold", "overflow", purpose, eight, "choice_not_made", keep=keep, hold=True)
 
 
 def _divided_after_drops() -> Iterator[Definition]:
     """Where the weights that a token keeps are divided."""
-    eight, flag = (G, 8, 4), "renormalised"
+    eight, flag = scores("tc/kept", (G, 8, 4)), "renormalised"
     purpose = "The weights that a token keeps are divided by their sum, which is 1 for two slots as for one."
-    yield case("kept_sum", "overflow", purpose, scores("tc/kept", eight), flag, DROP, capacity=3, normalize="sum")
+    yield case("kept_sum", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="sum")
     purpose = "The weights that a token keeps are divided by the root of the sum of their squares."
-    yield case(
-        "kept_norm", "overflow", purpose, scores("tc/kept", eight), flag, DROP, capacity=3, normalize="euclidean"
-    )
+    yield case("kept_norm", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="euclidean")
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
     yield case("gradient_kept_sum", "gradient", purpose, apart, flag, DROP, choices=3, capacity=4, normalize="sum")
@@ -200,9 +189,8 @@ def _normalize_selected() -> Iterator[Definition]:
         case: str, kind: str, purpose: str, scores: Tensor, weights: Tensor | None = None, choices: int = 2, **more: Any
     ) -> Definition:
         by = ("combine_scores",) if weights is not None else ("scores",)
-        given: dict[str, Any] = {"scores": scores, "choices": choices} | (
-            {} if weights is None else {"combine_scores": weights}
-        )
+        given: dict[str, Any] = {"scores": scores, "choices": choices}
+        given |= {} if weights is None else {"combine_scores": weights}
         return single(name, name, case, kind, purpose, "renormalised", by=by, **given, **more)
 
     yield case("values", "value", "By the sum of the two chosen.", utilities(f"{name}/a"))
@@ -229,13 +217,11 @@ def _normalize_selected() -> Iterator[Definition]:
     yield case("gradient_euclidean", "gradient", purpose, distinct(f"{name}/i", eight), norm="euclidean")
 
 
-# Variants. Scores are (groups, tokens, experts); `token` and `weight` of a routing (groups, experts, slots).
-
 Queue = Iterable[tuple[int, int]]
 """(token, expert) in the order in which they are assigned."""
 
 
-def _served(B: Any, weights: Any, capacity: int, queues: Iterable[Queue]) -> Any:
+def _served(B: Spec, weights: Array, capacity: int, queues: Iterable[Queue]) -> Any:
     """The routing in which each expert takes in who comes, until it is full; a queue for each group."""
     groups, tokens, experts = weights.shape
     token = np.full((groups, experts, capacity), tokens, np.int32)
@@ -249,12 +235,12 @@ def _served(B: Any, weights: Any, capacity: int, queues: Iterable[Queue]) -> Any
     return B.SlotRouting(token, weight, None, tokens)
 
 
-def _tokens(scores: Any, order: Any) -> Any:
+def _tokens(scores: Array, order: Array) -> Any:
     """The tokens of each group in the order in which they are served."""
     return [range(scores.shape[1])] * len(scores) if order is None else order
 
 
-def ties_to_the_higher_expert(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+def ties_to_the_higher_expert(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
     """Among equal scores a token chooses the expert of higher index."""
     weights = None if combine_scores is None else combine_scores[..., ::-1]
     routing = B.token_choice(scores[..., ::-1], combine_scores=weights, **options)
@@ -268,13 +254,11 @@ def _queued(queue: Callable[[Any, Iterable[int], int, int], Queue]) -> Callable[
     """
 
     @wraps(queue)
-    def function(B: Any, scores: Any, *, choices: int, capacity: int, combine_scores: Any = None, order: Any = None,
-                 **others: Any) -> Any:  # fmt: skip
-        weights = scores if combine_scores is None else combine_scores
-        if any(value is not None for value in others.values()):
-            given = {"combine_scores": combine_scores, "order": order, **others}
+    def function(B: Spec, scores: Array, *, choices: int, capacity: int, **given: Any) -> Any:
+        if any(given[name] is not None for name in given.keys() - {"combine_scores", "order"}):
             return B.token_choice(scores, choices=choices, capacity=capacity, **given)
-        groups = zip(scores, _tokens(scores, order), strict=True)
+        weights = scores if given.get("combine_scores") is None else given["combine_scores"]
+        groups = zip(scores, _tokens(scores, given.get("order")), strict=True)
         return _served(B, weights, capacity, (queue(group, tokens, choices, capacity) for group, tokens in groups))
 
     return function
@@ -314,16 +298,15 @@ def most_probable_kept(scores: Any, tokens: Iterable[int], choices: int, capacit
     return (pairs[i] for i in np.argsort([-scores[pair].real for pair in pairs], kind="stable"))
 
 
-def newcomers_replace_the_last(
-    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, order: Any = None, **options: Any
-) -> Any:
+def newcomers_replace_the_last(B: Spec, scores: Array, *, choices: int, **options: Any) -> Any:
     """A token that finds its expert full takes the place of the one in the last slot."""
-    routing = B.token_choice(scores, choices=choices, combine_scores=combine_scores, order=order, **options)
-    if options.keys() > {"capacity"}:
+    routing = B.token_choice(scores, choices=choices, **options)
+    if options.keys() - {"capacity", "combine_scores", "order"}:
         return routing
-    weights, chosen = scores if combine_scores is None else combine_scores, stable_order(scores)
+    weights, chosen = options.get("combine_scores"), stable_order(scores)
+    weights = scores if weights is None else weights
     token, weight = routing.token.copy(), np.array(routing.weight)
-    for g, tokens in enumerate(_tokens(scores, order)):
+    for g, tokens in enumerate(_tokens(scores, options.get("order"))):
         for k, t in itertools.product(range(choices), tokens):
             e = chosen[g, t, k]
             if token[g, e, -1] < routing.tokens:
@@ -331,14 +314,14 @@ def newcomers_replace_the_last(
     return routing._replace(token=token, weight=weight)
 
 
-def priority_of_choices(B: Any, scores: Any, *, order: Any = None, **options: Any) -> Any:
+def priority_of_choices(B: Spec, scores: Array, *, order: Array | None = None, **options: Any) -> Any:
     """Where tokens have a priority, each choice has its own: a strong second choice comes before a weak first one."""
     if order is None:
         return B.token_choice(scores, **options)
     return most_probable_kept(B, scores, order=order, **options)
 
 
-def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
+def padding_in_the_slots(B: Spec, scores: Array, *, combine_scores: Array | None = None, **options: Any) -> Any:
     """Tokens of equal scores, which pad a group to a multiple of 8 on its left, take slots, and then leave them empty."""
     left, tokens = -scores.shape[1] % 8, scores.shape[1]
     if options.get("order") is not None or options.get("keep") is not None or "normalize" in options:
@@ -351,19 +334,19 @@ def padding_in_the_slots(B: Any, scores: Any, *, combine_scores: Any = None, **o
     return routing._replace(token=token, weight=np.where(is_padding, 0, routing.weight), tokens=tokens)
 
 
-def rerouted_always(B: Any, scores: Any, *, tries: Any = None, **options: Any) -> Any:
+def rerouted_always(B: Spec, scores: Array, *, tries: Any = None, **options: Any) -> Any:
     """A token that finds its experts full tries all others, in turn, after the choices of all tokens."""
     if options.get("keep") is not None or options.get("slot_order") == "token":
         return B.token_choice(scores, tries=tries, **options)
     return B.token_choice(scores, tries=scores.shape[2], **options)
 
 
-def kept_weights_renormalised(B: Any, scores: Any, *, normalize: Any = None, **options: Any) -> Any:
+def kept_weights_renormalised(B: Spec, scores: Array, *, normalize: Any = None, **options: Any) -> Any:
     """The combine weights that a token keeps are divided by their sum."""
     return renormalised(B.token_choice(scores, **options))
 
 
-def kept_sum_clamped(B: Any, scores: Any, *, normalize: Any = None, **options: Any) -> Any:
+def kept_sum_clamped(B: Spec, scores: Array, *, normalize: Any = None, **options: Any) -> Any:
     """The sum of the weights that a token keeps, by which they are divided, is at least 2^-23."""
     routing = B.token_choice(scores, normalize=normalize, **options)
     if normalize != "sum":
@@ -373,17 +356,16 @@ def kept_sum_clamped(B: Any, scores: Any, *, normalize: Any = None, **options: A
     return weighted_by(weights, (weights.dense().combine.sum(axis=3)) / total[..., None])
 
 
-def divided_before_drops(
-    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, normalize: Any = None, **options: Any
-) -> Any:
+def divided_before_drops(B: Spec, scores: Array, *, choices: int, normalize: Any = None, **options: Any) -> Any:
     """Weights that should be divided by what is left after drops are divided by what there is before them."""
     if normalize is not None:
-        combine_scores = B.normalize_selected(scores, combine_scores, choices=choices, norm=normalize)
-    return B.token_choice(scores, choices=choices, combine_scores=combine_scores, **options)
+        weights = B.normalize_selected(scores, options.get("combine_scores"), choices=choices, norm=normalize)
+        options = {**options, "combine_scores": weights}
+    return B.token_choice(scores, choices=choices, **options)
 
 
 def chosen_weights_renormalised(
-    B: Any, scores: Any, *, choices: int, combine_scores: Any = None, **options: Any
+    B: Spec, scores: Array, *, choices: int, combine_scores: Array | None = None, **options: Any
 ) -> Any:
     """The weights of the experts that a token chooses are divided by their sum, before any is dropped."""
     weights = scores if combine_scores is None else combine_scores
@@ -392,52 +374,39 @@ def chosen_weights_renormalised(
     return B.token_choice(scores, choices=choices, combine_scores=weights, **options)
 
 
-def weights_of_the_selection(B: Any, scores: Any, *, combine_scores: Any = None, **options: Any) -> Any:
-    """The combine weights are the scores of the selection, whatever weights are given."""
-    return B.token_choice(scores, **options)
-
-
-def _divided(B: Any, scores: Any, combine_scores: Any, choices: int, sum_of: Callable[[Any, Any], Any]) -> Any:
-    """Combine scores divided by `sum_of(weights, chosen)`, `chosen` a mask."""
-    weights = scores if combine_scores is None else combine_scores
-    return weights / sum_of(weights, chosen_mask(scores, choices))
-
-
-def selected_not_normalised(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "sum") -> Any:
+def selected_not_normalised(B: Spec, scores: Array, combine_scores: Array | None = None, **options: Any) -> Array:
     """Combine weights are not divided by anything, where they should sum to 1."""
-    return _divided(B, scores, combine_scores, choices, lambda w, c: 1.0)
+    return scores if combine_scores is None else combine_scores
 
 
-def selected_by_the_norm(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "") -> Any:
-    """Combine weights are divided by the root of the sum of their squares, not by their sum."""
-    return B.normalize_selected(scores, combine_scores, choices=choices, norm="euclidean")
-
-
-def selected_sum_clamped(B: Any, scores: Any, combine_scores: Any = None, *, choices: int, norm: str = "sum") -> Any:
+def selected_sum_clamped(
+    B: Spec, scores: Array, combine_scores: Array | None = None, *, choices: int, **options: Any
+) -> Array:
     """The sum that combine weights are divided by is at least 2^-23, the epsilon of float32."""
-    if norm != "sum":
-        return B.normalize_selected(scores, combine_scores, choices=choices, norm=norm)
-    return _divided(
-        B, scores, combine_scores, choices, lambda w, c: np.maximum((w * c).sum(axis=2, keepdims=True), 2.0**-23)
-    )
+    if options.get("norm", "sum") != "sum":
+        return B.normalize_selected(scores, combine_scores, choices=choices, **options)
+    weights = scores if combine_scores is None else combine_scores
+    return weights / np.maximum((weights * chosen_mask(scores, choices)).sum(axis=2, keepdims=True), 2.0**-23)
 
 
-VARIANTS = (
-    variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b"),
-    variant(experts_in_heap_order, "token_choice", ledger="TC-1c"),
-    variant(all_choices_of_a_token_first, "token_choice", ledger="TC-2b"),
-    variant(next_best_expert, "token_choice", ledger="TC-3b"),
-    variant(newcomers_replace_the_last, "token_choice", ledger="TC-3b"),
-    variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM"),
-    variant(priority_of_choices, "token_choice", ledger="BP-2b"),
-    variant(padding_in_the_slots, "token_choice", who="NVIDIA/Megatron-LM (pull request 5542)"),
-    variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh"),
-    variant(kept_weights_renormalised, "token_choice", ledger="TC-4b"),
-    variant(kept_sum_clamped, "token_choice", who="facebookresearch/fairseq, huggingface/transformers (NLLB-MoE)"),
-    variant(divided_before_drops, "token_choice", ledger="TC-4"),
-    variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b"),
-    variant(weights_of_the_selection, "token_choice", ledger="RT-2b"),
-    variant(selected_not_normalised, "normalize_selected", ledger="SA-3b"),
-    variant(selected_by_the_norm, "normalize_selected", ledger="TC-5b", who="databricks/megablocks"),
-    variant(selected_sum_clamped, "normalize_selected", ledger="TC-5c", who="facebookresearch/fairseq"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(ties_to_the_higher_expert, "token_choice", ledger="TC-1b")
+    yield variant(experts_in_heap_order, "token_choice", ledger="TC-1c")
+    yield variant(all_choices_of_a_token_first, "token_choice", ledger="TC-2b")
+    yield variant(next_best_expert, "token_choice", ledger="TC-3b")
+    yield variant(newcomers_replace_the_last, "token_choice", ledger="TC-3b")
+    yield variant(most_probable_kept, "token_choice", ledger="BP-2b", who="deepspeedai/DeepSpeed, NVIDIA/Megatron-LM")
+    yield variant(priority_of_choices, "token_choice", ledger="BP-2b")
+    yield variant(padding_in_the_slots, "token_choice", who="NVIDIA/Megatron-LM (pull request 5542)")
+    yield variant(rerouted_always, "token_choice", ledger="TC-3c", who="tensorflow/mesh")
+    yield variant(kept_weights_renormalised, "token_choice", ledger="TC-4b")
+    yield variant(kept_sum_clamped, "token_choice", who="facebookresearch/fairseq, huggingface/transformers (NLLB-MoE)")
+    yield variant(divided_before_drops, "token_choice", ledger="TC-4")
+    yield variant(chosen_weights_renormalised, "token_choice", ledger="SA-3b")
+    computes = "The combine weights are the scores of the selection, whatever weights are given."
+    yield fixed("weights_of_the_selection", computes, "token_choice", "RT-2b", combine_scores=None)
+    yield variant(selected_not_normalised, "normalize_selected", ledger="SA-3b")
+    computes = "Combine weights are divided by the root of the sum of their squares, not by their sum."
+    who = "databricks/megablocks"
+    yield fixed("selected_by_the_norm", computes, "normalize_selected", "TC-5b", who, norm="euclidean")
+    yield variant(selected_sum_clamped, "normalize_selected", ledger="TC-5c", who="facebookresearch/fairseq")

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, integers, tokens
-from moespec.conformance.author.variant import variant
+from moespec.conformance.author.variant import Spec, Variant, variant
 from moespec.conformance.format import Tensor
 
 G, T, V = 2, 6, 5
@@ -21,12 +22,9 @@ def cases() -> Iterator[Definition]:
 
 def _codes() -> Iterator[Definition]:
     def case(name: str, kind: str, purpose: str, patches: Any, codebook: Any, *flags: str) -> Definition:
-        inputs: dict[str, Any] = {
-            "patches": tensor(patches, "groups tokens pixels"),
-            "codebook": tensor(codebook, "codes pixels"),
-        }
-        tied = kind == "tie"
-        return single("token_ids", "patch_codes", name, kind, purpose, *flags, exact_ties=tied, **inputs)
+        tensors: dict[str, Any] = {"patches": tensor(patches, "groups tokens pixels")}
+        tensors["codebook"] = tensor(codebook, "codes pixels")
+        return single("token_ids", "patch_codes", name, kind, purpose, *flags, exact_ties=kind == "tie", **tensors)
 
     patches, words = grid("hash/patches", (G, T, 6)), grid("hash/codebook", (V, 6))
     yield case("codes", "value", "The nearest codeword of each patch.", patches, words, "generated_code")
@@ -71,38 +69,34 @@ def _others() -> Iterator[Definition]:
     yield case("pair_ids", "pair_large", "value", purpose, **many)
 
 
-# Variants. Ids are (groups, tokens).
-
-
-def codes_to_the_higher(B: Any, patches: Any, codebook: Any) -> Any:
+def codes_to_the_higher(B: Spec, patches: Array, codebook: Array) -> Array:
     """Among codewords at equal distance the higher index wins."""
     return (len(codebook) - 1 - B.patch_codes(patches, codebook[::-1])).astype(np.int32)
 
 
-def _nearest(pixels: Any, codebook: Any) -> Any:
+def _nearest(pixels: Array, codebook: Array) -> Any:
     return np.argmin(np.sum((pixels[..., None, :] - codebook).real ** 2, axis=-1), axis=-1).astype(np.int32)
 
 
-def codes_of_raw_pixels(B: Any, patches: Any, codebook: Any) -> Any:
+def codes_of_raw_pixels(B: Spec, patches: Array, codebook: Array) -> Array:
     """The pixels of a patch are compared as they are, not normalised."""
     return _nearest(patches, codebook)
 
 
-def codes_without_epsilon(B: Any, patches: Any, codebook: Any) -> Any:
+def codes_without_epsilon(B: Spec, patches: Array, codebook: Array) -> Array:
     """A patch is divided by its standard deviation, however small; one of a single colour stays 0."""
     centred = patches - np.mean(patches, axis=2, keepdims=True)
     spread = np.sqrt(np.mean(centred.real**2, axis=2, keepdims=True))
     return _nearest(centred / np.where(spread == 0, 1, spread), codebook)
 
 
-def first_precedes_itself(B: Any, ids: Any) -> Any:
+def first_precedes_itself(B: Spec, ids: Array) -> Array:
     """The first token is preceded by itself."""
     return np.concatenate([ids[:, :1], ids[:, :-1]], axis=1)
 
 
-VARIANTS = (
-    variant(codes_to_the_higher, "patch_codes", ledger="HT-3b"),
-    variant(codes_of_raw_pixels, "patch_codes", ledger="TI-2c"),
-    variant(codes_without_epsilon, "patch_codes", ledger="TI-2b"),
-    variant(first_precedes_itself, "previous_ids", ledger="TI-3b"),
-)
+def variants() -> Iterator[Variant]:
+    yield variant(codes_to_the_higher, "patch_codes", ledger="HT-3b")
+    yield variant(codes_of_raw_pixels, "patch_codes", ledger="TI-2c")
+    yield variant(codes_without_epsilon, "patch_codes", ledger="TI-2b")
+    yield variant(first_precedes_itself, "previous_ids", ledger="TI-3b")

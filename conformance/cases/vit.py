@@ -1,6 +1,7 @@
 """The vision transformer with experts: its forward pass with every router, and training steps with the routing of each."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,45 +16,26 @@ SMALL = {**TINY, "width": 4, "hidden": 4, "heads": 1}
 STEPS = {**SMALL, "depth": 1, "moe": "last_1", "experts": 3, "pool": "gap", "group_images": 2}
 LEAST = {**STEPS, "width": 3, "hidden": 2}
 
+TWO = {"choices": 2}
+
 FORWARD: dict[str, dict[str, Any]] = {
     "soft_moe": {"pool": "gap", "qk_norm": True, "qk_norm_bias": True, "channels": 3},
-    "softmax_token_choice": {
-        "pool": "token",
-        "positions": "sincos2d",
-        "router_options": {"choices": 2},
-        "group_images": 2,
-    },
+    "softmax_token_choice": {"pool": "token", "positions": "sincos2d", "router_options": TWO, "group_images": 2},
     "sinkhorn_token_choice": {  # two blocks with experts, and two groups
-        **SMALL,
-        "pool": "map",
-        "gelu": "erf",
-        "moe": "last_2",
-        "router_options": {"balance_weight": 0.5},
-        "group_images": 2,
+        **{**SMALL, "pool": "map", "gelu": "erf", "moe": "last_2"},
+        **{"router_options": {"balance_weight": 0.5}, "group_images": 2},
     },
     "softmax_expert_choice": {"positions": "sincos2d", "gelu": "erf", "group_images": 2},
     "sinkhorn_expert_choice": {"positions": "sincos2d_moco", "moe": "last_half", "group_images": 2},
     "sparsity_constrained_expert_choice": {"expert_init": "shared", "group_images": 2},
     "hash": {**SMALL, "pool": "token", "codes": 3, "token_ids": "position_code", "group_images": 2},
     "multi_hash": {
-        **SMALL,
-        "router": "hash",
-        "codes": 3,
-        "channels": 2,
-        "token_ids": "bigram",
-        "router_options": {"hashes": 2},
+        **{**SMALL, "router": "hash", "codes": 3, "channels": 2},
+        **{"token_ids": "bigram", "router_options": {"hashes": 2}},
     },
     "registers": {
-        **SMALL,
-        "router": "softmax_expert_choice",
-        "pool": "token",
-        "registers": 2,
-        "positions": "learned_patches",
-        "pre_norm": True,
-        "norm_epsilon": 0.125,
-        "layer_scale": 0.5,
-        "qkv_bias": False,
-        "channels": 2,
+        **{**SMALL, "router": "softmax_expert_choice", "pool": "token", "registers": 2, "positions": "learned_patches"},
+        **{"pre_norm": True, "norm_epsilon": 0.125, "layer_scale": 0.5, "qkv_bias": False, "channels": 2},
     },
     "part_of_image": {**SMALL, "router": "softmax_token_choice", "pool": "gap_norm", "registers": 1, "group_tokens": 2},
     "stem": {**SMALL, "stem": 1, "router": "softmax_token_choice", "experts": 2, "channels": 2},
@@ -150,12 +132,9 @@ def _router_in_float32() -> Definition:
     given |= {f"params/{name}": np.zeros(inputs[f"params/{name}"].array.shape) for name in zero}
     inputs |= {name: tensor(values, " ".join(inputs[name].axes)) for name, values in given.items()}
     purpose = "The router of a model in bfloat16 has parameters, logits and scores in float32."
-    return composed(
-        *("vit", "router_in_float32", "near_tie", purpose, "model", "low_precision"),
-        inputs=inputs,
-        stages=(stage_of("vit_forward", inputs, model=model),),
-        exact_tokens=True,
-    )
+    stages, flags = (stage_of("vit_forward", inputs, model=model),), ("model", "low_precision")
+    case = partial(composed, "vit", "router_in_float32", "near_tie", purpose, *flags)
+    return case(inputs=inputs, stages=stages, exact_tokens=True)
 
 
 def _training(router: str) -> Definition:

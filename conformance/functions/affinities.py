@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moespec import spec
+from moespec.backends.blocks import Array
 from moespec.conformance.functions.describe import DENSE, SLOTS, Choice, Function, Output
 from moespec.conformance.functions.margins import best_experts, token_choice_margin
 from moespec.spec.algorithms.cosine_logits import LARGEST_LOG_SCALE
@@ -23,17 +24,17 @@ Functions), which is up to 5 u of the result; XLA's approximation by 4.63 u (4 m
 
 
 def _cosine_scale(
-    tokens: Any, projection: Any, embeddings: Any, temperature: Any, projection_bias: Any = 0.0, form: str = "log_scale"
+    tokens: Array, projection: Array, embeddings: Array, temperature: Array, projection_bias: Array = 0.0, **how: str
 ) -> Any:
     """A projection is rounded by as much as its terms are large, and its norm, too; divided by the norm, that moves a cosine."""
     terms = np.abs(tokens) @ np.abs(projection) + np.abs(projection_bias)
     norm = np.linalg.norm(tokens @ projection + projection_bias, axis=-1)
     of_rows = 2 * np.linalg.norm(terms, axis=-1) / np.where(norm > 0, norm, 1.0)
-    factor = 1 / temperature if form == "divide" else np.exp(min(temperature, LARGEST_LOG_SCALE))
+    factor = 1 / temperature if how.get("form") == "divide" else np.exp(min(temperature, LARGEST_LOG_SCALE))
     return np.repeat((factor * (of_rows + np.abs(temperature)))[:, None], embeddings.shape[1], axis=1)
 
 
-def _cap_scale(logits: Any, *, cap: float) -> Any:
+def _cap_scale(logits: Array, *, cap: float) -> Array:
     """`4 u A` is what the roundings add up to, of the quotient, of the tanh, and of the product.
 
     The first moves the result by `|L| (1 - tanh^2)`. The condition has it alone, which is near 0 where the tanh is near 1.
@@ -42,13 +43,13 @@ def _cap_scale(logits: Any, *, cap: float) -> Any:
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
 
 
-def _capped_scale(scores: Any, *, regularization: float = 1e-3, **options: Any) -> Any:
+def _capped_scale(scores: Array, *, regularization: float = 1e-3, **options: Any) -> Array:
     """Logarithms as large as those of the start, S / lambda, are rounded, which moves A by as much, relatively."""
     A = spec.capped_affinity(scores, regularization=regularization, **options)
     return A * (1 + np.abs(scores).max() / regularization)
 
 
-def _plan_scale(logits: Any, *, iterations: int = 20, tolerance: float | None = None) -> Any:
+def _plan_scale(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
     """`P (1 + |L| + |f| + |g|)`: the plan is the exponential of a sum that cancels."""
     f, column_mass = np.zeros(len(logits)), len(logits) / logits.shape[1]
     for _ in range(iterations):
@@ -60,58 +61,58 @@ def _plan_scale(logits: Any, *, iterations: int = 20, tolerance: float | None = 
 ROWS = {"projection": Output("rows n")}
 
 
-def _support(utility: Any, **options: Any) -> Any:
+def _support(utility: Array, **options: Any) -> Any:
     """Where a plan is positive: which scores each step of the solver keeps shows there."""
     return spec.sparse_transport_affinity(utility, **options) > 0
 
 
-def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Any, **given: Any) -> Any:
+def _subtracted(dual: Callable[..., Any], axis: int, *, utility: Array, **given: Any) -> Any:
     """A gradient on absolute values: what the rows or the columns of a plan are to sum to, and what they do."""
     plan = dual(utility=utility, **given).plan
     return (plan.shape[0] / plan.shape[1] if axis == 0 else 1.0) + np.abs(plan).sum(axis=axis)
 
 
-def levels(columns: Any, branches: int) -> tuple[Any, Any]:
+def levels(columns: Array, branches: int) -> tuple[Any, Any]:
     """The columns of the branches (T, a), and those of the experts (T a, b)."""
     return columns[:, :branches], columns[:, branches:].reshape(len(columns) * branches, -1)
 
 
-def chosen_by_level(columns: Any, branches: int, choices: int) -> tuple[int, int]:
+def chosen_by_level(columns: Array, branches: int, choices: int) -> tuple[int, int]:
     """How many are chosen at each level."""
     return min(choices, branches), min(choices, (columns.shape[-1] - branches) // branches)
 
 
-def _hierarchical_margin(scores: Any, scale: Any, options: Any) -> float:
+def _hierarchical_margin(scores: Array, scale: Array, options: Any) -> float:
     branches = options["branches"]
     each = zip(levels(scores, branches), levels(scale, branches), chosen_by_level(scores, **options), strict=True)
     return min(token_choice_margin(*level) for level in each)
 
 
-def _outside(codes: Any, scale: Any, options: Mapping[str, Any]) -> float:
+def _outside(codes: Array, scale: Array, options: Mapping[str, Any]) -> float:
     """The smallest relative distance of a code from an end of the step."""
     half = options.get("gamma", 1.0) / 2
     distance = np.abs(np.abs(codes) - half) / (scale + half)
     return float(distance.min(initial=1.0))
 
 
-def _positive(gate: Any, scale: Any, options: Mapping[str, Any]) -> float:
+def _positive(gate: Array, scale: Array, options: Mapping[str, Any]) -> float:
     """A gate that is not 0 stays so in every dtype, unless it underflows."""
     return float(((gate == 0) | (gate > 1e-30)).all())
 
 
-def _selector_entropy_scale(selectors: Any) -> Any:
+def _selector_entropy_scale(selectors: Array) -> Array:
     """`sum r (2 + |log(r + epsilon)|)`: the logarithm of what is nearly 1 cancels."""
     return np.sum(selectors * (2 + np.abs(np.log(selectors + EPSILON))))
 
 
-def _soft_scale(name: str) -> Any:
+def _soft_scale(name: str) -> Array:
     """The softmaxes of Soft MoE on absolute values.
 
     With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
     `u p (1 + a + sum p a)` to first order, the sum being that of the softmax.
     """
 
-    def scale(tokens: Any, slots: Any, *, scale: Any = 1.0, **options: Any) -> Any:
+    def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
         p = getattr(spec.soft_routing(tokens, slots, scale=scale, **options), name)
         if options.get("normalize", True):
             form = options.get("norm_form", "paper")
@@ -122,18 +123,18 @@ def _soft_scale(name: str) -> Any:
     return scale
 
 
-def _of_groups(scores: Any, group_by: Any = None, *, groups: int, best: int = 2, **options: Any) -> Any:
+def _of_groups(scores: Array, group_by: Array | None = None, *, groups: int, best: int = 2, **options: Any) -> Any:
     return group_scores(scores if group_by is None else group_by, groups, best)
 
 
-def _positions(scores: Any, bias: Any, *, choices: int, bins: int) -> Any:
+def _positions(scores: Array, bias: Array, *, choices: int, bins: int) -> Any:
     """Where the required biases are, in bins."""
     selection, low = scores + bias, np.min(bias.real) - 1
     order = np.argsort(-selection.real, axis=-1, kind="stable")[..., choices : choices + 1]
     return (np.take_along_axis(selection, order, -1) - scores - low) * (bins / (np.max(bias.real) - 1 - low + 2))
 
 
-def _edge_margin(positions: Any, scale: Any, options: Any) -> float:
+def _edge_margin(positions: Array, scale: Array, options: Any) -> float:
     """Over the distances from the next edge between two bins."""
     edge = np.clip(np.round(positions), 1, options["bins"] - 1)
     return float(np.min(np.abs(positions - edge) / scale)) if options["bins"] > 1 else np.inf

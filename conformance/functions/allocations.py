@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from moespec import spec
+from moespec.backends.blocks import Array
 from moespec.conformance.functions.describe import SLOTS, Choice, Function, Output
 from moespec.conformance.functions.margins import (
     assignment_margin,
@@ -24,44 +25,44 @@ SCORES = "groups tokens experts"
 CHOICE = Choice("scores", best_experts("choices"))
 
 
-def _priorities(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+def _priorities(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
     """The margin of the order; a token has the largest scale of its scores."""
     counted = options.get("choices", 1) if options.get("by") == "sum" else 1
     priority = np.sort(scores, axis=-1)[..., -counted:].sum(axis=-1)
     return order_margin(priority, counted * scale.max(axis=-1))
 
 
-def _second(gates: Any, noise: Any) -> Any:
+def _second(gates: Array, noise: Array) -> Any:
     """Twice the second gate and the draw that it is compared with."""
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
-def _largest(scores: Any, **shards: Any) -> Any:
+def _largest(scores: Array, **shards: Any) -> Any:
     """What the gap is small against: the sum of the largest score of each token."""
     return np.abs(scores).max(axis=1).sum()
 
 
-def _by_shards(scores: Any, noise: Any = None, **shards: Any) -> Any:
+def _by_shards(scores: Array, noise: Array | None = None, **shards: Any) -> Any:
     """Scores in the order in which they are cut into shards. Noise is an input whose numbers differ: its order is exact."""
     return scores if noise is None else scores[stable_order(noise)]
 
 
-def _margin_of_shards(scores: Any, scale: Any, options: Any) -> float:
+def _margin_of_shards(scores: Array, scale: Array, options: Any) -> float:
     """The smallest margin among the shards of scores in the order in which they are cut."""
     shards = options.get("shards", 1)
     return min(assignment_margin(*part) for part in zip(np.split(scores, shards), np.split(scale, shards), strict=True))
 
 
-def _ordered(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+def _ordered(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
     return order_margin(scores.max(axis=-1), scale.max(axis=-1))
 
 
-def _chosen(scores: Any, scale: Any, options: Mapping[str, Any]) -> float:
+def _chosen(scores: Array, scale: Array, options: Mapping[str, Any]) -> float:
     """Of the choices, and of the order of the tokens; a token has the largest scale of its scores."""
     return min(token_choice_margin(scores, scale, options["choices"]), _ordered(scores, scale, options))
 
 
-def _compared(gates: Any, thresholds: Any) -> Any:
+def _compared(gates: Array, thresholds: Array) -> Any:
     """Each gate beside the threshold that it is compared with."""
     return np.stack(np.broadcast_arrays(gates, thresholds), axis=-1)
 
@@ -73,7 +74,7 @@ def _threshold_margin(ordered: Any, scales: Any, options: Any) -> float:
     return min(of_scores, token_choice_margin(ordered["predicted"], scales["predicted"], 1))
 
 
-def _absolute(tokens: Any, ids: Any, tables: Any, params: Any, **options: Any) -> Any:
+def _absolute(tokens: Array, ids: Array, tables: Array, params: Any, **options: Any) -> Any:
     """MultiHash on absolute values, since `|relu(z)| <= |z|` and `|gelu(z)| <= |z|`."""
     return spec.multi_hash_mlp(np.abs(tokens), ids, tables, {name: np.abs(array) for name, array in params.items()})
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from moespec import spec
+from moespec.backends.blocks import Array
 from moespec.conformance.functions.describe import Choice, Function, Output
 from moespec.conformance.functions.margins import token_choice_margin
 from moespec.spec.algorithms.token_ids import normalized_patches
@@ -12,7 +13,7 @@ from moespec.spec.algorithms.token_ids import normalized_patches
 __all__ = ["FUNCTIONS"]
 
 
-def _normal_scale(uniform: Any) -> Any:
+def _normal_scale(uniform: Array) -> Array:
     """`r (1 + |a|)`, by whose multiples the roundings of the angle and of the radius move a normal number."""
     radius, angle = np.sqrt(-2.0 * np.log(1.0 - uniform[..., 0])), np.pi * (2.0 * uniform[..., 1] - 1.0)
     return np.stack([radius * (1.0 + np.abs(angle))] * 2, axis=-1)
@@ -21,7 +22,7 @@ def _normal_scale(uniform: Any) -> Any:
 IDS = Output("groups tokens", "int")
 
 
-def _nearness(patches: Any, codebook: Any) -> Any:
+def _nearness(patches: Array, codebook: Array) -> Any:
     """What `patch_codes` orders: (tokens, codes) for patches (tokens, pixels)."""
     return normalized_patches(patches) @ codebook.T - 0.5 * np.sum(codebook * codebook, axis=1)
 

@@ -5,17 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
+from moespec.backends.contract import Backend
 from moespec.conformance.functions.describe import METRICS, Function, Output
 from moespec.spec.numerics import softmax
 
 __all__ = ["FUNCTIONS"]
 
 
-def _absolute_experts(inputs: Any, params: Any) -> Any:
+def _absolute_experts(inputs: Array, params: Any) -> Any:
     """The experts on absolute values: `(|x| |w1| + |b1|) |w2| + |b2|`, since `|gelu(z)| <= |z|`, gated or not."""
     w = {name: np.abs(array) for name, array in params.items()}
 
-    def linear(x: Any, number: int) -> Any:
+    def linear(x: Array, number: int) -> Any:
         y = np.einsum("ecd,edh->ech", x, w[f"w{number}"])
         return y + w[f"b{number}"][:, None] if f"b{number}" in w else y
 
@@ -23,37 +25,37 @@ def _absolute_experts(inputs: Any, params: Any) -> Any:
     return linear(hidden * linear(inputs, 3) if "w3" in w else hidden, 2)
 
 
-def _experts_scale(inputs: Any, params: Any, *, gelu: str = "tanh", activation: str = "gelu") -> Any:
+def _experts_scale(inputs: Array, params: Any, *, gelu: str = "tanh", activation: str = "gelu") -> Array:
     return _absolute_experts(np.abs(inputs), params)
 
 
-def _layer_scale(tokens: Any, routing: Any, experts: Any) -> Any:
+def _layer_scale(tokens: Array, routing: Any, experts: Any) -> Array:
     """The layer on absolute values."""
     inputs = np.einsum("tec,td->ecd", routing.dispatch, np.abs(tokens))
     outputs = _absolute_experts(inputs, experts.keywords["params"]) if isinstance(experts, partial) else inputs
     return np.einsum("tec,ecd->td", np.abs(routing.combine), outputs)
 
 
-def _mlp_layer_scale(tokens: Any, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Any:
+def _mlp_layer_scale(tokens: Array, routing: Any, params: Any, *, shared: Any = None, **options: str) -> Array:
     scale = _layer_scale(tokens, routing, partial(_experts_scale, params=params))
     alone = {name: value[None] for name, value in (shared or {}).items()}
     return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
 
 
-def _gelu_scale(x: Any, **options: Any) -> Any:
+def _gelu_scale(x: Array, **options: Any) -> Array:
     return np.abs(x)
 
 
-def _softmax_scale(logits: Any, targets: Any) -> Any:
+def _softmax_scale(logits: Array, targets: Array) -> Array:
     size = np.abs(logits).max(axis=-1, keepdims=True) + np.log(logits.shape[-1])
     return np.sum(targets * (size + np.abs(logits)), axis=-1)
 
 
-def _sigmoid_scale(logits: Any, targets: Any) -> Any:
+def _sigmoid_scale(logits: Array, targets: Array) -> Array:
     return np.sum(np.abs(logits) * (1 + targets) + np.log(2), axis=-1)
 
 
-def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 1e-6) -> Any:
+def _layer_norm_scale(x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array:
     """What the roundings of `y = c r s + b` add up to, where c = x - mean x and r = 1 / sqrt(mean c^2 + epsilon).
 
     To first order in u: the mean has an error of up to `u mean|x|`, which moves every c alike. r does not see that, as
@@ -67,7 +69,7 @@ def _layer_norm_scale(x: Any, scale: Any, bias: Any = None, *, epsilon: float = 
     return size if bias is None else size + np.abs(bias)
 
 
-def _attention_scale(query: Any, key: Any, value: Any, *, causal: bool = False) -> Any:
+def _attention_scale(query: Array, key: Array, value: Array, *, causal: bool = False) -> Array:
     root = np.sqrt(query.shape[-1])
     scores = np.einsum("qhd,khd->hqk", query, key) / root
     p = softmax(np.where(np.tri(len(query), len(key), dtype=bool), scores, -np.inf) if causal else scores)
@@ -76,7 +78,7 @@ def _attention_scale(query: Any, key: Any, value: Any, *, causal: bool = False) 
     return np.einsum("hqk,khd->qhd", moved, np.abs(value))
 
 
-def _array_operations(B: Any, x: Any, y: Any) -> dict[str, Any]:
+def _array_operations(B: Backend, x: Array, y: Array) -> dict[str, Any]:
     """The operations on two arrays, (batch, sequence, width) and (width, heads, dim)."""
     return {
         "einsum": B.einsum("nsd,dhk->nshk", x, y),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtr
 
+from moespec.backends.blocks import Array
 from moespec.conformance.functions.affinities import chosen_by_level, levels
 from moespec.conformance.functions.describe import Choice, Function, Output
 from moespec.conformance.functions.margins import token_choice_margin
@@ -33,12 +34,12 @@ def variation(totals: NDArray[Any], errors: NDArray[Any]) -> Any:
     return np.mean(2 * deviation * (errors + error) + 2 * deviation**2 * error / mean) / mean**2
 
 
-def _importance_scale(scores: Any) -> Any:
+def _importance_scale(scores: Array) -> Array:
     totals = scores.sum(axis=0)
     return variation(totals, totals)
 
 
-def _load_scale(logits: Any, noisy_logits: Any, *, choices: int, noise_std: float) -> Any:
+def _load_scale(logits: Array, noisy_logits: Array, *, choices: int, noise_std: float) -> Array:
     """`1 - Phi(z)` has an error of 1 from the difference, and that of z times the density."""
     threshold = -np.sort(-noisy_logits, axis=1)[:, choices - 1 : choices]
     z = (threshold - logits) / noise_std
@@ -46,46 +47,46 @@ def _load_scale(logits: Any, noisy_logits: Any, *, choices: int, noise_std: floa
     return variation(ndtr(-z).sum(axis=0), errors.sum(axis=0))
 
 
-def _z_scale(logits: Any) -> Any:
+def _z_scale(logits: Array) -> Array:
     """`L = max + log(sum exp(x - max))` has an error of up to `|max| + log E`, however small it is itself; then L^2."""
     totals = np.abs(logsumexp(logits))
     errors = np.abs(logits).max(axis=1) + np.log(logits.shape[1])
     return np.mean(totals * (totals + 2 * errors))
 
 
-def _preferred(scores: Any, scale: Any, options: Any) -> float:
+def _preferred(scores: Array, scale: Array, options: Any) -> float:
     """How clearly each token prefers the experts that the balance loss counts."""
     return token_choice_margin(scores, scale, options.get("choices", 1))
 
 
-def _entropy_scale(p: Any) -> Any:
+def _entropy_scale(p: Array) -> Array:
     return np.sum(p * (1 + np.abs(np.log(np.where(p > 0, p, 1)))), axis=-1)
 
 
-def _global_scale(scores: Any, *, threshold: float | None = None) -> Any:
+def _global_scale(scores: Array, *, threshold: float | None = None) -> Array:
     return (threshold or 0.0) + _entropy_scale(scores.mean(axis=0))
 
 
-def scaled_cosines(first: Any, second: Any, log_scale: Any, factor: Any = 1) -> Any:
+def scaled_cosines(first: Array, second: Array, log_scale: Array, factor: Any = 1) -> Any:
     first, second = (normalize_l2(rows, 1, form="paper", epsilon=1e-8) for rows in (first, second))
     return np.exp(log_scale) * factor * np.einsum("id,jd->ij", first, second)
 
 
-def _sizes(first: Any, second: Any, log_scale: Any) -> Any:
+def _sizes(first: Array, second: Array, log_scale: Array) -> Any:
     return scaled_cosines(np.abs(first), np.abs(second), log_scale, 1 + np.abs(log_scale))
 
 
-def contrast_scale(sizes: Any) -> Any:
+def contrast_scale(sizes: Array) -> Any:
     """Of the mean cross-entropy of rows of logits with these sizes and errors."""
     return np.mean(sizes.max(axis=1) + np.diag(sizes)) + np.log(len(sizes))
 
 
-def _contrastive_scale(**arguments: Any) -> Any:
+def _contrastive_scale(**arguments: Any) -> Array:
     sizes = _sizes(**arguments)
     return (contrast_scale(sizes) + contrast_scale(sizes.T)) / 2
 
 
-def _sigmoid_loss_scale(*, bias: Any, **arguments: Any) -> Any:
+def _sigmoid_loss_scale(*, bias: Array, **arguments: Any) -> Array:
     signs = 2 * np.eye(len(arguments["first"])) - 1
     margins = signs * (scaled_cosines(**arguments) + bias)
     errors = expit(-margins) * (_sizes(**arguments) + np.abs(bias))
@@ -98,12 +99,12 @@ def cosines(rows: dict[str, Any], form: str, epsilon: float) -> list[Any]:
     return [units[q] @ units[k].T for q, k in (("first_query", "second_key"), ("second_query", "first_key"))]
 
 
-def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Any:
+def _moco_scale(*, temperature: float = 1.0, **rows: Any) -> Array:
     sizes = cosines({n: np.abs(x) for n, x in rows.items()}, "clamped", 1e-12)
     return 2 * temperature * sum(contrast_scale(each / temperature) for each in sizes)
 
 
-def _batch_norm_scale(x: Any, *, epsilon: float = 1e-5) -> Any:
+def _batch_norm_scale(x: Array, *, epsilon: float = 1e-5) -> Array:
     """The error of the mean moves a whole column; see `layer_norm`."""
     centred = x - x.mean(axis=0)
     return (np.abs(centred) + np.abs(x).mean(axis=0)) / np.sqrt(np.mean(centred**2, axis=0) + epsilon)
@@ -126,13 +127,15 @@ def choice_errors(
     return ndtr(z), errors
 
 
-def _noisy_load_scale(logits: Any, noise_logits: Any, noisy_logits: Any, *, choices: int) -> Any:
+def _noisy_load_scale(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
     """As of the load loss, with a scale that has the error of a softplus besides."""
     probability, errors = choice_errors(logits, noise_logits, noisy_logits, choices)
     return variation(probability.sum(axis=0), errors.sum(axis=0))
 
 
-def _hierarchical_load_scale(logits: Any, noise_logits: Any, noisy_logits: Any, *, branches: int, choices: int) -> Any:
+def _hierarchical_load_scale(
+    logits: Array, noise_logits: Array, noisy_logits: Array, *, branches: int, choices: int
+) -> Any:
     """As of the load loss of one level, with the errors of both."""
     upper, lower = zip(*(levels(x, branches) for x in (logits, noise_logits, noisy_logits)), strict=True)
     choices_by_level = chosen_by_level(logits, branches, choices)

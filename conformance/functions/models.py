@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from moespec.backends.blocks import Array
+from moespec.backends.contract import Backend
 from moespec.conformance.format import routing_arrays
 from moespec.conformance.functions.describe import DENSE, SLOTS, Choice, Function, Output
 
@@ -37,13 +39,13 @@ def prepare(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forward(
-    B: Any,
+    B: Backend,
     *,
     params: Any,
-    images: Any,
+    images: Array,
     model: Any,
     config: Any,
-    noise: Any = None,
+    noise: Array | None = None,
     random: Any = None,
     train: bool = False,
 ) -> dict[str, Any]:
@@ -89,7 +91,7 @@ def _trainer(options: dict[str, Any]) -> dict[str, Any]:
     return {**prepare("vit", options), "optimizer": optimizer}
 
 
-def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
+def _loss(B: Backend, model: Any, config: Any, *, train: bool, metrics: bool) -> Callable[[Any, Any], Any]:
     """The loss of a batch as a function of parameters, with the routing as metrics, if these are wanted, and what adds."""
     from moespec.models.layers import returned  # which most cases do not need
 
@@ -107,11 +109,11 @@ def _loss(B: Any, model: Any, config: Any, *, train: bool, metrics: bool) -> Cal
 
 
 def _trained(
-    B: Any,
+    B: Backend,
     *,
     params: Any,
-    images: Any,
-    targets: Any,
+    images: Array,
+    targets: Array,
     model: Any,
     config: Any,
     optimizer: Any,
@@ -157,10 +159,10 @@ def _flat(tree: Any) -> Any:
     return np.asarray(tree).ravel()
 
 
-def _passes(B: Any, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
+def _passes(B: Backend, *, model: Any, config: Any, train: bool = False, **options: Any) -> None:
     """The forward pass of each step, on `B`; the steps themselves are the reference's."""
 
-    def forward(params: Any, images: Any) -> None:
+    def forward(params: Any, images: Array) -> None:
         model.forward(B, config, params, images, train=train)
 
     reference = importlib.import_module("moespec.backends.numpy")
@@ -187,7 +189,7 @@ def _optimizer(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stepped(
-    B: Any,
+    B: Backend,
     *,
     params: Any,
     gradients: Any,
