@@ -96,7 +96,7 @@ def load_configured(
         raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
     if name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
-    for field in ("resize", "background", "broken", "cache") if name not in PICTURES else ():
+    for field in ("resize", "background", "broken") if name not in PICTURES else ():
         if (value := getattr(config, field)) != getattr(DataConfig(), field):
             raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
     path = Path(config.path)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
-from moespec.training.data.cache import cached
 from moespec.training.data.captions import Captions
 from moespec.training.data.dataset import Dataset, Split, held_out
 from moespec.training.data.options import DataConfig
@@ -56,7 +55,7 @@ def load_pictures(
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels. held: the validation part; None for `held_out` of `part`.
 
-    first: called with the data set before a picture is read, when nothing is cached or left out. Raises DataError for an empty
+    first: called with the data set before a picture is read, when nothing is left out. Raises DataError for an empty
     part, for a file that is not an image by its header, and, unless `config.broken` is "skip", when a broken file is read.
     """
     once = held is part
@@ -81,7 +80,7 @@ def load_pictures(
         pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
         chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions[rows]))
     if first is not None:
-        splits = [_split(*each, replace(config, cache=""), whole=False) for each in chosen]
+        splits = [_split(*each) for each in chosen]
         first(Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255))
     for number, (pictures, labels, captions) in enumerate(chosen):
         if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
@@ -104,10 +103,8 @@ def load_pictures(
     if empty or not all(len(each[1]) for each in chosen):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
         raise DataError(f"{source}: {what} is left")
-    train_split = _split(*chosen[0], config, whole=config.crop != "middle")
-    held_split = _split(*chosen[-1], config, whole=False)
     about: Any = {"notes": tuple(notes), "held_out": held is part}
-    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
+    return Dataset(source.name, _split(*chosen[0]), _split(*chosen[-1]), classes, (size, size, 3), 255, **about)
 
 
 def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
@@ -134,11 +131,5 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
     return failures
 
 
-def _split(
-    pictures: Pictures, labels: NDArray[np.int64], captions: Captions | None, config: DataConfig, *, whole: bool
-) -> Split:
-    if config.cache:
-        split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
-    else:
-        split = Split(pictures.read, labels, pictures.picture)
-    return replace(split, captions=captions, pictures=pictures)
+def _split(pictures: Pictures, labels: NDArray[np.int64], captions: Captions | None) -> Split:
+    return Split(pictures.read, labels, pictures.picture, captions, pictures=pictures)
