@@ -76,7 +76,11 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
             raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
-        say = _say if B.process == 0 else _silent
+
+        def say(text: str) -> None:
+            if B.process == 0:
+                print(on_one_line(text))  # names of folders and files
+
         if note:
             say(note)
         if reason:
@@ -108,16 +112,9 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
         _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
-def _say(text: str) -> None:
-    print(on_one_line(text))  # names of folders and files
-
-
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
     """The folder of a run. By default it has the names of the data, the router and the backend."""
     return Path(run or f"runs/{config.data.name}-{label(config)}-{backend}")
-
-
-def _silent(text: str) -> None: ...
 
 
 def _train(

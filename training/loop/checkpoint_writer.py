@@ -5,8 +5,8 @@ checkpoint its name. Processes communicate only through the folder, so that trai
 """
 
 import json
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -33,17 +33,16 @@ class Saver:
 
     def __init__(self, B: Backend, folder: Path, *, keep: int, spare: int | None) -> None:
         self._B, self._folder, self._keep, self._spare = B, folder, keep, spare
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._threads = ThreadPoolExecutor(1, "moespec-checkpoint")
+        self._last: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._threads.shutdown()
         if error[0] is None:
             self.wait()
-        elif self._thread is not None:
-            self._thread.join()
 
     def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
         """Saves an exported state. With several devices it returns when the thread has begun."""
@@ -51,22 +50,12 @@ class Saver:
             checkpoint.write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
             return
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(state, record), name="moespec-checkpoint")
-        self._thread.start()
+        self._last = self._threads.submit(self._write, state, record)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is whole."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            raise self._error
-
-    def _run(self, state: dict[str, Any], record: dict[str, Any]) -> None:
-        try:
-            self._write(state, record)
-        except BaseException as error:  # of the thread, for the next call
-            self._error = error
+        if self._last is not None:
+            self._last.result()
 
     def _write(self, state: dict[str, Any], record: dict[str, Any]) -> None:
         folder, process = checkpoint.unfinished(self._folder, record["step"]), self._B.process

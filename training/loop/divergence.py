@@ -20,22 +20,16 @@ from moespec.training.configuration.config import Config
 from moespec.training.configuration.schedules import Schedule
 from moespec.training.loop.resolve import schedule
 
-__all__ = ["diverged", "diverged_somewhere", "finite"]
+__all__ = ["diverged", "not_finite"]
 
 MEASURES = ("loss", "grad_norm")
 TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
 
 
-def finite(metrics: dict[str, Any], exported: dict[str, Any]) -> bool:
-    """Whether the loss, the norm of the gradient, and the exported state, if it is not empty, are finite."""
-    return all(math.isfinite(metrics[name]) for name in MEASURES) and _not_finite(exported) is None
-
-
-def diverged_somewhere(B: Backend, metrics: dict[str, Any], exported: dict[str, Any], *, last: int) -> RunError | None:
-    """The error of a diverged run on several devices, where steps are not repeated; None if all parts are finite."""
-    own = next((f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name])), None)
-    texts = [text for text in B.exchanged(own or _not_finite(exported) or "") if text]
-    return RunError(f"training diverged by step {last}: {texts[0]}") if texts else None
+def not_finite(metrics: dict[str, Any], exported: dict[str, Any]) -> str | None:
+    """What of the loss, the norm of the gradient, and the exported state, if it is not empty, is not finite, in words, if any is."""
+    wrong = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
+    return next(wrong, None) or _not_finite(exported)
 
 
 def diverged(

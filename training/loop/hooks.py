@@ -33,7 +33,7 @@ from moespec.training.configuration.length import before_cooldown
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
 from moespec.training.loop.checkpoint_writer import Saver
-from moespec.training.loop.divergence import diverged_somewhere, finite
+from moespec.training.loop.divergence import not_finite
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resume import record_of
 
@@ -129,11 +129,11 @@ class Finite:
         # The state leaves the device only if it is saved, or not finite.
         looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
         exported = after.exported if looked_at else {}
-        if after.B.sizes.devices > 1:
-            if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
-                raise error
-        elif not finite(after.metrics, exported):
+        wrong = not_finite(after.metrics, exported)
+        if after.B.sizes.devices == 1 and wrong:
             raise self.explain(after.done)
+        if after.B.sizes.devices > 1 and (texts := list(filter(None, after.B.exchanged(wrong or "")))):
+            raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # steps are not repeated
 
 
 @dataclass(frozen=True)
