@@ -31,8 +31,7 @@ from moespec.training.commands import train
 from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.effect import check_share
-from moespec.training.data.datasets import load
+from moespec.training.data.datasets import check_share, load
 from moespec.training.data.options import DataConfig
 from moespec.training.study.entries import entries
 
@@ -420,6 +419,6 @@ def test_the_part_that_is_held_out(tmp_path: Path) -> None:
     arrays = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
     np.savez(tmp_path / "all.npz", **arrays)
     config = replace(Config(), data=DataConfig(validation_share=0.5))
-    check_share(config, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
+    check_share(config.data, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
     with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 has no effect here"):
-        check_share(config, load("digits"))
+        check_share(config.data, load("digits"))

@@ -6,20 +6,20 @@ A model and a router have options of their own, so which options there are to pa
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.models.options import no_effect
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import LENGTHS, Config
-from moespec.training.configuration.effect import check_effect
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["check_functions", "check_written", "chosen", "early"]
+__all__ = ["check_effect", "check_functions", "check_written", "chosen", "early"]
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -60,6 +60,25 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
     if "format" not in (written := configfile.written(path)):
         own = configfile.read(path, model=known["model"], router=known["router"])
         check_effect((name for name in written if name != "init_skip"), own, *configs)
+
+
+def check_effect(written: Iterable[str], *configs: Config) -> None:
+    """ConfigError for the first option of `written` (dotted names) that has another value than its default, or than none, and no
+    effect in any of the configurations."""
+    for name in written:
+        value, default = _value(configs[-1], name), _value(Config(), name)
+        if value in (None, False, 0.0, default):
+            continue
+        reasons = [no_effect(config, name) for config in configs]
+        if all(reasons):
+            raise ConfigError(f"{name}={value!r} has no effect here: {reasons[-1]}")
+
+
+def _value(config: Config, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def check_functions(arguments: Sequence[str], config: Config) -> None:

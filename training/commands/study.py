@@ -20,7 +20,7 @@ from moespec.training.commandline.parse import parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump
-from moespec.training.configuration.effect import check_share
+from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
 from moespec.training.loop.evaluations import load_sets
@@ -127,7 +127,7 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         resolved = resolve(config, dataset, backend)
         objective.read(resolved, dataset)
         load_sets(resolved, dataset)
-        check_share(config, dataset)
+        check_share(config.data, dataset)
         try_transform(dataset, config.data)
         return resolved
     except ConfigError as error:

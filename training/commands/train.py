@@ -17,9 +17,9 @@ from moespec.training.commandline.chosen import check_functions, check_written, 
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, flat
-from moespec.training.configuration.effect import check_share
 from moespec.training.configuration.length import notes
 from moespec.training.data.dataset import Dataset
+from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.devices import check_layout, check_same, connected, led
 from moespec.training.loop.evaluations import EvaluationSet, load_sets
@@ -99,7 +99,7 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
         given, config = config, resolve(config, dataset, backend)
         dataset = objective_of(config).read(config, dataset)
         if not resume:
-            check_share(config, dataset)
+            check_share(config.data, dataset)
         try_transform(dataset, config.data)
         check_layout(B, config)
         check_same(B, config, dataset, version())

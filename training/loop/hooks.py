@@ -32,7 +32,7 @@ from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
-from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.checkpoint import Saver
 from moespec.training.loop.divergence import not_finite
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resume import record_of

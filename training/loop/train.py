@@ -22,8 +22,7 @@ from moespec.training.data.dataset import Dataset
 from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.interruption import Interruption
-from moespec.training.loop.checkpoint import latest
-from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.checkpoint import Saver, latest
 from moespec.training.loop.divergence import diverged
 from moespec.training.loop.evaluations import Evaluate, EvaluationSet
 from moespec.training.loop.hash_tables import initial_params

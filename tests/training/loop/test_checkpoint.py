@@ -30,8 +30,7 @@ from moespec.models.pytrees import flatten
 from moespec.models.tensors import decoded
 from moespec.spec.errors import SpecError
 from moespec.training.loop import checkpoint
-from moespec.training.loop.checkpoint import Checkpoint
-from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop.checkpoint import Checkpoint, Saver
 from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.resolve import load_backend, load_data
 from moespec.training.loop.resume import begin, trained_params
