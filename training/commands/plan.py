@@ -10,8 +10,7 @@ from moespec.models.checks import Number
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.chosen import Configured, check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits

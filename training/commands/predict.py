@@ -30,7 +30,7 @@ from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
-from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
 from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset, Split

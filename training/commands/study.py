@@ -14,8 +14,7 @@ from pathlib import Path
 from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.chosen import Configured, check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config

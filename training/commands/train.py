@@ -12,8 +12,7 @@ from moespec.backends.contract import Backend
 from moespec.models.errors import RunError
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_functions, check_written, chosen
+from moespec.training.commandline.chosen import Configured, check_functions, check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, flat

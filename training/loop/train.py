@@ -23,10 +23,9 @@ from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.interruption import Interruption
 from moespec.training.loop.checkpoint import Saver, latest
-from moespec.training.loop.divergence import diverged
 from moespec.training.loop.evaluations import Evaluate, EvaluationSet
 from moespec.training.loop.hash_tables import initial_params
-from moespec.training.loop.hooks import AfterStep, Finite, Hook, Log, Save, Stop
+from moespec.training.loop.hooks import AfterStep, Finite, Hook, Save, Stop, diverged
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import model_config, schedule
 from moespec.training.loop.resume import Start, begin, settle
@@ -91,8 +90,14 @@ def train(
         stop = Stop(interruption, saver, run)
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
+
+        def log(after: AfterStep) -> None:
+            progress.step()
+            if after.logs:
+                after.logged = progress.trained(after.done, after.rate, after.metrics)
+
         save = Save(saver, progress, stamp=stamp, overrides=overrides)
-        each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+        each: list[Hook] = [tell, stop, finite, log, evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, pending=pending)
         if pending:
             evaluate(after)

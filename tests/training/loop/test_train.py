@@ -27,7 +27,7 @@ from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.evaluate import evaluate
 from moespec.training.interruption import Interruption
-from moespec.training.loop import checkpoint, divergence, resolve
+from moespec.training.loop import checkpoint, hooks, resolve
 from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
@@ -366,7 +366,7 @@ def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **optio
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+    return str(hooks.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
 
 
 def test_large_pages_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
