@@ -28,12 +28,12 @@ from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.commands import train
+from moespec.training.commands.study import entries
 from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config
 from moespec.training.data.datasets import check_share, load
 from moespec.training.data.options import DataConfig
-from moespec.training.study.entries import entries
 
 NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"

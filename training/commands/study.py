@@ -7,15 +7,19 @@ After any interruption the same command goes on: finished runs stay, an unfinish
 fails, for example because it diverges, is named and not compared.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.names import near_it
+from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import Configured, check_written, chosen
-from moespec.training.commandline.parse import parse
+from moespec.training.commandline.parse import Settings, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump
@@ -29,10 +33,10 @@ from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import aligned
 from moespec.training.runs import load_run
 from moespec.training.study import outcome, results
-from moespec.training.study.entries import entries
 
-__all__ = ["main", "study_command"]
+__all__ = ["entries", "main", "study_command"]
 
+DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that no result of a study depends on."""
 
@@ -64,6 +68,43 @@ def main(words: list[str]) -> None:
     configs = entries(parsed.routers, parsed.settings)
     check_written(words, parsed.settings, *configs.values())
     study_command(configs, seeds=parsed.seeds, out=parsed.out, measure=parsed.measure)
+
+
+def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
+    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
+
+    An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
+    (`hash2: --router hash --model.router-options.hashes 2`).
+    """
+    configs: dict[str, Config] = {}
+    for text in texts:
+        name, colon, options = (part.strip() for part in text.partition(":"))
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ConfigError(f"routers={text!r}: expected a router, or NAME: OPTIONS (letters, digits, _ . - in NAME)")
+        if name in configs:
+            raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
+        if not colon and name not in (DENSE, *ROUTERS):
+            known = f"expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS"
+            raise ConfigError(f"routers={text!r}: {known}{near_it(name, (DENSE, *ROUTERS))}")
+        try:
+            words = shlex.split(options)
+        except ValueError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
+        flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
+        try:
+            config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
+            if colon:
+                check_written(flags, config)
+                if name == DENSE and config.model.moe != "none":
+                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
+                if name in ROUTERS and (router := config.model.router) != name:
+                    raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
+            if config.training.seed != base.training.seed:
+                raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
+            configs[name] = config
+        except ConfigError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
+    return configs
 
 
 def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:

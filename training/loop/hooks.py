@@ -4,7 +4,7 @@
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-`train` calls, in this order: Stop, Finite, the log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and `Stop.end`. So:
+`train` calls, in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and those of `--log`, saving, `Stop.end`. So:
 
 - What is logged, evaluated or saved is finite.
 - A checkpoint is of a step that the hooks have seen. A run that was killed calls them again for the steps that it repeats.
@@ -41,11 +41,9 @@ from moespec.training.configuration.schedules import Schedule
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
 from moespec.training.loop.checkpoint import Saver
-from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import schedule
-from moespec.training.loop.resume import record_of
 
-__all__ = ["AfterStep", "Finite", "Hook", "Save", "Stop", "diverged"]
+__all__ = ["AfterStep", "Finite", "Hook", "Stop", "diverged"]
 
 MEASURES = ("loss", "grad_norm")
 TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
@@ -149,20 +147,6 @@ class Finite:
             raise self.explain(after.done)
         if after.B.sizes.devices > 1 and (texts := list(filter(None, after.B.exchanged(wrong or "")))):
             raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # steps are not repeated
-
-
-class Save:
-    """Saves the state, after the log is on the disk. fields: of the record, see `record_of`."""
-
-    def __init__(self, saver: Saver, progress: Progress, **fields: Any) -> None:
-        self._saver, self._progress, self._fields = saver, progress, fields
-
-    def __call__(self, after: AfterStep) -> None:
-        if after.saves:
-            self._progress.sync()
-            seconds, pending = self._progress.seconds, {"owed": after.pending} if after.pending else {}
-            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._fields)
-            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **pending})
 
 
 def _wrong(metrics: dict[str, Any], exported: dict[str, Any]) -> str | None:

@@ -19,16 +19,16 @@ from moespec.training.compilation import pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
 from moespec.training.data.dataset import Dataset
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.interruption import Interruption
 from moespec.training.loop.checkpoint import Saver, latest
 from moespec.training.loop.evaluations import Evaluate, EvaluationSet
 from moespec.training.loop.hash_tables import initial_params
-from moespec.training.loop.hooks import AfterStep, Finite, Hook, Save, Stop, diverged
+from moespec.training.loop.hooks import AfterStep, Finite, Hook, Stop, diverged
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import model_config, schedule
-from moespec.training.loop.resume import Start, begin, settle
+from moespec.training.loop.resume import Start, begin, record_of, settle
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.watchdog import tell
 from moespec.training.objectives.table import draws, extra_params, objective_of
@@ -96,7 +96,14 @@ def train(
             if after.logs:
                 after.logged = progress.trained(after.done, after.rate, after.metrics)
 
-        save = Save(saver, progress, stamp=stamp, overrides=overrides)
+        def save(after: AfterStep) -> None:
+            """Saves the state, after the log is on the disk."""
+            if after.saves:
+                progress.sync()
+                owed = {"owed": after.pending} if after.pending else {}
+                record = record_of(B, config, after.done, seconds=progress.seconds, stamp=stamp, overrides=overrides)
+                saver.save(after.exported, {**record, "logged": progress.logged, **owed})
+
         each: list[Hook] = [tell, stop, finite, log, evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, pending=pending)
         if pending:

@@ -41,7 +41,7 @@ from moespec.training.data.loader import pairs_of_step
 from moespec.training.data.tokens import check_vocabulary, encode, tokenizer_of
 from moespec.training.evaluation.evaluate import evaluation_size, features
 from moespec.training.evaluation.metrics import make_features, moe_metrics
-from moespec.training.evaluation.retrieval import retrieval
+from moespec.training.evaluation.zero_shot import retrieval
 from moespec.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, trained
 
 __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]

@@ -28,7 +28,7 @@ class Loaded(NamedTuple):
         B = self.model.backend
         if B.name != "torch":
             raise ConfigError(f"backend={B.name!r}: a module is one of torch; load(..., backend='torch')")
-        pretrained: Any = importlib.import_module("moespec.training.pretrained")
+        pretrained: Any = importlib.import_module("moespec.training.weights.pretrained")
         about = {"Source": self.model.name}
         known = self.model.classes, self.model.images
         return pretrained.PretrainedModel(Weights(self.model.config, B.to_numpy(self.params), about, *known))

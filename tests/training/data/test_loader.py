@@ -28,8 +28,7 @@ from moespec.training import progress_bar
 from moespec.training.configuration.config import TrainingConfig
 from moespec.training.data.augment import crop_and_flip, mixup_weight
 from moespec.training.data.datasets import load, load_configured
-from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, training_batch
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, prepared, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.loop.progress import Progress

@@ -22,8 +22,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError, Interrupted, RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
-from moespec.training.data.loader import training_batch
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import prepared, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.evaluate import evaluate
 from moespec.training.interruption import Interruption

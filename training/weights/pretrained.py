@@ -1,0 +1,56 @@
+"""Whole models as torch modules for Hugging Face's hub: `save_pretrained`, `from_pretrained`, `push_to_hub`."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+import moespec.backends.torch as B
+from moespec.backends.pytrees import tree_map
+from moespec.backends.torch import nn
+from moespec.backends.torch.nn.hub import HubMixin
+from moespec.models.families import family
+from moespec.spec.errors import ConfigError
+from moespec.training.weights import hub
+from moespec.training.weights.formats import Given
+from moespec.training.weights.record import Weights
+
+__all__ = ["PretrainedModel"]
+
+
+class PretrainedModel(nn.Model, HubMixin):
+    """A model with its weights; `moespec.training.load(path, backend="torch").module()` is one.
+
+    weights: the configuration, the parameters, and what is known of them: a model card and the names of the classes.
+
+    With `huggingface_hub` installed (`pip install 'moespec[huggingface]'`) it has `save_pretrained`, `from_pretrained` and
+    `push_to_hub`, which write and read the folder of `moespec convert --to hub`: config.json, model.safetensors and README.md.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        functions = family(weights.config)
+        super().__init__(functions.forward, weights.config, weights.params, noise=functions.moe_noise)
+        self.about, self.classes, self.images = weights.about, weights.classes, weights.images
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> Any:
+        """Writes the folder, see `huggingface_hub.ModelHubMixin`. RunError for one that has other files in it."""
+        hub.check_folder(Path(save_directory))  # before the mixin removes what it has of a config.json
+        return super().save_pretrained(save_directory, **options)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        # Tables of experts, integers in a module, are floating arrays in files.
+        params = tree_map(lambda x: x if x.dtype.kind == "f" else x.astype(np.float32), B.to_numpy(self.params()))
+        hub.write(save_directory, Weights(self.config, params, self.about, self.classes, self.images))
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        """The mixin's hook; the options are where and how the hub is asked."""
+        for name, value in options.items():
+            if name not in ("revision", "cache_dir", "force_download", "local_files_only", "token"):
+                raise ConfigError(f"{name}={value!r}: not an option of from_pretrained; see config.json")
+        folder = Path(model_id)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(model_id, allow_patterns=list(hub.OWN), **options))
+        return cls(hub.read(folder, Given()))
