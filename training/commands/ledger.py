@@ -80,7 +80,8 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
     if entry.pitfall:
         yield from _wrapped("The paper answers it in so many words; it is often done differently.", 4)
     for reading in entry.readings:
-        yield from _wrapped(f"{_label(reading)}: {reading.text}", 4)
+        label = "Reading" if reading.id.endswith("a") else f"Alternative {reading.id[-1]}"
+        yield from _wrapped(f"{label}: {reading.text}", 4)
         said = [f"{taker.who}, {taker.where}" if taker.where else taker.who for taker in reading.takers]
         read_at = [address for taker in reading.takers for address in addresses(taker, entry.module)]
         runs = _measured_to(reading)
@@ -94,11 +95,6 @@ def _entry(entry: LedgerEntry) -> Iterator[str]:
 def _listed(addresses: Iterable[str]) -> Iterator[str]:
     """Addresses, one a line and each once: a terminal opens them whole."""
     yield from (f"            {address}" for address in dict.fromkeys(addresses))
-
-
-def _label(reading: Reading) -> str:
-    letter = reading.id[-1]
-    return "Reading" if letter == "a" else f"Alternative {letter}"
 
 
 def _measured_to(reading: Reading) -> list[Measured]:

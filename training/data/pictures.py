@@ -30,7 +30,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from moespec.models.errors import DataError
 from moespec.models.files import regular
 
-__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "check_header", "read_image"]
+__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "read_image"]
 
 FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
@@ -126,17 +126,12 @@ class Pictures:
             return file.read(length)
 
     def transparent(self, index: int) -> bool:
-        """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""
+        """Whether there may be transparency, by the header. Raises DataError naming a file that has none, or pixels that `read` does not take."""
         return self._look(index, _transparent)
 
     def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:
         number = int(self.chosen[index])
         return _look(self.files.name(number), self.files.open(number), look, self.advice)
-
-
-def check_header(path: Path) -> None:
-    """DataError naming a file that, by its header, is not a picture or has pixels that `read_image` does not read."""
-    _look(str(path), path, lambda file: None)
 
 
 def read_image(

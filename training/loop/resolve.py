@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from moespec.backends.choice import check_installed, choose
 from moespec.backends.contract import Backend
-from moespec.models import families, parameters, vit
+from moespec.models import parameters, vit
 from moespec.models.families import family
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_limits, check_memory
@@ -129,7 +129,10 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         check_memory(f"training.{name}={images!r}", images * height * width * channels)
         for layer in layers:
             _check_layer(layer, training=name == "batch")
-    _check_parameters(chosen, config.model.name)
+    try:
+        check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
+    except MemoryError as error:  # of the router, which makes its own to count them
+        raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     config = objective.settled(config, chosen, dataset)
@@ -156,14 +159,6 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
         slots = settings.capacity(train=training)
         arguments = f"model.experts={settings.experts!r} with a capacity of {slots} (model.router_options)"
         check_memory(arguments, layer.groups * settings.experts * slots * settings.width)
-
-
-def _check_parameters(model: families.Config, name: str) -> None:
-    """ConfigError for a model whose parameters are more than the machine has memory for."""
-    try:
-        check_memory(f"model.name={name!r}, as configured", family(model).parameter_count(model))
-    except MemoryError as error:  # of the router, which makes its own to count them
-        raise ConfigError(f"model.name={name!r}, as configured: {error}") from error
 
 
 def schedule(config: Config) -> Schedule:
