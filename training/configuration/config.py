@@ -268,8 +268,6 @@ class Config:
     @property
     def functions(self) -> dict[str, str]:
         """What training imports of the user's modules, by the option that names it."""
-        own = {
-            "data.transform": self.data.transform,
-            "log": self.log if set(self.logs).difference(TRACKERS, FORMER) else "",
-        }
+        log = self.log if set(self.logs).difference(TRACKERS, FORMER) else ""
+        own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

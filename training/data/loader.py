@@ -20,12 +20,7 @@ from moespec.training.data.transforms import cut_out, with_changes
 from moespec.training.rng import ORDER, generator
 
 __all__ = [
-    "batch_indices",
-    "data_position",
-    "evaluation_batch",
-    "pairs_of_step",
-    "prepared",
-    "training_batch",
+    *("batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "prepared", "training_batch"),
     "views_of_step",
 ]
 

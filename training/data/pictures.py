@@ -126,7 +126,7 @@ class Pictures:
             return file.read(length)
 
     def transparent(self, index: int) -> bool:
-        """Whether there may be transparency, by the header. Raises DataError naming a file that has none, or pixels that `read` does not take."""
+        """Whether there may be transparency, by the header. Raises DataError naming a file that is not a picture by that."""
         return self._look(index, _transparent)
 
     def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:

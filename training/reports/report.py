@@ -147,7 +147,9 @@ def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
         own, read = (dataset.classes[part[place]] for part in (made.labels, made.read))
         pixels = dataset.validation.read(made.indices[place : place + 1])[0]
         words = f"{own}, read as {read} ({made.probabilities[place]:.3f})"
-        found.append({"words": words, "number": f"image {made.indices[place]}", "picture": _small(pixels, dataset)})
+        found.append(
+            {"words": words, "number": f"image {made.indices[place]}", "picture": _png(pixels / dataset.maximum)}
+        )
     return found
 
 
@@ -160,7 +162,7 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
         label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
         title = f"Validation image {index}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
         blocks, words = [_block(routing, routings) for routing in routings], explanation(routings, on_image=False)
-        shown.append({"title": title, "picture": _small(pixels[0], dataset), "blocks": blocks, "words": words})
+        shown.append({"title": title, "picture": _png(pixels[0] / dataset.maximum), "blocks": blocks, "words": words})
     return shown
 
 
@@ -170,10 +172,6 @@ def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str,
     tiles += [(panel.name, _png(shaded(routing, panel))) for panel in panels(routing)]
     items = "" if routing.items == "patches" else f": {routing.items}"
     return {"name": f"block {routing.block.split('_')[0]}{items}", "weights": weights_of(routing), "tiles": tiles}
-
-
-def _small(pixels: NDArray[np.uint8], dataset: Dataset) -> bytes:
-    return _png(pixels / dataset.maximum)
 
 
 def _png(image: NDArray[np.float64]) -> bytes:
