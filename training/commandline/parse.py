@@ -297,11 +297,10 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     for option in sorted(options, key=lambda option: len(option.place) > 1):
         if option.hidden:
             continue
-        default = (
-            ""
-            if option.switch or option.default in (MISSING, None, "", ())
-            else f" (default: {_shown(option.default)})"
-        )
+        default = ""
+        if not option.switch and option.default not in (MISSING, None, "", ()):
+            words = option.default if isinstance(option.default, tuple) else (option.default,)
+            default = f" (default: {' '.join(map(str, words))})"
         text = f"{option.text}{default * ('(default' not in option.text)}".replace("%", "%%")
         if option.positional:
             choices = option.metavar if option.metavar.startswith("{") else option.name.upper()
@@ -312,8 +311,3 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
             groups[title] = parser.add_argument_group(f"[{title}]")
         _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
     print(parser.format_help(), end="", flush=True)  # print_help of argparse hides that nobody reads
-
-
-def _shown(default: Any) -> str:
-    """A default as it is written on a command line."""
-    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
