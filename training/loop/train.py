@@ -73,14 +73,12 @@ def train(
         return begin(B, config, directory, stamp=stamp, **how)
 
     objective, model = objective_of(config), model_config(config.model)
-    state, start, seconds, overrides, pending, logged = begun()
+    state, start, _, overrides, pending, _ = here = begun()
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     # Nothing is there to be saved while the log is read: a signal ends the process.
-    progress = Progress(
-        run, settings, start=start, seconds=seconds, pending=pending, logged=logged, leads=B.process == 0
-    )
+    progress = Progress(run, settings, here, leads=B.process == 0)
     with (
         Interruption() as interruption,
         progress,

@@ -32,6 +32,7 @@ from moespec.training.data.loader import batch_indices, data_position, evaluatio
 from moespec.training.data.options import DataConfig
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.loop.progress import Progress
+from moespec.training.loop.resume import Start
 from moespec.training.rng import AUGMENTATION, MIXUP, ORDER, TABLES, generator
 
 
@@ -275,7 +276,7 @@ def test_progress_in_a_log_is_whole_lines(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stderr", None if where == "closed" else log)
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setenv("TQDM_DISABLE", "1" if where == "disabled" else "0")
-    with Progress(tmp_path, TrainingConfig(steps=3), start=0, seconds=0.0) as progress:
+    with Progress(tmp_path, TrainingConfig(steps=3), Start(None, 0, 0.0, [], [])) as progress:
         for _ in range(3):
             progress.step()
         progress.evaluated(3, "x", {"accuracy": 0.5})

@@ -32,7 +32,7 @@ from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.loop.resume import begin
+from moespec.training.loop.resume import Start, begin
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import RunLog, read_log
 from moespec.training.loop.train import train
@@ -196,7 +196,7 @@ def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path
     """And not of the time that an evaluation takes."""
     clock = [100.0]
     monkeypatch.setattr("moespec.training.loop.progress.time.perf_counter", lambda: clock[0])
-    with Progress(tmp_path, TrainingConfig(batch=32), start=4, seconds=7.0) as progress:
+    with Progress(tmp_path, TrainingConfig(batch=32), Start(None, 4, 7.0, [], [])) as progress:
         clock[0] = 102.0
         progress.trained(14, 0.1, {"loss": 1.0})
         clock[0] = 108.0
