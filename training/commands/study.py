@@ -9,7 +9,7 @@ fails, for example because it diverges, is named and not compared.
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from moespec.training.reports.cost import aligned
 from moespec.training.runs import load_run
 from moespec.training.study import outcome, results
 
-__all__ = ["entries", "main", "study_command"]
+__all__ = ["entries", "main"]
 
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
@@ -60,14 +60,52 @@ class StudyArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
+    """Trains what is not trained yet, seed by seed, and writes the results into the folder of the study.
+
+    Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
+    and at the end if entries failed.
+    """
     base = chosen(words, digits())
     parsed = parse("study", StudyArguments, words, settings=base)
     if (seed := parsed.settings.training.seed) != base.training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
-    configs = entries(parsed.routers, parsed.settings)
-    check_written(words, parsed.settings, *configs.values())
-    study_command(configs, seeds=parsed.seeds, out=parsed.out, measure=parsed.measure)
+    found, out, measure = entries(parsed.routers, parsed.settings), parsed.out, parsed.measure
+    check_written(words, parsed.settings, *found.values())
+    if any((out / name).exists() for name in ("config.toml", "checkpoints")):
+        raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
+    configs = {name: _resolved(name, config, measure) for name, config in found.items()}
+    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(parsed.seeds) for name in configs}
+    for (name, seed), run in runs.items():
+        _check_same(run, _kept(run), _seeded(configs[name], seed))
+    (out / "outcomes").mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
+    failed: dict[str, dict[int, str]] = {}
+    for number, ((name, seed), run) in enumerate(runs.items(), start=1):
+        file = _kept(run)
+        try:
+            if not file.is_file():
+                print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
+                config = _seeded(configs[name], seed)
+                train_command(config, run=run, resume=RunDirectory(run).begun(), override=False)
+                outcome.make(load_run(run), run, file)
+            outcomes[name][seed] = outcome.read(file, measure)
+        except Interrupted as stop:
+            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
+            raise Interrupted(told, stop.signal) from stop
+        except BusyError:
+            raise
+        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            failed.setdefault(name, {})[seed] = why
+            print(f"study: {name} with seed {seed} failed: {why}", flush=True)
+        if name == list(configs)[-1]:
+            summary = results.summarised(outcomes, failed, measure)
+            results.write(out, summary, {name: dump(config) for name, config in configs.items()})
+    print(aligned(results.rows(summary)))
+    print("\n".join(summary["sentences"]))
+    print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
+    if failed:
+        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
@@ -105,53 +143,6 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
         except ConfigError as error:
             raise ConfigError(f"routers={text!r}: {error}") from error
     return configs
-
-
-def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
-    """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
-
-    measure: a result of an evaluation by schedule to compare (`outcome.measures`); by default the accuracy of the head.
-
-    Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
-    and at the end if entries failed.
-    """
-    if not entries:
-        raise ConfigError("routers: there is no entry")
-    if any((out / name).exists() for name in ("config.toml", "checkpoints")):
-        raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
-    configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
-    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
-    for (name, seed), run in runs.items():
-        _check_same(run, _kept(run), _seeded(configs[name], seed))
-    (out / "outcomes").mkdir(parents=True, exist_ok=True)
-    outcomes: dict[str, dict[int, dict[str, object]]] = {name: {} for name in configs}
-    failed: dict[str, dict[int, str]] = {}
-    for number, ((name, seed), run) in enumerate(runs.items(), start=1):
-        file = _kept(run)
-        try:
-            if not file.is_file():
-                print(f"study: run {number} of {len(runs)}, {name} with seed {seed}", flush=True)
-                config = _seeded(configs[name], seed)
-                train_command(config, run=run, resume=RunDirectory(run).begun(), override=False)
-                outcome.make(load_run(run), run, file)
-            outcomes[name][seed] = outcome.read(file, measure)
-        except Interrupted as stop:
-            told = f"stopped by {stop.signal.name}, in run {number} of {len(runs)}; the same command goes on"
-            raise Interrupted(told, stop.signal) from stop
-        except BusyError:
-            raise
-        except (SpecError, MemoryError, RuntimeError) as error:  # the last: of a framework
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            failed.setdefault(name, {})[seed] = why
-            print(f"study: {name} with seed {seed} failed: {why}", flush=True)
-        if name == list(configs)[-1]:
-            summary = results.summarised(outcomes, failed, measure)
-            results.write(out, summary, {name: dump(config) for name, config in configs.items()})
-    print(aligned(results.rows(summary)))
-    print("\n".join(summary["sentences"]))
-    print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
-    if failed:
-        raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
 def _resolved(name: str, config: Config, measure: str) -> Config:
