@@ -43,7 +43,7 @@ from moespec.training.interruption import Interruption
 from moespec.training.loop.checkpoint import Saver
 from moespec.training.loop.resolve import schedule
 
-__all__ = ["AfterStep", "Finite", "Hook", "Stop", "diverged"]
+__all__ = ["AfterStep", "Finite", "Hook", "Stop"]
 
 MEASURES = ("loss", "grad_norm")
 TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
