@@ -23,11 +23,11 @@ import psutil
 import record
 from PIL import Image
 
-from moespec.training.data.crops import inception_box
 from moespec.training.data.datasets import load
 from moespec.training.data.loader import batch_indices, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.data.prefetch import Prefetcher
+from moespec.training.data.transforms import inception_box
 from moespec.training.rng import PICTURE, generator
 
 SEED = 0

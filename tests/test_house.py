@@ -195,7 +195,7 @@ FLOORS = {
             "objectives",
             "loop",
         ),
-        *("interop", "weights", "transfer", "runs", "inspection", "reports", "ledger", "planning", "pretrained"),
+        *("interop", "weights", "transfer", "runs", "inspection", "reports", "planning", "pretrained"),
         *("commandline", "study", "commands"),
     ),
     "moespec.conformance": (

@@ -1,12 +1,11 @@
 """Runs that are read: their configuration, their data, and the parameters of a checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend
-from moespec.models.errors import DataError, RunError
+from moespec.models.errors import DataError
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.modelconfig import VitSection
 from moespec.training.data.dataset import Dataset
@@ -14,7 +13,7 @@ from moespec.training.loop.resolve import choose_backend, load_backend, load_dat
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 
-__all__ = ["LoadedRun", "configuration", "label", "left_out", "load_run", "read_data"]
+__all__ = ["LoadedRun", "label", "left_out", "load_run"]
 
 
 class LoadedRun(NamedTuple):
@@ -27,26 +26,13 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def configuration(run: Path) -> tuple[RunDirectory, Config]:
-    """The run in a folder and its configuration. Raises RunError where there is none."""
-    directory = RunDirectory(run)
-    config = directory.config()
-    if config is None:
-        raise RunError(f"run={str(run)!r}: there is no run, no config.toml in it")
-    return directory, config
-
-
-def read_data(config: Config) -> Dataset:
-    """The data of a run that is read: its configuration, which may be third-party, names no folder that is written to."""
-    return load_data(replace(config, data=replace(config.data, cache="")))
-
-
 def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
     """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
-    directory, config = configuration(run)
+    directory = RunDirectory(run)
+    config = directory.begun_config()
     name, _ = choose_backend(backend or config.backend)
     params, found = trained_params(directory, config, step=step)
-    dataset = read_data(config)
+    dataset = load_data(config)
     directory.check_classes(dataset.classes)
     return LoadedRun(load_backend(name), config, dataset, params, found)
 

@@ -36,7 +36,6 @@ COMMANDS = {
     "train": Command("moespec.training.commands.train", "train a model and write a report"),
     "launch": Command("moespec.training.commands.launch", "train in several processes of this machine"),
     "finetune": Command("moespec.training.commands.finetune", "fine-tune from a run or a weight file"),
-    "hash-table": Command("moespec.training.commands.hash_table", "build the codebook and tables of the router hash"),
     "evaluate": Command("moespec.training.commands.evaluate", "evaluate a run's checkpoint on the validation images"),
     "study": Command("moespec.training.commands.study", "compare routers or models with several seeds each"),
     "count": Command("moespec.training.commands.count", "count the parameters and operations of a model"),

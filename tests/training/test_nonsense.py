@@ -10,7 +10,6 @@ import random
 import re
 import shlex
 import shutil
-import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from PIL import Image
 
 from moespec import cli
@@ -30,13 +28,12 @@ from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.commands import train
+from moespec.training.commands.study import entries
 from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.effect import check_share
-from moespec.training.data.datasets import load
+from moespec.training.data.datasets import check_share, load
 from moespec.training.data.options import DataConfig
-from moespec.training.study.entries import entries
 
 NUMBER, SEED = int(os.environ.get("MOESPEC_NONSENSE", "30")), int(os.environ.get("MOESPEC_NONSENSE_SEED", "0"))
 OLD_RUN = Path(__file__).parent / "runs_0_1" / "jax_soft_moe"
@@ -74,13 +71,13 @@ def field(draw: random.Random) -> Nonsense:
     """A field of the configuration with a value that it cannot have."""
     section = draw.choice([each for each in fields(Config) if is_dataclass(getattr(Config(), each.name))])
     kind: Any = type(getattr(Config(), section.name))
-    free = {"path", "router_options", "classes", "cache", "transform"}  # texts, of which most may be
+    free = {"path", "router_options", "classes", "transform"}  # texts, of which most may be
     name = draw.choice([each.name for each in fields(kind) if each.name not in free])
     hint = get_type_hints(kind)[name]
     value = wrong_value(draw, hint)
     while name == "head_bias" and value in ("-1", "-1e-9"):  # which it may be
         value = wrong_value(draw, hint)
-    command = draw.choice((["train", "--run", "run"], ["hash-table", "--out", "out.safetensors"]))
+    command = ["train", "--run", "run"]
     if section.name == "schedule" and name in ("timescale", "end"):
         command = [*command, "--schedule.name", {"timescale": "rsqrt", "end": "linear"}[name]]
     flag = f"--{section.name}.{name.replace('_', '-')}={value}"
@@ -154,8 +151,6 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder", ("data.path is not set", "folder")),
     ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),
-    ("--hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
-    ("--router hash --hash.path nowhere.safetensors", ("hash.path='nowhere.safetensors'",)),
     ("--router hash --codes 30000", ("model.codes=30000", "different patches")),
     ("--router hash --codes 2000000000", ("model.codes", "2000000000 entries")),
     ("--router hash --codes 4 --hash.kind clustered", ("model.codes=4", "8 clusters")),
@@ -212,9 +207,6 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     *((f"{words} ", ("'' is no path",)) for words in ("predict {}/run", "train --run", "inspect {}/run --image")),
     ("train --run a\0b", ("run='a\\x00b'",)),
     ("train --run " + "a" * 300, ("run='aaaa",)),
-    ("hash-table --out {}/no/x", ("out=", "no")),
-    ("hash-table --out {}", ("out=", "is a folder")),
-    ("hash-table --out a\0b", ("out='a\\x00b'",)),
     # Evaluating or inspecting what is not there.
     ("evaluate {}/damaged", ("config.toml", "not a TOML file")),
     ("evaluate a\0b", ("run='a\\x00b'",)),
@@ -227,11 +219,8 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # Commands and things to list that there are not.
     ("", ("''",)),
     ("--version?", ("version?",)),
-    ("hash-table --out x.safetensors --router soft_moe", ("router='soft_moe'",)),
     # Files of data, of which test_datasets and test_sources have what else may be wrong with them.
     ("train --run run --data npz --data.path {}/wide.npz", ("data.path", "8 x 9 pixels")),
-    *((f"train --run run --router hash --hash.path {{}}/{name}.hash", (f"{name}.hash",)) for name in ("text", "other", "large")),
-    ("train --run run --router hash --hash.path {}/run", ("run",)),
 )  # fmt: skip
 
 NUMPY = "run --target moespec.backends.numpy"
@@ -259,9 +248,6 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "wide.npz", images=np.zeros((10, 8, 9), np.uint8), labels=np.arange(10) % 2)
     for name in ("no_val/train", "folder/9²"):
         (folder / name).mkdir(parents=True)
-    other = safetensors.numpy.save({"tables": np.zeros((1, 64), np.int32)}, metadata={"format": "1"})
-    for name, content_ in (("text", b"tables"), ("other", other), ("large", struct.pack("<Q", 2**62) + b"{}")):
-        (folder / f"{name}.hash").write_bytes(content_)
 
 
 def squeezed(text: str) -> str:
@@ -433,6 +419,6 @@ def test_the_part_that_is_held_out(tmp_path: Path) -> None:
     arrays = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
     np.savez(tmp_path / "all.npz", **arrays)
     config = replace(Config(), data=DataConfig(validation_share=0.5))
-    check_share(config, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
+    check_share(config.data, load("npz", str(tmp_path / "all.npz"), validation_share=0.5))
     with pytest.raises(ConfigError, match=r"data\.validation_share=0\.5 has no effect here"):
-        check_share(config, load("digits"))
+        check_share(config.data, load("digits"))

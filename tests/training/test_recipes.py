@@ -16,6 +16,7 @@ from moespec.models.pytrees import flatten, nested
 from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import chosen
 from moespec.training.commandline.parse import parse
+from moespec.training.commands.study import entries
 from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
@@ -24,7 +25,6 @@ from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config, resolve
 from moespec.training.objectives.table import objective_of, shapes_of
-from moespec.training.study.entries import entries
 
 jax = pytest.importorskip("jax")
 

@@ -19,16 +19,12 @@ from PIL import Image
 from moespec import cli
 from moespec.models import memory
 from moespec.spec.errors import SpecError
-from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import with_model
 from moespec.training.data.datasets import load
 from moespec.training.data.hub import find_hub
 from moespec.training.data.idx import read_idx
-from moespec.training.data.options import DataConfig
 from moespec.training.data.pairs import find_pairs
 from moespec.training.data.pictures import read_image
 from moespec.training.data.shards import find_shards
-from moespec.training.runs import read_data
 from moespec.training.weights.files import read_npz, read_safetensors
 
 ROOT = Path(__file__).parents[2]
@@ -191,13 +187,6 @@ def test_arrays_larger_than_the_memory_are_not_unpacked(tmp_path: Path, monkeypa
     monkeypatch.setattr(memory, "of_machine", lambda: 8000)
     with pytest.raises(SpecError, match=r"x\.npz: .*its arrays have 9,\d+ bytes, this machine has 8,000 of memory"):
         read(tmp_path / "x.npz")
-
-
-def test_reading_a_run_writes_no_cache(linked: Path, tmp_path: Path) -> None:
-    data = DataConfig(name="folder", path=str(linked / "train"), cache=str(tmp_path / "cache"))
-    config = Config(data=data, model=with_model(Config(), "vit_tiny", None).model.but(image_size=8))
-    assert len(read_data(config).validation) == 2
-    assert not (tmp_path / "cache").exists()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a command line chooses before it is parsed, and which options it writes: the configuration's file, model and router.
+"""Arguments that several commands have, and what a command line chooses before it is parsed: the configuration's file, model and router.
 
 A model and a router have options of their own, so which options there are to parse, and to show, depends on them.
 """
@@ -6,20 +6,41 @@ A model and a router have options of their own, so which options there are to pa
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.models.options import no_effect, option
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration import configfile
-from moespec.training.configuration.config import LENGTHS, Config
-from moespec.training.configuration.effect import check_effect
+from moespec.training.configuration.config import LENGTHS, BackendName, Config
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["check_functions", "check_written", "chosen", "early"]
+__all__ = ["Configured", "OfRun", "check_effect", "check_functions", "check_written", "chosen", "early"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """The arguments of a command that takes the configuration of a run."""
+
+    config: Path | None = None
+    """a TOML file, or a recipe of the package (moespec list recipes)"""
+    settings: Config = field(default_factory=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun:
+    """The arguments of a command that reads a run."""
+
+    run: Path = option(positional=True)
+    """folder of the run"""
+    backend: BackendName | None = None
+    """framework that computes (default: the run's)"""
+    step: int | None = None
+    """the checkpoint of this step instead of the newest"""
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:
@@ -62,17 +83,36 @@ def check_written(arguments: Sequence[str], *configs: Config) -> None:
         check_effect((name for name in written if name != "init_skip"), own, *configs)
 
 
+def check_effect(written: Iterable[str], *configs: Config) -> None:
+    """ConfigError for the first option of `written` (dotted names) that has another value than its default, or than none, and no
+    effect in any of the configurations."""
+    for name in written:
+        value, default = _value(configs[-1], name), _value(Config(), name)
+        if value in (None, False, 0.0, default):
+            continue
+        reasons = [no_effect(config, name) for config in configs]
+        if all(reasons):
+            raise ConfigError(f"{name}={value!r} has no effect here: {reasons[-1]}")
+
+
+def _value(config: Config, name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def check_functions(arguments: Sequence[str], config: Config) -> None:
     """ConfigError for a function that training would import and neither the command line nor its file names.
 
     The configuration of a run does, which is gone on with or fine-tuned, and may be third-party.
     """
     known = early(arguments)
-    for option, value in config.functions.items() if not known["config"] else ():
-        if known[option] is None:
+    for name, value in config.functions.items() if not known["config"] else ():
+        if known[name] is None:
             raise ConfigError(
-                f"{option}={value!r}: the run's config.toml names it, and training would import it; "
-                f"if you trust it, add --{option} {shlex.quote(value)}"
+                f"{name}={value!r}: the run's config.toml names it, and training would import it; "
+                f"if you trust it, add --{name} {shlex.quote(value)}"
             )
 
 

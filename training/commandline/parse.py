@@ -1,32 +1,124 @@
-"""A command line as a dataclass. argparse finds the options and prints the help.
+"""A command line as a dataclass, whose fields, and those of the sections of the configuration among them, are the options.
 
-Values become those of the fields as in a TOML file (`configfile.update`), so that a mistake has the same message in both.
+argparse finds the options and prints the help. Values become those of the fields as in a TOML file (`configfile.update`), so
+that a mistake has the same message in both.
 """
 
 import argparse
 import math
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from moespec.models.checks import check_fields, check_names, described
+from moespec.models.options import help_texts, no_effect
+from moespec.models.router_options import RouterSection
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
-from moespec.training.commandline.options import Option, options_of
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import update
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["Settings", "parse"]
+__all__ = ["Settings", "options_of", "parse"]
 
 Arguments = TypeVar("Arguments")
 HELP = ("-h", "--help")
+METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "TEXT"}
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """An option. name: dotted, as in a TOML file and in messages. place: the names of the fields that lead to it.
+
+    hidden: help leaves it out, as it has no effect or is rarely set.
+    """
+
+    name: str
+    place: tuple[str, ...]
+    hint: Any
+    default: Any
+    kind: Any
+    flags: tuple[str, ...]
+    hidden: bool
+    positional: bool
+    single: bool
+
+    @property
+    def text(self) -> str:
+        """What it does."""
+        described = getattr(self.kind, "described_in", self.kind)
+        texts: dict[str, str] = {**help_texts(described), **getattr(self.kind, "helps", {})}
+        return texts.get(self.place[-1], "")
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """What a value may be."""
+        if self.several:
+            return get_args(self.hint)[:1]
+        return get_args(self.hint) if get_origin(self.hint) in (Union, types.UnionType) else (self.hint,)
+
+    @property
+    def switch(self) -> bool:
+        """Whether it has no value. An option of a router has one, True or False."""
+        return self.hint is bool and not issubclass(self.kind, RouterSection)
+
+    @property
+    def off(self) -> str:
+        """The flag that makes a switch of the configuration False."""
+        section, dot, name = self.flags[-1].rpartition(".")
+        return f"{section}.no-{name}" if self.switch and dot else ""
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several values."""
+        return get_origin(self.hint) is tuple
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value in the help."""
+        kind = next(kind for kind in self.types if kind is not type(None))
+        if get_origin(kind) is not Literal:
+            return METAVARS[kind]
+        words = f"{{{','.join(get_args(kind))}}}"
+        return words if len(words) < 64 else "NAME"
+
+
+def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any = None) -> Iterator[Option]:
+    """The options of a dataclass, which has `values`; of a field "settings" those of its sections by the names of these.
+
+    config: the configuration that the dataclass is in, on which it depends what has an effect.
+    """
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        at, value, hint = (*place, field.name), getattr(values, field.name, field.default), hints[field.name]
+        if is_dataclass(value):
+            yield from options_of(type(value), value, at, value if isinstance(value, Config) else config)
+        elif get_origin(hint) is not Mapping:  # tables of the user's own names stand in a file alone
+            name = ".".join(at).removeprefix("settings.")
+            flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
+            short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
+            rare, useless = (
+                field.metadata.get("rare", False),
+                config and (no_effect(config, name) or _other(values, at[-1])),
+            )
+            yield Option(
+                *(max(flags, key=len).removeprefix("--").replace("-", "_"), at, hint, value, kind, (*short, *flags)),
+                hidden=bool(rare or useless),
+                positional=field.metadata.get("positional", False),
+                single=field.metadata.get("single", False),
+            )
+
+
+def _other(section: Any, name: str) -> bool:
+    """Whether a field is an option of another optimiser than the section's."""
+    return hasattr(section, "own") and name in section.options() and name not in vars(section.own)
 
 
 @dataclass(frozen=True)
@@ -205,11 +297,10 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
     for option in sorted(options, key=lambda option: len(option.place) > 1):
         if option.hidden:
             continue
-        default = (
-            ""
-            if option.switch or option.default in (MISSING, None, "", ())
-            else f" (default: {_shown(option.default)})"
-        )
+        default = ""
+        if not option.switch and option.default not in (MISSING, None, "", ()):
+            words = option.default if isinstance(option.default, tuple) else (option.default,)
+            default = f" (default: {' '.join(map(str, words))})"
         text = f"{option.text}{default * ('(default' not in option.text)}".replace("%", "%%")
         if option.positional:
             choices = option.metavar if option.metavar.startswith("{") else option.name.upper()
@@ -220,8 +311,3 @@ def _print_help(command: str, kind: Any, options: Sequence[Option]) -> None:
             groups[title] = parser.add_argument_group(f"[{title}]")
         _add(groups[title], option, help=text, **({} if option.switch else {"metavar": option.metavar}))
     print(parser.format_help(), end="", flush=True)  # print_help of argparse hides that nobody reads
-
-
-def _shown(default: Any) -> str:
-    """A default as it is written on a command line."""
-    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)

@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from moespec.models.files import read_json
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.parse import parse
-from moespec.training.weights.average import average as averaged
 from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
 
 __all__ = ["convert_command", "fields_of", "main"]
@@ -25,15 +23,15 @@ class ConvertArguments:
     """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
-    ours.safetensors --model vit_base_patch16_224; moespec convert runs/a runs/b soup.safetensors --average. Formats: run, moespec,
-    hub, vmoe, big_vision, vision_transformer, timm, huggingface. Sizes are inferred from the parameters; what cannot be, such as
-    heads, is set. Values are copied as they are, so that a file converted there and back has the same numbers.
+    ours.safetensors --model vit_base_patch16_224. Formats: run, moespec, hub, vmoe, big_vision, vision_transformer, timm,
+    huggingface. Sizes are inferred from the parameters; what cannot be, such as heads, is set. Values are copied as they are, so
+    that a file converted there and back has the same numbers.
     """
 
-    paths: tuple[Path, ...] = option((), positional=True)
-    """the file or folder to read, of a checkpoint of vmoe its prefix, and the file or folder to write"""
-    average: bool = False
-    """write the mean of the parameters of several sources, which are of the same model"""
+    source: Path = option(positional=True)
+    """the file or folder to read, of a checkpoint of vmoe its prefix"""
+    target: Path = option(positional=True)
+    """the file or folder to write, which comes last"""
     from_format: str | None = option(None, flags=("--from",))
     """format of the source (default: told by what is in it)"""
     to_format: str | None = option(None, flags=("--to",))
@@ -55,13 +53,7 @@ def main(words: list[str]) -> None:
 
 def convert_command(given: ConvertArguments) -> None:
     """Reads weights in one format, writes them in another, and says what they are."""
-    paths, from_format, to_format = given.paths, given.from_format, given.to_format
-    if len(paths) < 2:
-        missing = "target is missing (the file or folder to write, which comes last)"
-        raise ConfigError(f"convert: {missing if paths else 'source is missing (the file or folder to read)'}")
-    *sources, target = paths
-    if len(sources) > 1 and not given.average:
-        raise ConfigError(f"convert: {len(sources)} sources, {', '.join(map(str, sources))}; --average averages them")
+    source, target, from_format, to_format = given.source, given.target, given.from_format, given.to_format
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
@@ -69,23 +61,22 @@ def convert_command(given: ConvertArguments) -> None:
     if to_format == "vmoe" and target.suffix in (".safetensors", ".npz"):
         raise ConfigError(f"target={str(target)!r}: vmoe has two files, NAME.index and NAME.data-...; expected a NAME")
     if to_format not in ("hub", "huggingface"):
-        check_output("target", target, sources=sources)
+        check_output("target", target, sources=[source])
     else:
         for path in (target, target / "model.safetensors"):
-            check_sources("target", path, sources)
+            check_sources("target", path, [source])
     request = Given(
         given.model, read_json(given.arguments) if given.arguments else None, fields_of(given.settings), given.step
     )
-    one = partial(read, given=request, name=from_format)
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        weights = averaged(sources, one) if given.average else one(sources[0])
+        weights = read(source, request, from_format)
     for note in notes:
         print(f"note: {note.message}")
     write(target, weights, to_format)
     count, config = family(weights.config).parameter_count(weights.config), weights.config
-    read_from = " + ".join(f"{source} ({from_format or format_of(source)})" for source in sources)
-    print(f"{read_from} -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
+    read_from = from_format or format_of(source)
+    print(f"{source} ({read_from}) -> {target} ({to_format}): {count:,} parameters, {_words(config)}")
 
 
 def fields_of(settings: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Literal
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
-from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
 from moespec.training.compilation import pays
 from moespec.training.data.datasets import load_others

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from moespec.models.checks import check_installed, check_output
-from moespec.models.families import Config, family, fewest_images
+from moespec.models.families import family, fewest_images
 from moespec.models.files import write_atomically
 from moespec.models.model import Model
 from moespec.models.options import option
@@ -78,7 +78,7 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     if format == "stablehlo":
         check_output("out", target.with_name(f"{target.name}{DESCRIPTION}"))
     if kind is None:
-        convert_command(ConvertArguments((source, target), to_format="moespec", step=step))
+        convert_command(ConvertArguments(source, target, to_format="moespec", step=step))
         return
     for package in kind.packages:
         check_installed(f"format={format!r}", package, f"export,{kind.backend}")
@@ -103,13 +103,8 @@ def export_command(source: Path, *, format: str, out: Path | None, step: int | N
     batch = "any batch" if multiple == 1 else f"a batch that is a multiple of {multiple}"
     if multiple > 1 and format == "pt2":
         batch += f", from {2 * multiple} on"  # torch takes the one group of the least batch for another program
-    size = " x ".join(str(length) for length in image_shape(config))
+    size = " x ".join(str(length) for length in config.input_shape)
     print(f"{source} -> {target} ({format}): images ({batch}, {size}) float32 -> {config.classes} logits")
-
-
-def image_shape(config: Config) -> tuple[int, int, int]:
-    """Height, width and channels of an image."""
-    return config.image_size, config.image_size, config.channels
 
 
 def metadata(weights: Weights) -> dict[str, str]:
@@ -121,7 +116,7 @@ def metadata(weights: Weights) -> dict[str, str]:
     config = weights.config
     images = {
         "axes": ["images", "height", "width", "channels"],
-        "shape": ["batch", *image_shape(config)],
+        "shape": ["batch", *config.input_shape],
         "dtype": "float32",
         "batch_multiple_of": fewest_images(config),
     }
@@ -135,7 +130,7 @@ def _loaded(weights: Weights, backend: str) -> Loaded:
 
 def _of_torch(name: str, weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
     B: Any = load_backend("torch")
-    example = B.from_numpy(np.zeros((1, *image_shape(weights.config)), np.float32))
+    example = B.from_numpy(np.zeros((1, *weights.config.input_shape), np.float32))
     more: Any = {"metadata": about, "multiple": fewest_images(weights.config)}
     return {"": getattr(B, name)(_loaded(weights, "torch").module().eval(), example, **more)}
 
@@ -148,7 +143,7 @@ def _stablehlo(weights: Weights, about: dict[str, str]) -> dict[str, bytes]:
         return output.features if output.logits is None else output.logits
 
     module: Any = importlib.import_module("moespec.backends.jax.export")
-    content = module.stablehlo_bytes(logits, image_shape(weights.config), multiple=fewest_images(weights.config))
+    content = module.stablehlo_bytes(logits, weights.config.input_shape, multiple=fewest_images(weights.config))
     # The artifact itself has no place for it.
     return {"": content, DESCRIPTION: (json.dumps(about, indent=1) + "\n").encode()}
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_functions, check_written, chosen, early
+from moespec.training.commandline.chosen import Configured, check_functions, check_written, chosen, early
 from moespec.training.commandline.parse import parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config

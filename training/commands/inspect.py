@@ -10,7 +10,7 @@ from moespec.models.errors import DataError
 from moespec.models.files import write_atomically
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
 from moespec.training.data.folder import find_pictures
 from moespec.training.data.pictures import read_image

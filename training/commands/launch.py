@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -25,7 +24,7 @@ from moespec.spec.errors import SpecError
 from moespec.training.commandline.parse import parse
 from moespec.training.loop import watchdog
 
-__all__ = ["follow", "launch_command", "main"]
+__all__ = ["follow", "main"]
 
 LOOK = 0.1
 """Seconds between looks at the processes."""
@@ -58,20 +57,15 @@ class LaunchArguments:
 
 
 def main(words: list[str]) -> None:
-    """Runs the command. The options of the command that it launches come after that command's name."""
+    """Runs a command in several processes. Its options come after its name.
+
+    Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
+    """
     place = next((place for place, word in enumerate(words) if word in ("train", "finetune")), len(words))
     parsed = parse("launch", LaunchArguments, words[:place])
     if place == len(words):
         raise SpecError("launch: expected a command to run, train or finetune, as in: moespec launch -n 4 train")
-    launch_command(words[place:], processes=parsed.processes, restarts=parsed.restarts)
-
-
-def launch_command(command: Sequence[str], *, processes: int, restarts: int) -> None:
-    """Runs `moespec` with these arguments in several processes.
-
-    Raises RunError, which names the process, when one ends with an error and no restart is left; Interrupted after a signal.
-    """
-    arguments = list(command)
+    arguments, processes, restarts = words[place:], parsed.processes, parsed.restarts
     for attempt in range(restarts + 1):
         failed = _run(arguments, processes)
         if failed is None:

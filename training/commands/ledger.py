@@ -1,18 +1,23 @@
 """The command `moespec ledger`."""
 
+import json
 import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from moespec.models.options import option
 from moespec.spec import LEDGER
 from moespec.spec.errors import ConfigError
 from moespec.spec.implementations.entries import algorithm_of, entries_of
-from moespec.spec.implementations.positions import find
-from moespec.spec.ledger import LedgerEntry
+from moespec.spec.implementations.places import addresses
+from moespec.spec.implementations.positions import Measured, Seen, find, is_of, measured, seen
+from moespec.spec.ledger import LedgerEntry, Reading
 from moespec.training.commandline.parse import parse
-from moespec.training.ledger.show import as_json, comparison, full, positions
 
-__all__ = ["main"]
+__all__ = ["as_json", "comparison", "full", "main", "positions"]
 
 _ID = re.compile(r"([A-Za-z]{2})[-_ ]?(\d+)([a-z]?)")
 
@@ -63,3 +68,143 @@ def selected(name: str) -> list[LedgerEntry]:
     if letter and f"{entry.id}{letter}" not in [reading.id for reading in entry.readings]:
         raise ConfigError(f"{name!r}: the readings of {entry.id} are {', '.join(r.id for r in entry.readings)}")
     return [entry]
+
+
+def full(entries: Sequence[LedgerEntry]) -> str:
+    """Entries with their readings, who takes each, and which packages were measured to."""
+    return "\n\n".join("\n".join(_entry(entry)) for entry in entries)
+
+
+def _entry(entry: LedgerEntry) -> Iterator[str]:
+    yield from _wrapped(f"{entry.id}: {entry.question}", 0)
+    if entry.pitfall:
+        yield from _wrapped("The paper answers it in so many words; it is often done differently.", 4)
+    for reading in entry.readings:
+        label = "Reading" if reading.id.endswith("a") else f"Alternative {reading.id[-1]}"
+        yield from _wrapped(f"{label}: {reading.text}", 4)
+        said = [f"{taker.who}, {taker.where}" if taker.where else taker.who for taker in reading.takers]
+        read_at = [address for taker in reading.takers for address in addresses(taker, entry.module)]
+        runs = _measured_to(reading)
+        ran = [f"{each.package} {each.version}, {each.readings[reading.id]}" for each in runs]
+        for title, who, where in (("By", said, read_at), ("Measured", ran, [each.address for each in runs])):
+            if who:
+                yield from _wrapped(f"{title}: {'; '.join(who)}.", 8)
+                yield from _listed(where)
+
+
+def _listed(addresses: Iterable[str]) -> Iterator[str]:
+    """Addresses, one a line and each once: a terminal opens them whole."""
+    yield from (f"            {address}" for address in dict.fromkeys(addresses))
+
+
+def _measured_to(reading: Reading) -> list[Measured]:
+    return [each for each in measured() if reading.id in each.readings]
+
+
+def positions(entries: Sequence[LedgerEntry], name: str) -> str:
+    """What one implementation does: first where it differs from this specification, then where it does the same."""
+    found = seen(name)
+    known = [entry for entry in entries if entry.id in found]
+    same = [entry for entry in known if _letters(found[entry.id]) == "a"]
+    differing = [entry for entry in known if entry not in same]
+    lines = _wrapped(
+        f"{name}: of {_questions(len(entries))} the ledger knows its answer to {len(known)}, the same as here to "
+        f"{len(same)}, another or several to {len(differing)}.",
+        0,
+    )
+    for title, part in (("Another, or several:", differing), ("The same:", same)):
+        lines += ["", title] if part else []
+        for entry in part:
+            lines += ["", *_wrapped(f"{entry.id}: {entry.question}", 0)]
+            lines += _wrapped(f"Here: {entry.readings[0].text}", 4) if "a" not in _letters(found[entry.id]) else []
+            lines += _taken(entry, {name: found[entry.id]})
+    return "\n".join(lines)
+
+
+def comparison(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
+    """Where implementations differ from each other, then where they do the same, and what is known of one alone."""
+    readings = {name: seen(name) for name in names}
+    known = {e.id: {name: readings[name][e.id] for name in names if e.id in readings[name]} for e in entries}
+    shared = [entry for entry in entries if len(known[entry.id]) == len(names)]
+    differing = [entry for entry in shared if len({_letters(all) for all in known[entry.id].values()}) > 1]
+    lines = _wrapped(
+        f"{' and '.join(names)}: the ledger knows the answers of {'both' if len(names) == 2 else 'all'} to "
+        f"{_questions(len(shared))}; {len(differing)} differ.",
+        0,
+    )
+    for entry in differing:
+        lines += ["", *_wrapped(f"{entry.id}: {entry.question}", 0), *_taken(entry, known[entry.id])]
+    same = [f"{entry.id}{_letters(known[entry.id][names[0]])}" for entry in shared if entry not in differing]
+    lines += ["", *_wrapped(f"The same: {', '.join(same)}.", 0)] if same else []
+    for name in names:
+        alone = [entry.id for entry in entries if list(known[entry.id]) == [name]]
+        lines += ["", *_wrapped(f"Known of {name} alone: {', '.join(alone)}.", 0)] if alone else []
+    return "\n".join(lines)
+
+
+def _taken(entry: LedgerEntry, known: Mapping[str, Sequence[Seen]]) -> Iterator[str]:
+    """The readings that implementations take, and where each was seen."""
+    for name, all in known.items():
+        for reading in entry.readings:
+            where = [each for each in all if each.reading == reading.id]
+            title = f"{name}, {reading.id}" if len(known) > 1 else reading.id
+            yield from _wrapped(f"{title}: {reading.text}", 4) if where else ()
+            for each in where:
+                if each.where:
+                    yield from _wrapped(f"{'Measured' if each.measured else 'In'}: {each.where}.", 8)
+                    yield from _listed(each.addresses)
+
+
+def _letters(all: Iterable[Seen]) -> str:
+    return "".join(sorted({each.reading[-1] for each in all}))
+
+
+def as_json(entries: Sequence[LedgerEntry], names: Sequence[str]) -> str:
+    """Entries as JSON; of implementations, if any are named, those that say something of at least one, and only them."""
+    chosen = [entry for entry in entries if not names or any(entry.id in seen(name) for name in names)]
+    return json.dumps([_json(entry, names) for entry in chosen], indent=1, ensure_ascii=False)
+
+
+def _json(entry: LedgerEntry, names: Sequence[str]) -> dict[str, Any]:
+    readings = []
+    for reading in entry.readings:
+        said = [
+            {"who": taker.who, "where": taker.where, "addresses": addresses(taker, entry.module)}
+            for taker in reading.takers
+        ]
+        ran = [
+            {"who": run.repository, "where": run.readings[reading.id], "addresses": [run.address]}
+            | {"package": run.package, "version": run.version}
+            for run in _measured_to(reading)
+        ]
+        takers = {"by": said, "measured": ran}
+        if names:
+            takers = {
+                title: [
+                    each for each in all if any(is_of(str(each["who"]), str(each["where"]), name) for name in names)
+                ]
+                for title, all in takers.items()
+            }
+        readings.append({"id": reading.id, "text": reading.text, **takers})
+    return {
+        "id": entry.id,
+        "question": entry.question,
+        "settled_by_the_paper": entry.pitfall,
+        "module": entry.module,
+        "readings": readings,
+    }
+
+
+def _questions(count: int) -> str:
+    return f"{count} question{'s' if count != 1 else ''}"
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(60, min(shutil.get_terminal_size((110, 24)).columns, 110)),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

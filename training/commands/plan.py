@@ -10,8 +10,7 @@ from moespec.models.checks import Number
 from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import Range
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_written, chosen
+from moespec.training.commandline.chosen import Configured, check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits
@@ -62,8 +61,11 @@ def main(words: list[str]) -> None:
     devices, chip, utilisation = given.devices, CHIPS[given.chip], given.utilisation
     config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
-    if utilisation is not None:
-        _check_utilisation(f"utilisation={utilisation!r}", config, sharding=given.sharding)
+    if utilisation is not None and given.sharding:
+        raise ConfigError(f"utilisation={utilisation!r} has no effect here: --sharding says how parameters are split")
+    if utilisation is not None and (epochs := config.training.epochs) is not None:
+        unknown = f"training.epochs={epochs!r} is of data that are not read; give --training.examples"
+        raise ConfigError(f"utilisation={utilisation!r}: {unknown}")
     model, training = model_config(config.model), config.training
     ranked = plans(config, devices, chip)
     fitting = best(ranked)
@@ -98,14 +100,6 @@ def main(words: list[str]) -> None:
     else:
         less = "another mesh" if len(ranked) == 1 else "more devices"
         print(f"\nNone fits into {has}. --training.recompute, --training.accumulate and {less} take less.")
-
-
-def _check_utilisation(named: str, config: Config, *, sharding: bool) -> None:
-    """ConfigError, which begins with `named`, where a utilisation has no effect."""
-    if sharding:
-        raise ConfigError(f"{named} has no effect here: --sharding says how parameters are split")
-    if (epochs := config.training.epochs) is not None:
-        raise ConfigError(f"{named}: training.epochs={epochs!r} is of data that are not read; give --training.examples")
 
 
 def options(config: Config, sizes: MeshSizes) -> str:

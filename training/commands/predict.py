@@ -30,7 +30,7 @@ from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
-from moespec.training.commandline.arguments import OfRun
+from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
 from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset, Split
@@ -40,10 +40,11 @@ from moespec.training.data.pictures import Pictures, middle
 from moespec.training.evaluation.evaluate import evaluation_size, over
 from moespec.training.inspection.inspect_run import alone
 from moespec.training.interruption import Interruption, check
-from moespec.training.loop.resolve import choose_backend, load_backend, model_config
+from moespec.training.loop.resolve import choose_backend, load_backend, load_data, model_config
 from moespec.training.loop.resume import trained_params
+from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.reports.templates import render
-from moespec.training.runs import configuration, left_out, read_data
+from moespec.training.runs import left_out
 
 __all__ = ["Prediction", "main", "make_shares", "table"]
 
@@ -126,14 +127,15 @@ def main(words: list[str]) -> None:
     print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
         raise ConfigError(f"html={str(html)!r}: {len(files)} pictures, a page has at most {GALLERY}; --csv has all")
-    directory, config = configuration(run)
+    directory = RunDirectory(run)
+    config = directory.begun_config()
     model, data, training = alone(model_config(config.model)), config.data, config.training
     if not model.classes or model.channels not in (1, 3):
         why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={config.objective!r})")
     B = load_backend(choose_backend(given.backend or config.backend)[0])
     params, found = trained_params(directory, config, step=given.step)
-    names = [on_one_line(name) for name in directory.classes() or read_data(config).classes]
+    names = [on_one_line(name) for name in directory.classes() or load_data(config).classes]
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
     read = Reader(pictures, None if html is None else {})

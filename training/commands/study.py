@@ -7,20 +7,23 @@ After any interruption the same command goes on: finished runs stay, an unfinish
 fails, for example because it diverges, is named and not compared.
 """
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_written, chosen
-from moespec.training.commandline.parse import parse
+from moespec.spec.names import near_it
+from moespec.spec.routers import ROUTERS
+from moespec.training.commandline.chosen import Configured, check_written, chosen
+from moespec.training.commandline.parse import Settings, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump
-from moespec.training.configuration.effect import check_share
+from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
 from moespec.training.loop.evaluations import load_sets
@@ -30,10 +33,10 @@ from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import aligned
 from moespec.training.runs import load_run
 from moespec.training.study import outcome, results
-from moespec.training.study.entries import entries
 
-__all__ = ["main", "study_command"]
+__all__ = ["entries", "main"]
 
+DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that no result of a study depends on."""
 
@@ -57,30 +60,21 @@ class StudyArguments(Configured):
 
 
 def main(words: list[str]) -> None:
-    """Runs the command."""
-    base = chosen(words, digits())
-    parsed = parse("study", StudyArguments, words, settings=base)
-    if (seed := parsed.settings.training.seed) != base.training.seed:
-        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
-    configs = entries(parsed.routers, parsed.settings)
-    check_written(words, parsed.settings, *configs.values())
-    study_command(configs, seeds=parsed.seeds, out=parsed.out, measure=parsed.measure)
-
-
-def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measure: str = "") -> None:
-    """Trains what is not trained yet, seed by seed, and writes the results into the folder `out`.
-
-    measure: a result of an evaluation by schedule to compare (`outcome.measures`); by default the accuracy of the head.
+    """Trains what is not trained yet, seed by seed, and writes the results into the folder of the study.
 
     Raises ConfigError or DataError before anything is trained, RunError for a folder with another study or a damaged outcome,
     and at the end if entries failed.
     """
-    if not entries:
-        raise ConfigError("routers: there is no entry")
+    base = chosen(words, digits())
+    parsed = parse("study", StudyArguments, words, settings=base)
+    if (seed := parsed.settings.training.seed) != base.training.seed:
+        raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+    found, out, measure = entries(parsed.routers, parsed.settings), parsed.out, parsed.measure
+    check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
-    configs = {name: _resolved(name, config, measure) for name, config in entries.items()}
-    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(seeds) for name in configs}
+    configs = {name: _resolved(name, config, measure) for name, config in found.items()}
+    runs = {(name, seed): out / "runs" / f"{name}-seed{seed}" for seed in range(parsed.seeds) for name in configs}
     for (name, seed), run in runs.items():
         _check_same(run, _kept(run), _seeded(configs[name], seed))
     (out / "outcomes").mkdir(parents=True, exist_ok=True)
@@ -114,6 +108,43 @@ def study_command(entries: Mapping[str, Config], *, seeds: int, out: Path, measu
         raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
+def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
+    """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
+
+    An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
+    (`hash2: --router hash --model.router-options.hashes 2`).
+    """
+    configs: dict[str, Config] = {}
+    for text in texts:
+        name, colon, options = (part.strip() for part in text.partition(":"))
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ConfigError(f"routers={text!r}: expected a router, or NAME: OPTIONS (letters, digits, _ . - in NAME)")
+        if name in configs:
+            raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
+        if not colon and name not in (DENSE, *ROUTERS):
+            known = f"expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS"
+            raise ConfigError(f"routers={text!r}: {known}{near_it(name, (DENSE, *ROUTERS))}")
+        try:
+            words = shlex.split(options)
+        except ValueError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
+        flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
+        try:
+            config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
+            if colon:
+                check_written(flags, config)
+                if name == DENSE and config.model.moe != "none":
+                    raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
+                if name in ROUTERS and (router := config.model.router) != name:
+                    raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
+            if config.training.seed != base.training.seed:
+                raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
+            configs[name] = config
+        except ConfigError as error:
+            raise ConfigError(f"routers={text!r}: {error}") from error
+    return configs
+
+
 def _resolved(name: str, config: Config, measure: str) -> Config:
     """The configuration that the runs of an entry will have. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
@@ -127,7 +158,7 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         resolved = resolve(config, dataset, backend)
         objective.read(resolved, dataset)
         load_sets(resolved, dataset)
-        check_share(config, dataset)
+        check_share(config.data, dataset)
         try_transform(dataset, config.data)
         return resolved
     except ConfigError as error:

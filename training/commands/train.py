@@ -12,14 +12,13 @@ from moespec.backends.contract import Backend
 from moespec.models.errors import RunError
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
-from moespec.training.commandline.arguments import Configured
-from moespec.training.commandline.chosen import check_functions, check_written, chosen
+from moespec.training.commandline.chosen import Configured, check_functions, check_written, chosen
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, flat
-from moespec.training.configuration.effect import check_share
 from moespec.training.configuration.length import notes
 from moespec.training.data.dataset import Dataset
+from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.devices import check_layout, check_same, connected, led
 from moespec.training.loop.evaluations import EvaluationSet, load_sets
@@ -76,7 +75,11 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
             raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
     backend, reason = choose_backend(config.backend)
     with connected(backend, config.mesh) as B:
-        say = _say if B.process == 0 else _silent
+
+        def say(text: str) -> None:
+            if B.process == 0:
+                print(on_one_line(text))  # names of folders and files
+
         if note:
             say(note)
         if reason:
@@ -95,7 +98,7 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
         given, config = config, resolve(config, dataset, backend)
         dataset = objective_of(config).read(config, dataset)
         if not resume:
-            check_share(config, dataset)
+            check_share(config.data, dataset)
         try_transform(dataset, config.data)
         check_layout(B, config)
         check_same(B, config, dataset, version())
@@ -108,16 +111,9 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
         _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
 
 
-def _say(text: str) -> None:
-    print(on_one_line(text))  # names of folders and files
-
-
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
     """The folder of a run. By default it has the names of the data, the router and the backend."""
     return Path(run or f"runs/{config.data.name}-{label(config)}-{backend}")
-
-
-def _silent(text: str) -> None: ...
 
 
 def _train(

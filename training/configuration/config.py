@@ -22,6 +22,7 @@ from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.options import EvaluationConfig
 
 __all__ = [
+    "FORMER",
     "LENGTHS",
     "TRACKERS",
     "BackendName",
@@ -37,8 +38,10 @@ __all__ = [
 
 BackendName = Literal["auto", "jax", "torch", "numpy"]
 
-TRACKERS = {"tensorboard": "data", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+TRACKERS = {"tensorboard": "data", "wandb": "wandb"}
 """Packages that `log` may name, and the extra that has each."""
+FORMER = ("mlflow", "trackio")
+"""Those that it could name before, as in the configuration of a run, which is read."""
 
 
 RSQRT = Only("name", "rsqrt")
@@ -203,10 +206,8 @@ class LitConfig:
 
 @dataclass(frozen=True)
 class HashConfig:
-    """How the codebook and the tables of the router hash are made, which then travel in the checkpoints."""
+    """How the codebook and the tables of the router hash are made of the training images, which then travel in the checkpoints."""
 
-    path: str = ""
-    """a file of moespec hash-table; without one they are made of the training images"""
     kind: Literal["auto", "random", "balanced", "clustered", "dispersed"] = "auto"
     """kind of table; auto: balanced, or random for several hashes"""
     images: Number = 10000
@@ -245,7 +246,7 @@ class Config:
     init_skip: str | None = option(None, only=Only("init", why="there is no init"))
     """parameters that start anew all the same: a pattern of their names, as in ^head/"""
     log: str = ""
-    """where the run is logged, too, with commas between: tensorboard, wandb, mlflow, trackio, or a function of your own,
+    """where the run is logged, too, with commas between: tensorboard, wandb, or a function of your own,
     package.module:function (docs/training.md)"""
     evaluation: Mapping[str, EvaluationConfig] = option(factory=dict, hash=False)
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
@@ -256,7 +257,7 @@ class Config:
                 inputs = "texts" if name == "text" else "images"
                 raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
         for each in self.logs:
-            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
+            if each not in (*TRACKERS, *FORMER) and not re.fullmatch(r"[\w.]+:\w+", each):
                 raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
 
     @property
@@ -267,5 +268,6 @@ class Config:
     @property
     def functions(self) -> dict[str, str]:
         """What training imports of the user's modules, by the option that names it."""
-        own = {"data.transform": self.data.transform, "log": self.log if set(self.logs) - TRACKERS.keys() else ""}
+        log = self.log if set(self.logs).difference(TRACKERS, FORMER) else ""
+        own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

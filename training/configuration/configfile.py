@@ -44,6 +44,8 @@ NONE = "none"
 FORMAT = 2
 DEPTH = 4
 """Tables in tables that are looked into; a configuration has four."""
+FORMER = {"data": "cache", "hash": "path"}
+"""Fields that runs have and no configuration has any more, by section."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
 """Options that the first files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
@@ -87,7 +89,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
-        table = with_eval_take(with_decay(without_jitter(table)))
+        table = _without_former(with_eval_take(with_decay(without_jitter(table))))
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(tower := table.get("text", {}), dict):
@@ -170,6 +172,12 @@ def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
         return table
     options = {name: value for name, value in table["model"]["router_options"].items() if name != "jitter"}
     return {**table, "model": {**table["model"], "router_options": options}}
+
+
+def _without_former(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run without the fields that are gone."""
+    sections = {name: table[name] for name in FORMER if isinstance(table.get(name), dict)}
+    return {**table, **{name: {key: of[key] for key in of if key != FORMER[name]} for name, of in sections.items()}}
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:

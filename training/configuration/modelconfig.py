@@ -15,7 +15,9 @@ from moespec.models.router_options import RouterSection, named, section
 from moespec.spec.ranges import option_types
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection"]
+__all__ = [
+    *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config"),
+]
 
 VIT: Mapping[str, int | str] = {"moe": "last_half", "experts": 8}
 """What a training run puts into a ViT, which by itself is dense, where its fields are None."""
@@ -92,6 +94,25 @@ class ModelConfig:
     def but(self, **given: Any) -> "ModelConfig":
         """The section with these fields; of another model or router it keeps what is set."""
         return ModelConfig(**{**self.set(), **given})
+
+
+def model_config(config: ModelConfig, section: str = "model") -> families.Config:
+    """The model, or text tower, that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too.
+
+    Raises ConfigError, naming the field of the section, for a value that has no meaning.
+    """
+    values = config.set()
+    module = families.of_name(values.pop("name"))
+    if module is vit:
+        values = {**VIT, **values}
+        if together := values.pop("group_images_sparse", None):
+            grouped = values.get("router") not in (None, "soft_moe") and not values.get("group_tokens")
+            values = {"group_images": together if grouped else 1, **values}
+    if module.DECIDED is not None:
+        values["router_options"] = vars(config.router_options)
+    with named(f"{section}.", vars(config)):
+        model: families.Config = module.named(config.name, **values)
+    return model
 
 
 def _fields(kind: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from moespec.training.data.picturesets import First, load_pictures
 from moespec.training.data.shards import find_shards
 from moespec.training.data.transforms import check_changes
 
-__all__ = ["DATASETS", "PICTURES", "First", "load", "load_configured", "load_others"]
+__all__ = ["DATASETS", "PICTURES", "First", "check_share", "load", "load_configured", "load_others"]
 
 DATASETS = {
     "digits": "1 797 handwritten digits of 8 x 8 pixels, in the package",
@@ -96,7 +96,7 @@ def load_configured(
         raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
     if name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
-    for field in ("resize", "background", "broken", "cache") if name not in PICTURES else ():
+    for field in ("resize", "background", "broken") if name not in PICTURES else ():
         if (value := getattr(config, field)) != getattr(DataConfig(), field):
             raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
     path = Path(config.path)
@@ -131,6 +131,15 @@ def load_configured(
         dataset = replace(dataset, classes=names)
     check_changes(dataset, config)
     return dataset
+
+
+def check_share(config: DataConfig, dataset: Dataset) -> None:
+    """ConfigError if the configuration says how many images are held out, and the data have a validation part."""
+    share = config.validation_share
+    if share != DataConfig().validation_share and not dataset.held_out:
+        raise ConfigError(
+            f"data.validation_share={share!r} has no effect here: the data set has its own validation split"
+        )
 
 
 def _resized(dataset: Dataset, size: int | None) -> Dataset:

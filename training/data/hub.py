@@ -55,9 +55,6 @@ class Rows:
             raise DataError(f"{self.name(index)}: no picture")
         return below(self.root, cell["path"], self.name(index), links=True)
 
-    def stamp(self) -> str:
-        return f"{self.where} {self.table._fingerprint}"
-
     def known(self, index: int) -> str:
         return ""  # a cell is read to be known
 

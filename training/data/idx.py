@@ -10,7 +10,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,10 @@ def load_idx(folder: Path) -> Dataset:
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an IDX file of unsigned bytes. Raises DataError naming the file and what is wrong with it."""
     try:
-        with _opened(path) as file:
+        with open(path, "rb", opener=regular) as raw:
+            compressed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file: Any = gzip.GzipFile(fileobj=raw) if compressed else raw
             shape = _shape(path, file.read(4), file)
             # Not more than the file can hold is read, whatever its header says.
             size = min(math.prod(shape), DEFLATE * path.stat().st_size)
@@ -60,13 +63,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _opened(path: Path) -> BinaryIO:
-    with open(path, "rb", opener=regular) as file:
-        compressed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path) if compressed else path.open("rb"))
-
-
-def _shape(path: Path, start: bytes, file: BinaryIO) -> tuple[int, ...]:
+def _shape(path: Path, start: bytes, file: Any) -> tuple[int, ...]:
     """The lengths of the axes, which come after the four bytes of `start`."""
     if len(start) < 4 or start[:2] != b"\0\0":
         raise DataError(f"{path}: not an IDX file (it starts with {start.hex() or 'nothing'})")

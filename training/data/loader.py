@@ -1,24 +1,31 @@
-"""Batches: which images a step sees, and what is done to them.
+"""Batches: which images a step sees, and what is done to them: on the host, and on the device, where they arrive as uint8.
 
 Each epoch has its own permutation of the training images, which depends on seed and epoch alone. Batches are consecutive parts of
 the epochs laid end to end, so that no image is left out at an epoch's end, and step `n` starts at position `n * batch`.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends.contract import Backend
 from moespec.training.data.augment import by_turns, crop_and_flip, cutmix, mixed, mixup_weight, one_hot
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.options import DataConfig
 from moespec.training.data.transforms import cut_out, with_changes
 from moespec.training.rng import ORDER, generator
 
-__all__ = ["batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "training_batch", "views_of_step"]
+__all__ = [
+    *("batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "prepared", "training_batch"),
+    "views_of_step",
+]
 
+Array = Any
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
 VIEW = 2**48
 """Distance of the random numbers of two views of an image; more than the steps, or images, of a run."""
 
@@ -111,3 +118,31 @@ def evaluation_batch(
 @lru_cache(maxsize=2)
 def _epoch_order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return generator(seed, ORDER, epoch).permutation(examples)
+
+
+def prepared(
+    B: Backend, dataset: Dataset, pixels: Array, weight: Array | None = None, neighbours: Array | None = None
+) -> Array:
+    """Pixels `(N, H, W, Ch)`, uint8 arrays of `B`, as what the model sees: mixed, if there is a `weight`, and normalised.
+
+    factor (weight x_i + (1 - weight) x_(i-1)) - offset         with the scale of the data set
+
+    neighbours: the x_(i-1), where `pixels` are not a whole batch.
+    """
+    images: Array = _function(B.name, dataset.scale)(pixels, weight, neighbours)
+    return images
+
+
+@cache
+def _function(backend: str, scale: Scale) -> Callable[[Array, Array | None, Array | None], Array]:
+    B: Backend = import_module(f"moespec.backends.{backend}")
+
+    def run(x: Array, weight: Array | None, neighbours: Array | None) -> Array:
+        factor, offset = B.from_numpy([np.asarray(values, np.float32) for values in scale])
+        if weight is not None:
+            before = B.concatenate([x[-1:], x[:-1]], 0) if neighbours is None else neighbours
+            x = weight * x + (1 - weight) * before
+        return factor * x - offset
+
+    # With torch four operations are soon done, and to compile them takes seconds.
+    return run if backend == "torch" else B.compile(run)

@@ -80,8 +80,6 @@ class DataConfig:
     """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
     """part of a label that is spread evenly over all classes"""
-    cache: str = option("", only=FILES)
-    """folder where decoded images are kept for later epochs and runs; one in /dev/shm keeps them in memory"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)
     """processes that prepare batches; 0 for a thread of the training process"""
     prefetch: Annotated[int, Range(1, 2**20, below=False)] = option(2, rare=True)

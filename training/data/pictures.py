@@ -12,7 +12,6 @@
 | a TIFF of 10 or 14 bits | an error: Pillow does not read it |
 """
 
-import hashlib
 import io
 import os
 import warnings
@@ -31,7 +30,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from moespec.models.errors import DataError
 from moespec.models.files import regular
 
-__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "check_header", "read_image"]
+__all__ = ["ENDINGS", "Files", "Folder", "Pictures", "read_image"]
 
 FORMATS = {
     **{"BMP": (".bmp",), "GIF": (".gif",), "JPEG": (".jfif", ".jpeg", ".jpg"), "PNG": (".png",), "PPM": (".ppm",)},
@@ -39,8 +38,6 @@ FORMATS = {
 }
 """Formats that Pillow may recognise, whatever the name says: some of its others start programs."""
 ENDINGS = frozenset(ending for endings in FORMATS.values() for ending in endings)
-ORIENTATION, SWAPPED = 0x0112, (5, 6, 7, 8)
-"""The tag of EXIF, and its values that turn a picture by a quarter."""
 Seen = TypeVar("Seen")
 MOST = 2**28
 """Bytes of a file that are searched for damage."""
@@ -54,14 +51,13 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, modul
 class Files(Protocol):
     """Image files by number. It is pickled for worker processes.
 
-    name: what errors call a file. open: what Pillow opens. stamp: a text that changes when the files do. known: name and size
-    of a file, the same on another machine; empty if it would have to be read.
+    name: what errors call a file. open: what Pillow opens. known: name and size of a file, the same on another machine; empty if
+    it would have to be read.
     """
 
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
     def open(self, index: int) -> Path | BinaryIO: ...
-    def stamp(self) -> str: ...
     def known(self, index: int) -> str: ...
 
 
@@ -80,13 +76,6 @@ class Folder:
 
     def open(self, index: int) -> Path:
         return self.root / self.names[index]
-
-    def stamp(self) -> str:
-        digest = hashlib.sha256(str(self.root.resolve()).encode())
-        for name in self.names:
-            status = (self.root / name).stat()
-            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
 
     def known(self, index: int) -> str:
         return f"{self.names[index]} {os.stat(os.path.join(self.root, self.names[index])).st_size}"
@@ -137,21 +126,12 @@ class Pictures:
             return file.read(length)
 
     def transparent(self, index: int) -> bool:
-        """Whether there may be transparency, by the header. Raises DataError as `check_header` does."""
+        """Whether there may be transparency, by the header. Raises DataError naming a file that is not a picture by that."""
         return self._look(index, _transparent)
-
-    def sides(self, index: int) -> tuple[int, int]:
-        """The height and width of a whole picture as it is to be seen: an orientation of EXIF may swap them."""
-        return self._look(index, _sides)
 
     def _look(self, index: int, look: Callable[[Image.Image], Seen]) -> Seen:
         number = int(self.chosen[index])
         return _look(self.files.name(number), self.files.open(number), look, self.advice)
-
-
-def check_header(path: Path) -> None:
-    """DataError naming a file that, by its header, is not a picture or has pixels that `read_image` does not read."""
-    _look(str(path), path, lambda file: None)
 
 
 def read_image(
@@ -213,13 +193,6 @@ def _bare(content: bytes) -> bytes | None:
             kept += content[place:end]
         place = end
     return bytes(kept)
-
-
-def _sides(file: Image.Image) -> tuple[int, int]:
-    swapped = False
-    with suppress(Exception):  # as in `_shown`; of TIFF it is the size that is seen
-        swapped = file.format != "TIFF" and file.getexif().get(ORIENTATION) in SWAPPED
-    return (file.width, file.height) if swapped else (file.height, file.width)
 
 
 def _shown(file: Image.Image, channels: int, background: str) -> Image.Image:

@@ -7,7 +7,7 @@ middle square, or a random part, is cut out. They have three channels.
 import functools
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models.errors import DataError
-from moespec.training.data.cache import cached
 from moespec.training.data.captions import Captions
 from moespec.training.data.dataset import Dataset, Split, held_out
 from moespec.training.data.options import DataConfig
@@ -56,7 +55,7 @@ def load_pictures(
 ) -> Dataset:
     """The pictures as a data set of images of `size` pixels. held: the validation part; None for `held_out` of `part`.
 
-    first: called with the data set before a picture is read, when nothing is cached or left out. Raises DataError for an empty
+    first: called with the data set before a picture is read, when nothing is left out. Raises DataError for an empty
     part, for a file that is not an image by its header, and, unless `config.broken` is "skip", when a broken file is read.
     """
     once = held is part
@@ -76,23 +75,25 @@ def load_pictures(
     lost: list[str] = []
     clear = 0
     advice = f"; {SKIP}, and moespec scan {shlex.quote(str(source))} --data {config.name} names all that are broken"
-    chosen = []
-    for files, rows in ((part, train), (held, held_rows))[: 2 - once]:
-        pictures = Pictures(files.files, rows, size, config.resize, config.background, advice=advice)
-        chosen.append((pictures, files.labels[rows], None if files.captions is None else files.captions[rows]))
+    chosen = [(part, train), (held, held_rows)][: 2 - once]
+
+    def pictures(of: Part, rows: NDArray[np.int64]) -> Pictures:
+        return Pictures(of.files, rows, size, config.resize, config.background, advice=advice)
+
+    def dataset() -> Dataset:
+        splits = [_split(of, rows, pictures(of, rows)) for of, rows in chosen]
+        about: Any = {"notes": tuple(notes), "held_out": held is part}
+        return Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255, **about)
+
     if first is not None:
-        splits = [_split(*each, replace(config, cache=""), whole=False) for each in chosen]
-        first(Dataset(source.name, splits[0], splits[-1], classes, (size, size, 3), 255))
-    for number, (pictures, labels, captions) in enumerate(chosen):
-        if config.broken == "skip" and (failures := [n for n, _ in broken(pictures, workers=config.workers)]):
-            lost += map(pictures.name, failures)
-            kept = np.delete(np.arange(len(labels)), failures)
-            pictures, captions = (
-                replace(pictures, chosen=pictures.chosen[kept]),
-                None if captions is None else captions[kept],
-            )
-            chosen[number] = (pictures, labels[kept], captions)
-        clear += sum(pictures.transparent(n) for n in Bar(range(len(pictures)), unit="image", desc="headers"))
+        first(dataset())
+    for number, (of, rows) in enumerate(chosen):
+        found = pictures(of, rows)
+        if config.broken == "skip" and (failures := [n for n, _ in broken(found, workers=config.workers)]):
+            lost += map(found.name, failures)
+            chosen[number] = of, np.delete(rows, failures)
+            found = pictures(*chosen[number])
+        clear += sum(found.transparent(n) for n in Bar(range(len(found)), unit="image", desc="headers"))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         files_are = "1 file is" if len(lost) == 1 else f"{len(lost)} files are"
@@ -100,14 +101,12 @@ def load_pictures(
     if clear:
         behind = f"{config.background} is behind them (data.background)"
         notes.append(f"{clear} picture{'s' * (clear > 1)} may be transparent in places; {behind}")
-    empty = set(range(len(classes))) - set(chosen[0][1].tolist())
-    if empty or not all(len(each[1]) for each in chosen):
+    made = dataset()
+    empty = set(range(len(classes))) - set(made.train.labels.tolist())
+    if empty or not (len(made.train) and len(made.validation)):
         what = f"no training image of class {classes[min(empty)]!r}" if empty else "no training or no validation image"
         raise DataError(f"{source}: {what} is left")
-    train_split = _split(*chosen[0], config, whole=config.crop != "middle")
-    held_split = _split(*chosen[-1], config, whole=False)
-    about: Any = {"notes": tuple(notes), "held_out": held is part}
-    return Dataset(source.name, train_split, held_split, classes, (size, size, 3), 255, **about)
+    return made
 
 
 def broken(pictures: Pictures, *, workers: int) -> list[tuple[int, str]]:
@@ -134,11 +133,6 @@ def _check(pictures: Pictures, part: int) -> list[tuple[int, str]]:
     return failures
 
 
-def _split(
-    pictures: Pictures, labels: NDArray[np.int64], captions: Captions | None, config: DataConfig, *, whole: bool
-) -> Split:
-    if config.cache:
-        split = cached(pictures, labels, Path(config.cache), whole=whole, workers=config.workers)
-    else:
-        split = Split(pictures.read, labels, pictures.picture)
-    return replace(split, captions=captions, pictures=pictures)
+def _split(of: Part, rows: NDArray[np.int64], pictures: Pictures) -> Split:
+    captions = None if of.captions is None else of.captions[rows]
+    return Split(pictures.read, of.labels[rows], pictures.picture, captions, pictures=pictures)

@@ -58,8 +58,8 @@ def _pixels(image: Image.Image, value: float) -> float:
     return value * min(1.0, max(image.size) / FULL)
 
 
-def _rotate(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return image.rotate(_either(30 * level, random), Image.Resampling.NEAREST, fillcolor=_fill(image))
+def _moved(image: Image.Image, level: float, random: np.random.Generator) -> float:
+    return _either(_pixels(image, 100 * level), random)
 
 
 def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
@@ -67,31 +67,17 @@ def _affine(image: Image.Image, matrix: tuple[float, ...]) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_fill(image))
 
 
-def _shear_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    slope = _either(0.3 * level, random)
+def _shear_x(image: Image.Image, slope: float) -> Image.Image:
     return _affine(image, (1, slope, -slope / 2, 0, 1, 0))  # Pillow counts from the corner of the first pixel
 
 
-def _shear_y(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    slope = _either(0.3 * level, random)
+def _shear_y(image: Image.Image, slope: float) -> Image.Image:
     return _affine(image, (1, 0, 0, slope, 1, -slope / 2))
-
-
-def _translate_x(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, _either(_pixels(image, 100 * level), random), 0, 1, 0))
-
-
-def _translate_y(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, _either(_pixels(image, 100 * level), random)))
 
 
 def _posterize(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
     bits = min(max(int(4 * level), 1), 8)
     return image.point(lambda value: value >> (8 - bits) << (8 - bits))
-
-
-def _solarize(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
-    return ImageOps.solarize(image, int(256 * level))
 
 
 def _solarize_add(image: Image.Image, level: float, random: np.random.Generator) -> Image.Image:
@@ -116,17 +102,17 @@ OPERATIONS: dict[str, Operation] = {
     "AutoContrast": lambda image, level, random: ImageOps.autocontrast(image),
     "Equalize": lambda image, level, random: ImageOps.equalize(image),
     "Invert": lambda image, level, random: ImageOps.invert(image),
-    "Rotate": _rotate,
+    "Rotate": lambda image, level, random: image.rotate(_either(30 * level, random), fillcolor=_fill(image)),
     "Posterize": _posterize,
-    "Solarize": _solarize,
+    "Solarize": lambda image, level, random: ImageOps.solarize(image, int(256 * level)),
     "Color": _enhanced(ImageEnhance.Color),
     "Contrast": _enhanced(ImageEnhance.Contrast),
     "Brightness": _enhanced(ImageEnhance.Brightness),
     "Sharpness": _enhanced(ImageEnhance.Sharpness),
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
-    "TranslateY": _translate_y,
+    "ShearX": lambda image, level, random: _shear_x(image, _either(0.3 * level, random)),
+    "ShearY": lambda image, level, random: _shear_y(image, _either(0.3 * level, random)),
+    "TranslateX": lambda image, level, random: _affine(image, (1, 0, _moved(image, level, random), 0, 1, 0)),
+    "TranslateY": lambda image, level, random: _affine(image, (1, 0, 0, 0, 1, _moved(image, level, random))),
     "Cutout": _cutout,
     "SolarizeAdd": _solarize_add,
 }

@@ -64,9 +64,6 @@ class Shards:
             file.seek(int(self.offset[index]))
             return io.BytesIO(file.read(int(self.size[index])))
 
-    def stamp(self) -> str:
-        return " ".join(f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}" for path in self.paths)
-
     def known(self, index: int) -> str:
         return f"{self.names[index]} {self.size[index]}"
 

@@ -10,17 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from moespec.models.checks import imported
 from moespec.spec.errors import ConfigError
-from moespec.training.data import colours, crops
 from moespec.training.data.dataset import Dataset, as_picture
 from moespec.training.data.options import DataConfig
 from moespec.training.data.randaugment import randaugment
 from moespec.training.rng import PICTURE, generator
 
-__all__ = ["check_changes", "cut_out", "erase", "try_transform", "user_transform", "with_changes"]
+__all__ = [
+    *("blur", "check_changes", "cut_out", "erase", "grey", "inception_box", "jitter", "shift_hue", "solarise"),
+    *("torchvision_box", "try_transform", "user_transform", "with_changes"),
+]
 
 CROP, JITTER, GREY, BLUR, SOLARISE, RANDAUGMENT, TRANSFORM, ERASE = range(8)
 """Parts of the stream PICTURE."""
@@ -29,9 +31,14 @@ COLOURS = ("jitter", "grey", "blur", "solarise", "randaugment")
 SMALLEST, LARGEST, FLATTEST = 0.02, 0.4, 0.3
 """Random erasing: shares of the area, and the smallest ratio of sides; the largest is its inverse."""
 ATTEMPTS = 1000
+RATIO_LIMIT = 1e-7
+BLUR_RADIUS = (0.1, 2.0)
+"""Smallest and largest radius of the blur, the standard deviation in pixels."""
 
 Transform = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
 Numbers = NDArray[np.int64]
+Box = tuple[int, int, int, int]
+"""Where a crop is cut out, `(left, top, width, height)` in whole pixels; it is then resized to the size of the model's images."""
 
 
 def cut_out(
@@ -41,7 +48,7 @@ def cut_out(
     if config.crop == "middle":
         return dataset.train.read(indices)
     height, width, channels = dataset.shape
-    find = crops.inception_box if config.crop == "inception" else crops.torchvision_box
+    find = inception_box if config.crop == "inception" else torchvision_box
     images = np.empty((len(indices), height, width, channels), np.uint8)
     for place, index in enumerate(indices):
         picture = dataset.train.picture(int(index))
@@ -87,13 +94,13 @@ def _coloured(picture: Image.Image, config: DataConfig, *, seed: int, position: 
 
     if config.jitter and (random := happens(JITTER, config.jitter)):
         strengths = {name: getattr(config, name) for name in ("brightness", "contrast", "saturation", "hue")}
-        picture = colours.jitter(picture, random, **strengths)
+        picture = jitter(picture, random, **strengths)
     if config.grey and happens(GREY, config.grey):
-        picture = colours.grey(picture)
+        picture = grey(picture)
     if config.blur and (random := happens(BLUR, config.blur)):
-        picture = colours.blur(picture, random)
+        picture = blur(picture, random)
     if config.solarise and happens(SOLARISE, config.solarise):
-        picture = colours.solarise(picture)
+        picture = solarise(picture)
     if config.randaugment:
         random = generator(seed, PICTURE, position, RANDAUGMENT)
         picture = randaugment(picture, random, operations=config.randaugment, magnitude=config.magnitude)
@@ -154,3 +161,113 @@ def check_changes(dataset: Dataset, config: DataConfig) -> None:
         what = f"these have {channels} channels and white at {dataset.maximum}"
         name = wanted[0]
         raise ConfigError(f"data.{name}={getattr(config, name)!r}: for 1 or 3 channels with white at 255; {what}")
+
+
+def inception_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
+    """The crop of Inception, which covers a share of the picture from `area` to 1 and is 0.75 to 1.33 times as wide as high.
+
+    The ratio is uniform; for it the height, a whole number, is uniform between those of the smallest and the largest share.
+    After 100 ratios without a fitting crop it is the whole picture. The last place on each axis is never taken, unless it is
+    the only one.
+
+    Source: tensorflow/tensorflow, core/kernels/image/sample_distorted_bounding_box_op.cc, GenerateRandomCrop, with the
+    arguments of google-research/big_vision, pp/ops_image.py, decode_jpeg_and_inception_crop.
+    """
+    for _ in range(100):
+        ratio = float(random.uniform(0.75, 1.33))
+        smallest, largest = area * width * height, float(width * height)
+        low, high = round(math.sqrt(smallest / ratio)), round(math.sqrt(largest / ratio))
+        if round(high * ratio) > width:
+            high = int((width + 0.5 - RATIO_LIMIT) / ratio)
+            high -= round(high * ratio) > width
+        high = min(high, height)
+        tall = int(random.integers(min(low, high), high + 1))
+        wide = round(tall * ratio)
+        if wide * tall < smallest:
+            tall += 1
+            wide = round(tall * ratio)
+        if wide * tall > largest:
+            tall -= 1
+            wide = round(tall * ratio)
+        if smallest <= wide * tall <= largest and 0 < wide <= width and 0 < tall <= height:
+            top = int(random.integers(max(height - tall, 1)))
+            left = int(random.integers(max(width - wide, 1)))
+            return left, top, wide, tall
+    return 0, 0, width, height
+
+
+def torchvision_box(width: int, height: int, random: np.random.Generator, *, area: float) -> Box:
+    """The crop of `RandomResizedCrop`: a share uniform from `area` to 1, a ratio of sides from 3/4 to 4/3, its logarithm uniform.
+
+    After 10 that do not fit it is the middle, as much as has a ratio of sides in that interval.
+
+    Source: pytorch/vision, torchvision/transforms/transforms.py, RandomResizedCrop.get_params.
+    """
+    narrowest, widest = 3 / 4, 4 / 3
+    for _ in range(10):
+        share = width * height * random.uniform(area, 1)
+        ratio = math.exp(random.uniform(math.log(narrowest), math.log(widest)))
+        wide, tall = round(math.sqrt(share * ratio)), round(math.sqrt(share / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            top = int(random.integers(height - tall + 1))
+            left = int(random.integers(width - wide + 1))
+            return left, top, wide, tall
+    wide, tall = width, height
+    if width < narrowest * height:
+        tall = round(width / narrowest)
+    elif width > widest * height:
+        wide = round(height * widest)
+    return (width - wide) // 2, (height - tall) // 2, wide, tall
+
+
+def jitter(
+    image: Image.Image,
+    random: np.random.Generator,
+    *,
+    brightness: float,
+    contrast: float,
+    saturation: float,
+    hue: float,
+) -> Image.Image:
+    """Brightness, contrast, saturation and hue changed in a random order.
+
+    The first three by a factor uniform in `[max(0, 1 - x), 1 + x]`, the hue by a part of the circle uniform in
+    `[-hue, hue]`. Source: pytorch/vision, torchvision/transforms/transforms.py, ColorJitter.
+    """
+    strengths = (brightness, contrast, saturation)
+    factors = [float(random.uniform(max(0.0, 1 - strength), 1 + strength)) for strength in strengths]
+    turn = float(random.uniform(-hue, hue))
+    for change in random.permutation(4):
+        if change == 3:
+            image = shift_hue(image, turn)
+        else:
+            enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[change]
+            image = enhance(image).enhance(factors[change])
+    return image
+
+
+def shift_hue(image: Image.Image, turn: float) -> Image.Image:
+    """The hue moved by `turn` of the circle, in steps of 1/255; a grey picture has none.
+
+    Source: pytorch/vision, torchvision/transforms/_functional_pil.py, adjust_hue.
+    """
+    if image.mode == "L":
+        return image
+    hue, saturation, value = image.convert("HSV").split()
+    moved = (np.asarray(hue).astype(np.int64) + int(turn * 255)) % 256
+    return Image.merge("HSV", (Image.fromarray(moved.astype(np.uint8)), saturation, value)).convert("RGB")
+
+
+def grey(image: Image.Image) -> Image.Image:
+    """The picture without colours, in the mode that it has."""
+    return image.convert("L").convert(image.mode)
+
+
+def blur(image: Image.Image, random: np.random.Generator) -> Image.Image:
+    """Gaussian blur with a radius uniform in `BLUR_RADIUS`. Source: facebookresearch/moco-v3, moco/loader.py, GaussianBlur."""
+    return image.filter(ImageFilter.GaussianBlur(float(random.uniform(*BLUR_RADIUS))))
+
+
+def solarise(image: Image.Image) -> Image.Image:
+    """Values of 128 and above inverted: 255 - x. Source: facebookresearch/moco-v3, moco/loader.py, Solarize."""
+    return ImageOps.solarize(image)

@@ -13,8 +13,7 @@ from moespec.models.families import Tower, family
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.errors import SpecError
 from moespec.training.data.dataset import Dataset, Split
-from moespec.training.data.loader import evaluation_batch
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import check

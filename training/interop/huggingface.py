@@ -73,26 +73,26 @@ def config_from_huggingface(config: Mapping[str, Any], *, classes: int, represen
     theirs.require("model_type", "vit")
     theirs.require("pooler_act", "tanh")
     theirs.warn_of_dropout("hidden_dropout_prob", "attention_probs_dropout_prob")
-    width = theirs.take("hidden_size", 768)
-    ours = VitConfig(
-        image_size=theirs.square("image_size", 224),
-        patch_size=theirs.square("patch_size", 16),
-        channels=theirs.take("num_channels", 3),
-        classes=classes,
-        pool="token",
-        width=width,
-        depth=theirs.take("num_hidden_layers", 12),
-        heads=theirs.take("num_attention_heads", 12),
-        norm_epsilon=theirs.take("layer_norm_eps", 1e-12),
-        qkv_bias=theirs.take("qkv_bias", True),
-        hidden=theirs.take("intermediate_size", 3072),
-        representation=representation,
-        gelu=theirs.choose("hidden_act", "gelu", _GELU),
-    )
+    sizes = {ours: theirs.take(name, default) for name, (ours, default) in _FIELDS.items()}
+    square: dict[str, Any] = {
+        f"{name}_size": theirs.square(f"{name}_size", size) for name, size in (("image", 224), ("patch", 16))
+    }
+    gelu = theirs.choose("hidden_act", "gelu", _GELU)
+    ours = VitConfig(**square, **sizes, classes=classes, pool="token", representation=representation, gelu=gelu)
     HUGGINGFACE.check(ours)
     return ours
 
 
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "num_channels": ("channels", 3),
+    "hidden_size": ("width", 768),
+    "num_hidden_layers": ("depth", 12),
+    "num_attention_heads": ("heads", 12),
+    "intermediate_size": ("hidden", 3072),
+    "layer_norm_eps": ("norm_epsilon", 1e-12),
+    "qkv_bias": ("qkv_bias", True),
+}
+"""Name in `config.json` -> our field, and the default of transformers."""
 _GELU = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
@@ -104,14 +104,8 @@ def config_to_huggingface(config: VitConfig) -> dict[str, Any]:
         "model_type": "vit",
         "image_size": config.image_size,
         "patch_size": config.patch_size,
-        "num_channels": config.channels,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.hidden,
+        **{name: getattr(config, ours) for name, (ours, _) in _FIELDS.items()},
         "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
-        "layer_norm_eps": config.norm_epsilon,
-        "qkv_bias": config.qkv_bias,
         **({"num_labels": config.classes} if config.classes else {}),
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,

@@ -20,19 +20,8 @@ from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 
 __all__ = [
-    "SAME",
-    "Array",
-    "Convolution",
-    "Entry",
-    "Has",
-    "Layout",
-    "Linear",
-    "Project",
-    "Shape",
-    "Table",
-    "of_torch",
-    "to_ours",
-    "unwrapped",
+    *("SAME", "Array", "Convolution", "Entry", "Has", "Layout", "Linear", "Project", "Shape", "Table"),
+    *("of_torch", "to_ours", "unwrapped"),
 ]
 
 WRAPPERS = ("params", "state_dict")

@@ -8,33 +8,38 @@ A checkpoint is a folder `checkpoints/<step>` with two files:
                           the SHA-256 of arrays.safetensors and of itself
 
 Of several processes each writes a file of its own, `arrays-00001-of-00004.safetensors`, on a thread, with the shards that it has
-(`moespec.training.loop.shards`). When all are written, process 0 writes state.json, which names them, and renames the folder. Any
-number of processes reads it, each what it needs.
+(`moespec.training.loop.shards`), and a note of its checksum. When all notes are there, process 0 writes state.json, which names the
+files, and renames the folder. Processes communicate only through the folder, so that training goes on meanwhile. Any number of
+processes reads it, each what it needs.
 
 It is written under a temporary name, flushed, and renamed. Nothing is pickled. Any backend reads what another wrote. The recorded
 configuration says what the optimiser keeps. Format 1 had both moments of all parameters; those not needed are ignored.
 """
 
+import json
 import re
 import shutil
+import time
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import safetensors.numpy
 
+from moespec.backends.contract import Backend
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.errors import CheckpointError
+from moespec.models.errors import CheckpointError, RunError
 from moespec.models.files import RECORD, read_file, signed, sync_directory, unsigned, write_atomically, write_synced
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
 from moespec.training.loop.shards import ArrayFile, digest, named_pieces, stored
 
 __all__ = [
-    *("Checkpoint", "amend", "encoded", "finish", "latest", "read", "read_record", "set_aside", "steps"),
-    *("unfinished", "write"),
+    *("Checkpoint", "Saver", "amend", "latest", "read", "read_record", "set_aside", "steps", "write"),
 ]
 
 FORMATS = (1, 2, 3)
@@ -44,6 +49,8 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
     **{"step": int, "config": dict, "random": dict, "data": dict, "backend": str, "seconds": (int, float)}
 }
 """Required entries of state.json, besides its format, its own checksum and those of arrays."""
+PATIENCE, LOOK = 600.0, 0.05
+"""Seconds that process 0 waits for the parts of the others, and between looks."""
 MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
 """Optional entries, which older versions did not write."""
 
@@ -58,32 +65,32 @@ class Checkpoint:
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
     """Writes a checkpoint into `folder` and removes all but the newest `keep` and that of step `spare`. Returns its path."""
-    temporary = unfinished(folder, checkpoint.record["step"])
-    arrays = encoded(checkpoint.state)
+    temporary = _unfinished(folder, checkpoint.record["step"])
+    arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         write_synced(temporary / ARRAYS, arrays)
-        return finish(folder, record, keep=keep, spare=spare)
+        return _finish(folder, record, keep=keep, spare=spare)
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # what a full disk took of it is of no use
         raise
 
 
-def unfinished(folder: Path, step: int) -> Path:
+def _unfinished(folder: Path, step: int) -> Path:
     """The folder of a checkpoint while it is written."""
     return folder / f".{step:08d}.tmp"
 
 
-def encoded(state: dict[str, Any]) -> bytes:
+def _encoded(state: dict[str, Any]) -> bytes:
     """The arrays of a state, or those that this process is to save, as a safetensors file."""
     return safetensors.numpy.save(named_pieces(flatten({name: tree for name, tree in state.items() if name != "step"})))
 
 
-def finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
+def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | None) -> Path:
     """Writes the record of a checkpoint whose arrays are written, gives it its name, and removes older ones; see `write`."""
-    final, temporary = folder / f"{record['step']:08d}", unfinished(folder, record["step"])
+    final, temporary = folder / f"{record['step']:08d}", _unfinished(folder, record["step"])
     write_synced(temporary / STATE, signed(record))
     sync_directory(temporary)
     temporary.rename(final)
@@ -204,3 +211,76 @@ def _remove(path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         path.rename(aside)
         shutil.rmtree(str(aside))  # whose errors show a path as it is given
+
+
+class Saver:
+    """Writes the checkpoints of a run into `folder`, of which it keeps so many and that of the step `spare`.
+
+    Use as a context manager: leaving it waits for what is being written. An error of writing is raised by the next call, or there.
+    """
+
+    def __init__(self, B: Backend, folder: Path, *, keep: int, spare: int | None) -> None:
+        self._B, self._folder, self._keep, self._spare = B, folder, keep, spare
+        self._threads = ThreadPoolExecutor(1, "moespec-checkpoint")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown()
+        if error[0] is None:
+            self.wait()
+
+    def save(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+        """Saves an exported state. With several devices it returns when the thread has begun."""
+        if self._B.sizes.devices == 1:
+            write(self._folder, Checkpoint(state, record), keep=self._keep, spare=self._spare)
+            return
+        self.wait()
+        self._last = self._threads.submit(self._write, state, record)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is whole."""
+        if self._last is not None:
+            self._last.result()
+
+    def _write(self, state: dict[str, Any], record: dict[str, Any]) -> None:
+        folder, process = _unfinished(self._folder, record["step"]), self._B.process
+        name = _file(process, self._B.processes)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            arrays = _encoded(state)
+            write_synced(folder / name, arrays)
+            write_atomically(_note(folder, process), json.dumps({"sha256": digest(arrays)}).encode())
+        except OSError as error:
+            with suppress(OSError):
+                write_atomically(_note(folder, process), json.dumps({"error": str(error)}).encode())
+            raise
+        if process == 0:
+            processes = range(self._B.processes)
+            files = {_file(index, len(processes)): self._checksum(folder, index) for index in processes}
+            for index in processes:
+                _note(folder, index).unlink()
+            record = {"format": 3, **record, "files": files}
+            _finish(self._folder, record, keep=self._keep, spare=self._spare)
+
+    def _checksum(self, folder: Path, process: int) -> str:
+        """That of the file of a process, when it is written."""
+        note, until = _note(folder, process), time.monotonic() + PATIENCE
+        while not note.exists():
+            if time.monotonic() > until:
+                raise RunError(f"{folder}: process {process} has not saved its part within {PATIENCE:.0f} s")
+            time.sleep(LOOK)
+        record = json.loads(note.read_bytes())
+        if "error" in record:
+            raise RunError(f"{folder}: process {process} could not save its part: {record['error']}")
+        return str(record["sha256"])
+
+
+def _file(process: int, processes: int) -> str:
+    return f"arrays-{process + 1:05d}-of-{processes:05d}.safetensors"
+
+
+def _note(folder: Path, process: int) -> Path:
+    return folder / f"{process}.json"

@@ -16,7 +16,7 @@ FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
         "training.cuda_graph",
-        *("training.evaluate_every", "training.checkpoint_every", "data.workers", "data.cache"),
+        *("training.evaluate_every", "training.checkpoint_every", "data.workers"),
         *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
     }
 )

@@ -1,23 +1,19 @@
-"""The codebook and the tables of the router `hash`, made of a data set, and their file.
+"""The codebook and the tables of the router `hash`, made of a data set.
 
 k-means on normalised patches of training images finds the codebook, starting from different patches drawn by the seed. The
-frequencies of ids are counted on training images without augmentation. A file is safetensors: `codebook` (codes, pixels) float32,
-if the ids need one, and `tables` (hashes, ids) int32, with the options of the model as metadata.
+frequencies of ids are counted on training images without augmentation.
 """
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moespec.models import families, vit
-from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import read_file, write_atomically
+from moespec.models.errors import CheckpointError
 from moespec.models.hashing import token_ids
-from moespec.models.tensors import sealed, unsealed
 from moespec.spec.algorithms.clustering import k_means
 from moespec.spec.algorithms.hash_tables import (
     hash_table_balanced,
@@ -34,7 +30,7 @@ from moespec.training.loop.resolve import load_backend, model_config
 from moespec.training.progress_bar import Bar
 from moespec.training.rng import TABLES, generator
 
-__all__ = ["HashTables", "check", "initial_params", "make", "needed", "read", "table_options", "write"]
+__all__ = ["HashTables", "check", "initial_params", "make", "needed"]
 
 PATCHES_PER_CODE = 64
 """Patches that k-means sees for each codeword, at most."""
@@ -55,14 +51,12 @@ def needed(model: families.Config) -> TypeGuard[vit.VitConfig]:
 
 
 def initial_params(config: Config, dataset: Dataset, *, lazily: bool = False) -> dict[str, Any]:
-    """The initial parameters of a run; hash layers take codebook and tables from `config.hash` or the data.
+    """The initial parameters of a run; hash layers have a codebook and tables made of the data.
 
     lazily: values are drawn when they are read, `Drawn`.
     """
     model = model_config(config.model)
-    found = None
-    if needed(model):
-        found = read(Path(config.hash.path), model) if config.hash.path else make(model, config, dataset)
+    found = make(model, config, dataset) if needed(model) else None
     try:
         params: dict[str, Any] = families.family(model).init(model, config.training.seed, lazily=lazily)
     except MemoryError as error:
@@ -159,52 +153,3 @@ def _read(dataset: Dataset, images: NDArray[np.int64], what: str) -> Iterator[ND
 def table_options(model: vit.VitConfig) -> Options:
     """The options of the routers that take token ids, which have the same tables in all blocks."""
     return cast(Options, vit.router_config(vit.of_block(model, vit.id_blocks(model)[0])))  # see `needed`
-
-
-def write(path: Path, found: HashTables, model: vit.VitConfig) -> None:
-    """Writes a file for models with such ids, experts and patches; the old file stays until the new one is whole."""
-    arrays: dict[str, NDArray[Any]] = {"tables": np.ascontiguousarray(found.tables)}
-    if found.codebook is not None:
-        arrays["codebook"] = np.ascontiguousarray(found.codebook)
-    write_atomically(path, sealed(arrays, _made_for(model)))
-
-
-def read(path: Path, model: vit.VitConfig) -> HashTables:
-    """The file's codebook and tables. Raises DataError when it cannot be read, or was made for other models."""
-    try:
-        tensors, made_for = unsealed(read_file(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"hash.path={str(path)!r}: not a readable file of moespec hash-table ({error})") from error
-    arrays = {name: tensor.array for name, tensor in tensors.items()}
-    for name, value in _made_for(model).items():
-        if made_for.get(name) != value:
-            raise DataError(f"{path}: made for {name}={made_for.get(name)}, the model has {value}")
-    options = table_options(model)
-    shapes: dict[str, tuple[int, ...]] = {"tables": (options.hashes, options.ids)}
-    if token_ids.uses_codes(model):
-        shapes["codebook"] = (model.codes, token_ids.pixels(model))
-    for name, shape in shapes.items():
-        if name not in arrays or arrays[name].shape != shape:
-            found = arrays[name].shape if name in arrays else "missing"
-            raise DataError(f"{path}: {name} is {found}, expected {shape}")
-    tables = arrays["tables"]
-    if tables.dtype.kind not in "iu" or tables.min() < 0 or tables.max() >= options.experts:
-        raise DataError(f"{path}: tables must hold integers from 0 to {options.experts - 1}")
-    codebook = arrays["codebook"] if "codebook" in shapes else None
-    if codebook is not None and tensors["codebook"].dtype != "F32":
-        raise DataError(f"{path}: codebook has dtype {tensors['codebook'].dtype}, expected F32")
-    if codebook is not None and not np.isfinite(codebook).all():
-        raise DataError(f"{path}: codebook has numbers that are not finite")
-    return HashTables(codebook, tables.astype(np.int32))
-
-
-def _made_for(model: vit.VitConfig) -> dict[str, str]:
-    """What a file must be made for to fit a model."""
-    options = table_options(model)
-    fields: dict[str, object] = {"format": 1, "kind": model.token_ids, "patch_size": model.patch_size}
-    fields |= {"class_token": model.pool == "token", "image_size": model.image_size, "channels": model.channels}
-    if model.registers:
-        fields["registers"] = model.registers
-    fields |= {"codes": model.codes if token_ids.uses_codes(model) else 0}
-    fields |= {"experts": options.experts, "hashes": options.hashes}
-    return {name: str(value) for name, value in fields.items()}

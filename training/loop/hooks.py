@@ -4,7 +4,7 @@
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-`train` calls, in this order: Stop, Finite, Log, `Evaluate`, the hooks of the caller and those of `--log`, Save, and `Stop.end`. So:
+`train` calls, in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and those of `--log`, saving, `Stop.end`. So:
 
 - What is logged, evaluated or saved is finite.
 - A checkpoint is of a step that the hooks have seen. A run that was killed calls them again for the steps that it repeats.
@@ -17,6 +17,7 @@ A hook changes nothing that a step depends on. `signal.raise_signal(signal.SIGTE
 several processes, the next that is logged), which is saved.
 """
 
+import math
 import os
 import shlex
 import signal
@@ -26,18 +27,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from moespec.backends.contract import Backend
+import numpy as np
+
+from moespec.backends.contract import Backend, Step
+from moespec.backends.mesh import Pieces
+from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizer_options import SLOTS
 from moespec.models.errors import Interrupted, RunError
+from moespec.models.pytrees import flatten
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
+from moespec.training.configuration.schedules import Schedule
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
-from moespec.training.loop.checkpoint_writer import Saver
-from moespec.training.loop.divergence import diverged_somewhere, finite
-from moespec.training.loop.progress import Progress
-from moespec.training.loop.resume import record_of
+from moespec.training.loop.checkpoint import Saver
+from moespec.training.loop.resolve import schedule
 
-__all__ = ["AfterStep", "Finite", "Hook", "Log", "Save", "Stop"]
+__all__ = ["AfterStep", "Finite", "Hook", "Stop"]
+
+MEASURES = ("loss", "grad_norm")
+TREES = {"params": "the parameter", **{slot: f"{name} of" for slot, name in SLOTS.items()}}
 
 
 @dataclass(eq=False)
@@ -118,7 +127,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class Finite:
-    """Ends a run that diverges, where something of it is logged, evaluated or saved."""
+    """Ends a run that diverges. Numbers are checked only where something of them is logged, evaluated or saved.
+
+    If one is not finite, the steps since the last checkpoint are repeated, which gives the same bits, and everything is checked
+    after each step.
+    """
 
     explain: Callable[[int], RunError]
     """the error of a run that is not finite after so many steps"""
@@ -129,34 +142,65 @@ class Finite:
         # The state leaves the device only if it is saved, or not finite.
         looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
         exported = after.exported if looked_at else {}
-        if after.B.sizes.devices > 1:
-            if error := diverged_somewhere(after.B, after.metrics, exported, last=after.done):
-                raise error
-        elif not finite(after.metrics, exported):
+        wrong = _wrong(after.metrics, exported)
+        if after.B.sizes.devices == 1 and wrong:
             raise self.explain(after.done)
+        if after.B.sizes.devices > 1 and (texts := list(filter(None, after.B.exchanged(wrong or "")))):
+            raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # steps are not repeated
 
 
-@dataclass(frozen=True)
-class Log:
-    """Updates the progress bar and logs the metrics."""
-
-    progress: Progress
-
-    def __call__(self, after: AfterStep) -> None:
-        self.progress.step()
-        if after.logs:
-            after.logged = self.progress.trained(after.done, after.rate, after.metrics)
+def _wrong(metrics: dict[str, Any], exported: dict[str, Any]) -> str | None:
+    """What of the loss, the norm of the gradient, and the exported state, if it is not empty, is not finite, in words, if any is."""
+    wrong = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
+    return next(wrong, None) or _not_finite(exported)
 
 
-class Save:
-    """Saves the state, after the log is on the disk. fields: of the record, see `record_of`."""
+def diverged(
+    B: Backend,
+    config: Config,
+    make_step: Callable[[OptimizerConfig], Step],
+    make_batch: Callable[[int], Any],
+    exported: dict[str, Any],
+    *,
+    last: int,
+) -> RunError:
+    """The error of a run that is not finite after `last` steps: what diverged first, and when.
 
-    def __init__(self, saver: Saver, progress: Progress, **fields: Any) -> None:
-        self._saver, self._progress, self._fields = saver, progress, fields
+    make_step: see `step_maker`. exported: the last state known to be finite.
+    """
+    rate, update = schedule(config), make_step(config.optimizer)
+    state, first = B.import_state(exported, config.optimizer), exported["step"]
+    for step in range(first, last):
+        batch = make_batch(step)
+        state, metrics = update(state, batch, rate(step))
+        value, norm = (float(B.to_numpy(metrics[name])) for name in MEASURES)
+        if not math.isfinite(value):
+            return _error(f"the loss is {value}", step, rate, updates=step)
+        if not math.isfinite(norm):
+            # Clipping spreads it to all parameters; a step along the gradient alone tells whose it was.
+            alone = OptimizerConfig("sgd", momentum=0.0, rates=config.optimizer.rates)
+            moved, _ = make_step(alone)(B.init_state(B.from_numpy(exported["params"]), alone), batch, 1.0)
+            params = flatten(B.export_state(moved)["params"])
+            names = [name for name, value in params.items() if not np.isfinite(value).all()]
+            whose = f"the gradient of {names[0]}" if names else "the norm of the gradient"
+            return _error(f"{whose} is not finite (the loss is {value:.4g})", step, rate, updates=step)
+        exported = B.export_state(state)
+        if (what := _not_finite(exported)) is not None:
+            return _error(what, step, rate, updates=step + 1)
+    return RunError(f"training diverged between step {first + 1} and {last}, but not when these were done once more")
 
-    def __call__(self, after: AfterStep) -> None:
-        if after.saves:
-            self._progress.sync()
-            seconds, pending = self._progress.seconds, {"owed": after.pending} if after.pending else {}
-            record = record_of(after.B, after.config, after.done, seconds=seconds, **self._fields)
-            self._saver.save(after.exported, {**record, "logged": self._progress.logged, **pending})
+
+def _error(found: str, step: int, rate: Schedule, *, updates: int) -> RunError:
+    """A smaller rate is advised only if one of the `updates` before, which may have led to it, had a rate above 0."""
+    advice = "; a smaller schedule.peak may help" if any(rate(index) > 0 for index in range(updates)) else ""
+    return RunError(f"training diverged at step {step + 1}: {found}{advice}")
+
+
+def _not_finite(exported: dict[str, Any]) -> str | None:
+    """The first parameter, or moment of one, with NaN or infinity, in words; None if there is none."""
+    for tree, kind in TREES.items():
+        for name, value in flatten(exported.get(tree, {})).items():
+            for part in [piece for _, piece in value.pieces] if isinstance(value, Pieces) else [value]:
+                if not np.isfinite(part).all():
+                    return f"{kind} {name} has {'NaN' if np.isnan(part).any() else 'infinity'}"
+    return None

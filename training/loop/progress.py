@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from moespec.training.configuration.config import TrainingConfig
+from moespec.training.loop.resume import Start
 from moespec.training.loop.runlog import RunLog
 from moespec.training.progress_bar import Bar
 
@@ -19,24 +19,15 @@ COLLAPSED = 0.01
 
 
 class Progress:
-    """The progress of a run that goes on at step `start` after `seconds` of training. Use as a context manager.
+    """The progress of a run that goes on at `begun`. Use as a context manager.
 
-    pending, logged: see `Start`. leads: whether this process shows and records the progress; otherwise it does nothing.
+    leads: whether this process shows and records the progress; otherwise it does nothing.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        settings: TrainingConfig,
-        *,
-        start: int,
-        seconds: float,
-        pending: Sequence[str | None] = (),
-        logged: int = 0,
-        leads: bool = True,
-    ) -> None:
+    def __init__(self, run: Path, settings: TrainingConfig, begun: Start, *, leads: bool = True) -> None:
+        start, again = begun.step, [kind_of(name) for name in begun.pending]
         self._batch = settings.batch
-        self._log = RunLog(run, start, [kind_of(name) for name in pending], logged=logged) if leads else None
+        self._log = RunLog(run, start, again, logged=begun.logged) if leads else None
         self._options: Any = {"total": settings.total, "unit": "step", "shown": leads}
         wait: dict[str, Any] = {"bar_format": "{desc}", "leave": False} if start < settings.total else {}
         self._bar = Bar(
@@ -44,7 +35,7 @@ class Progress:
         )
         self._compiling = bool(wait)
         self._bar.refresh()
-        self._began = time.perf_counter() - seconds
+        self._began = time.perf_counter() - begun.seconds
         self._mark(start)
 
     def __enter__(self) -> Self:

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from moespec.backends.choice import check_installed, choose
 from moespec.backends.contract import Backend
-from moespec.models import families, parameters, vit
-from moespec.models.families import family, of_name
+from moespec.models import parameters, vit
+from moespec.models.families import family
 from moespec.models.layers import MoeLayer
 from moespec.models.memory import check_limits, check_memory
 from moespec.models.options import no_effect
@@ -19,7 +19,7 @@ from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.training.configuration.config import BackendName, Config
 from moespec.training.configuration.length import in_steps, shrunk
-from moespec.training.configuration.modelconfig import VIT, ModelConfig
+from moespec.training.configuration.modelconfig import ModelConfig, model_config
 from moespec.training.configuration.schedules import SCHEDULES, Schedule
 from moespec.training.data import datasets
 from moespec.training.data.dataset import Dataset
@@ -129,7 +129,10 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
         check_memory(f"training.{name}={images!r}", images * height * width * channels)
         for layer in layers:
             _check_layer(layer, training=name == "batch")
-    _check_parameters(chosen, config.model.name)
+    try:
+        check_memory(f"model.name={config.model.name!r}, as configured", family(chosen).parameter_count(chosen))
+    except MemoryError as error:  # of the router, which makes its own to count them
+        raise ConfigError(f"model.name={config.model.name!r}, as configured: {error}") from error
     training = in_steps(training, len(dataset.train))
     config = replace(config, training=training, schedule=shrunk(config.schedule, training.total))
     config = objective.settled(config, chosen, dataset)
@@ -156,33 +159,6 @@ def _check_layer(layer: MoeLayer, *, training: bool) -> None:
         slots = settings.capacity(train=training)
         arguments = f"model.experts={settings.experts!r} with a capacity of {slots} (model.router_options)"
         check_memory(arguments, layer.groups * settings.experts * slots * settings.width)
-
-
-def _check_parameters(model: families.Config, name: str) -> None:
-    """ConfigError for a model whose parameters are more than the machine has memory for."""
-    try:
-        check_memory(f"model.name={name!r}, as configured", family(model).parameter_count(model))
-    except MemoryError as error:  # of the router, which makes its own to count them
-        raise ConfigError(f"model.name={name!r}, as configured: {error}") from error
-
-
-def model_config(config: ModelConfig) -> families.Config:
-    """The model that a section describes: the named one with the fields that are set, for a ViT those of `VIT` too.
-
-    Raises ConfigError, naming the field of the section, for a value that has no meaning.
-    """
-    values = config.set()
-    module = of_name(values.pop("name"))
-    if module is vit:
-        values = {**VIT, **values}
-        if together := values.pop("group_images_sparse", None):
-            grouped = values.get("router") not in (None, "soft_moe") and not values.get("group_tokens")
-            values = {"group_images": together if grouped else 1, **values}
-    if module.DECIDED is not None:
-        values["router_options"] = vars(config.router_options)
-    with named("model.", vars(config)):
-        model: families.Config = module.named(config.name, **values)
-    return model
 
 
 def schedule(config: Config) -> Schedule:

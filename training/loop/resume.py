@@ -79,8 +79,11 @@ def begin(
             why = f"another seed, batch or number of training images than {stamp[NUMBER]}"
             told = f"{key} {saved.record[key]}, but this run has {value} there ({why})"
             raise CheckpointError(f"{directory.checkpoints}, step {step}: {told}")
+    read = saved.state
+    if alone and B.name != "numpy":  # which computes and saves in float64
+        read = nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(read).items()})
     try:
-        state = B.import_state(_for_backend(B, saved.state) if alone else saved.state, config.optimizer)
+        state = B.import_state(read, config.optimizer)
     except ValueError as error:  # of an array that is read only now
         raise CheckpointError(f"{directory.checkpoints}, step {step}: {error}") from error
     record = saved.record
@@ -131,11 +134,3 @@ def trained_params(
     hash_tables.check(saved.state["params"], model, str(directory.checkpoints))
     params, averages = saved.state["params"], saved.state.get("ema", {}) if average else {}
     return nested(flatten(params) | flatten(averages)), saved.record["step"]
-
-
-def _for_backend(B: Backend, state: dict[str, Any]) -> dict[str, Any]:
-    """float32 for the compiled backends; the numpy backend computes and saves in float64."""
-    if B.name == "numpy":
-        return state
-
-    return nested({path: leaf if path == "step" else np.float32(leaf) for path, leaf in flatten(state).items()})

@@ -54,6 +54,13 @@ class RunDirectory:
             model_config(config.model)
         return config
 
+    def begun_config(self) -> Config:
+        """The configuration saved here. Raises RunError where there is none."""
+        config = self.config()
+        if config is None:
+            raise RunError(f"run={str(self.path)!r}: there is no run, no config.toml in it")
+        return config
+
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the labels; none in runs of versions that did not write them."""
         file = self.path / CLASSES

@@ -1,13 +1,12 @@
-"""Additional loggers of a run, `--log NAME[,NAME]`: packages that track experiments, or a function of the user.
+"""Additional loggers of a run, `--log NAME[,NAME]`: Weights & Biases, or a function of the user.
 
-TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Trackers get the same numbers under the same names,
-`train/loss`. Process 0 alone imports them; their own environment variables configure them (WANDB_MODE, MLFLOW_TRACKING_URI, ...).
-trackers.json in the run's folder keeps the name of each tracker's run, with which a resumed run goes on.
+TensorBoard's files are written with the log (`moespec.training.loop.runlog`). Weights & Biases gets the same numbers under the same
+names, `train/loss`. Process 0 alone imports it; its own environment variables configure it (WANDB_MODE, ...). trackers.json in
+the run's folder keeps its name of the run, with which a resumed run goes on.
 """
 
 import importlib
 import os
-import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +20,8 @@ from tqdm import tqdm
 from moespec.backends.contract import Backend
 from moespec.models.checks import check_installed, imported
 from moespec.models.files import read_record, signed, write_atomically
-from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training.configuration.config import TRACKERS, Config
+from moespec.training.configuration.config import FORMER, TRACKERS, Config
 from moespec.training.loop.devices import led
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.runlog import scalars
@@ -31,13 +29,15 @@ from moespec.training.loop.runlog import scalars
 __all__ = ["check_log", "loggers"]
 
 PROJECT, NAME = "moespec", "trackers.json"
-Started = tuple[str, Callable[[dict[str, float], int], Any], Callable[[], Any]]
-"""The tracker's name of the run, a function that logs numbers by name at a step, and one that ends it."""
 
 
 def check_log(config: Config) -> None:
     """ConfigError, naming the extra, for a package of `config.log` that is missing, and for a function that cannot be imported."""
     for name in config.logs:
+        if name in FORMER:
+            raise ConfigError(
+                f"log={name!r}: no longer built in; expected {', '.join(TRACKERS)}, or package.module:function"
+            )
         if name not in TRACKERS:
             imported("log", name)
         else:
@@ -58,8 +58,8 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
         file = run / NAME
         ids = _known(file) if begun else {}
         for name in config.logs:
-            if name in STARTS:
-                hooks[name] = hook = _Tracked(name, config, run, ids.get(name), say)
+            if name == "wandb":
+                hooks[name] = hook = _Wandb(config, run, ids.get(name), say)
                 ids[name] = hook.id
                 write_atomically(file, signed(ids))
             elif name not in TRACKERS:
@@ -94,24 +94,32 @@ def _known(file: Path) -> dict[str, str]:
     return ids
 
 
-class _Tracked:
-    """The hook that gives a tracker the numbers that metrics.jsonl has of a step."""
+class _Wandb:
+    """The hook that gives Weights & Biases the numbers that metrics.jsonl has of a step."""
 
-    def __init__(self, name: str, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
-        start = partial(STARTS[name], importlib.import_module(name), run.resolve().name, config)
+    def __init__(self, config: Config, run: Path, known: str | None, say: Callable[[str], None]) -> None:
+        start = partial(_started, importlib.import_module("wandb"), run.resolve().name, config)
         try:
-            self.id, self._log, self.close = _told(name, start, known)
+            self._run = _told("wandb", start, known)
         except ConfigError as error:
             if known is None:
                 raise
             say(f"{error}; it cannot go on with its run {known}")
-            self.id, self._log, self.close = _told(name, start, None)
-        say(f"log: {name} {'goes on with' if self.id == known else 'begins'} the run {self.id}")
+            self._run = _told("wandb", start, None)
+        self.id, self.close = self._run.id, self._run.finish
+        say(f"log: wandb {'goes on with' if self.id == known else 'begins'} the run {self.id}")
 
     def __call__(self, after: AfterStep) -> None:
         lines = {"train": after.logged, **after.evaluations}
         if values := dict(pair for kind, line in lines.items() for pair in scalars(line, kind)):
-            self._log(values, after.done)
+            self._run.log({"step": after.done, **values})
+
+
+def _started(wandb: Any, title: str, config: Config, known: str | None) -> Any:
+    project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
+    run = wandb.init(project=project, name=title, config=asdict(config), **how)
+    run.define_metric("*", step_metric="step")  # its own steps never go back, as those of a resumed run do
+    return run
 
 
 def _own(name: str, config: Config, run: Path) -> Hook:
@@ -126,31 +134,3 @@ def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:  # no account, no network, whatever a user's function raises
         raise ConfigError(f"log={name!r}: {type(error).__name__}: {error}") from error
-
-
-def _wandb(wandb: Any, title: str, config: Config, known: str | None) -> Started:
-    project, how = os.environ.get("WANDB_PROJECT", PROJECT), {"id": known, "resume": "allow" if known else None}
-    run = wandb.init(project=project, name=title, config=asdict(config), **how)
-    run.define_metric("*", step_metric="step")  # its own steps never go back, as those of a resumed run do
-    return run.id, lambda values, step: run.log({"step": step, **values}), run.finish
-
-
-def _mlflow(mlflow: Any, title: str, config: Config, known: str | None) -> Started:
-    if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & os.environ.keys():
-        mlflow.set_experiment(PROJECT)
-    run = mlflow.start_run(run_id=known, run_name=None if known else title)
-    settings = [] if known else list(flatten(asdict(config), separator=".").items())
-    for first in range(0, len(settings), 100):  # it takes no more at once
-        mlflow.log_params(dict(settings[first : first + 100]))
-    return run.info.run_id, lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run
-
-
-def _trackio(trackio: Any, title: str, config: Config, known: str | None) -> Started:
-    name = known or f"{title}-{secrets.token_hex(3)}"
-    how = {"name": name, "resume": "allow" if known else "never", "config": asdict(config)}
-    trackio.init(project=os.environ.get("TRACKIO_PROJECT", PROJECT), **how)
-    return name, lambda values, step: trackio.log(values, step=step), trackio.finish
-
-
-STARTS: dict[str, Callable[..., Started]] = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
-"""Functions that start the run of a tracker, of its module, the title, the configuration, and the name of an earlier run."""

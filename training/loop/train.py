@@ -19,18 +19,16 @@ from moespec.training.compilation import pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
 from moespec.training.data.dataset import Dataset
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.interruption import Interruption
-from moespec.training.loop.checkpoint import latest
-from moespec.training.loop.checkpoint_writer import Saver
-from moespec.training.loop.divergence import diverged
+from moespec.training.loop.checkpoint import Saver, latest
 from moespec.training.loop.evaluations import Evaluate, EvaluationSet
 from moespec.training.loop.hash_tables import initial_params
-from moespec.training.loop.hooks import AfterStep, Finite, Hook, Log, Save, Stop
+from moespec.training.loop.hooks import AfterStep, Finite, Hook, Stop, diverged
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import model_config, schedule
-from moespec.training.loop.resume import Start, begin, settle
+from moespec.training.loop.resume import Start, begin, record_of, settle
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.watchdog import tell
 from moespec.training.objectives.table import draws, extra_params, objective_of
@@ -75,14 +73,12 @@ def train(
         return begin(B, config, directory, stamp=stamp, **how)
 
     objective, model = objective_of(config), model_config(config.model)
-    state, start, seconds, overrides, pending, logged = begun()
+    state, start, _, overrides, pending, _ = here = begun()
     dataset = objective.prepared(B, config, model, dataset, run, B.state_params(state))
     make_step, batches, rate = step_maker(B, config), Batches(B, config, dataset), schedule(config)
     update = make_step(config.optimizer)
     # Nothing is there to be saved while the log is read: a signal ends the process.
-    progress = Progress(
-        run, settings, start=start, seconds=seconds, pending=pending, logged=logged, leads=B.process == 0
-    )
+    progress = Progress(run, settings, here, leads=B.process == 0)
     with (
         Interruption() as interruption,
         progress,
@@ -92,8 +88,21 @@ def train(
         stop = Stop(interruption, saver, run)
         finite = Finite(lambda last: diverged(B, config, make_step, batches, B.export_state(begun().state), last=last))
         evaluate = Evaluate(B, config, sets or {}, dataset, progress)
-        save = Save(saver, progress, stamp=stamp, overrides=overrides)
-        each: list[Hook] = [tell, stop, finite, Log(progress), evaluate, *hooks, save, stop.end]
+
+        def log(after: AfterStep) -> None:
+            progress.step()
+            if after.logs:
+                after.logged = progress.trained(after.done, after.rate, after.metrics)
+
+        def save(after: AfterStep) -> None:
+            """Saves the state, after the log is on the disk."""
+            if after.saves:
+                progress.sync()
+                owed = {"owed": after.pending} if after.pending else {}
+                record = record_of(B, config, after.done, seconds=progress.seconds, stamp=stamp, overrides=overrides)
+                saver.save(after.exported, {**record, "logged": progress.logged, **owed})
+
+        each: list[Hook] = [tell, stop, finite, log, evaluate, *hooks, save, stop.end]
         after = AfterStep(B, config, state, start, pending=pending)
         if pending:
             evaluate(after)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,13 @@ from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
+from moespec.training.configuration.modelconfig import model_config
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import pairs_of_step
 from moespec.training.data.tokens import check_vocabulary, encode, tokenizer_of
 from moespec.training.evaluation.evaluate import evaluation_size, features
 from moespec.training.evaluation.metrics import make_features, moe_metrics
-from moespec.training.evaluation.retrieval import retrieval
+from moespec.training.evaluation.zero_shot import retrieval
 from moespec.training.objectives.record import Loss, Objective, Passes, contrasted, is_plain, trained
 
 __all__ = ["LIT", "encoded", "retriever", "text_features", "tower_of"]
@@ -53,11 +54,7 @@ COMPARED = 8
 
 def tower_of(config: Config) -> text.TextConfig:
     """The text tower of a configuration. Raises ConfigError naming a field of the section."""
-    values = config.text.set()
-    name = values.pop("name")
-    values["router_options"] = vars(config.text.router_options)
-    with named("text.", vars(config.text)):
-        return text.named(name, **values)
+    return cast(text.TextConfig, model_config(config.text, "text"))
 
 
 def encoded(config: Config, texts: Any, name: Callable[[int], str] = "caption {}".format) -> NDArray[np.int32]:

@@ -67,7 +67,7 @@ def curves(
     measure: name in the records and title of the loss. called: title of the accuracy. mixes: whether mixup or cutmix make the
     loss of single steps noisy; then the running mean is drawn, with the steps faint behind.
     """
-    logged, steps = _steps(training), _steps(evaluations)
+    logged, steps = ([record["step"] for record in records] for records in (training, evaluations))
     losses = [record[measure[0]] for record in training]
     lines = [Line("training", logged, losses)]
     if mixes:
@@ -98,7 +98,7 @@ def loads(training: Records) -> list[Chart]:
 
     For many experts, the largest, median and smallest load.
     """
-    steps, charts = _steps(training), []
+    steps, charts = [record["step"] for record in training], []
     for block in _blocks(training):
         for name, text in QUANTITIES.items():
             if _unchanged(training, block, name):
@@ -148,10 +148,6 @@ def in_order(block: str) -> tuple[int, str]:
 
 def _blocks(training: Records) -> list[str]:
     return sorted(training[-1].get("moe", ()), key=in_order)  # none where the features of a locked tower are cached
-
-
-def _steps(records: Records) -> list[int]:
-    return [record["step"] for record in records]
 
 
 def _series(training: Records, block: str, name: str) -> NDArray[np.float64]:

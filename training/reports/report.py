@@ -8,9 +8,10 @@ import io
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,13 @@ from numpy.typing import NDArray
 from moespec.backends.contract import Backend
 from moespec.models.families import family
 from moespec.models.files import write_atomically
+from moespec.spec.numerics import sigmoid, softmax
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump
 from moespec.training.data.dataset import Dataset, as_picture
-from moespec.training.evaluation.evaluate import evaluation_size
+from moespec.training.evaluation.evaluate import evaluation_size, features
 from moespec.training.evaluation.metrics import line, make_forward
-from moespec.training.evaluation.mistakes import Predictions, confused, confusion, predictions
 from moespec.training.inspection.inspect_run import (
     BlockRouting,
     colours_of,
@@ -45,16 +46,32 @@ from moespec.training.reports.curves import constant, curves, in_order, loads, p
 from moespec.training.reports.templates import render
 from moespec.version import version
 
-__all__ = ["write_report"]
+__all__ = ["Predictions", "confused", "confusion", "predictions", "write_report"]
 
 IMAGES, MISTAKES = 4, 12
 """Validation images whose routing is shown, and mistakes, at most."""
 CLASSES = 20
 """Most classes that have a whole table; of more, as many pairs are shown that are confused most, and classes of the least accuracy."""
+MOST = 2000
+"""Most images that are predicted."""
 SIDE = 112
 """Longer side of a small picture, in pixels."""
 MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_image")
 """What a report says of the last evaluation."""
+
+
+class Predictions(NamedTuple):
+    """Of each image: its number in the split, its label, the class of its largest logit, and its probability."""
+
+    indices: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    read: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+
+    def worst(self, most: int) -> list[int]:
+        """Places of at most `most` images that are read as another class, the most probable first."""
+        order = np.argsort(-self.probabilities, kind="stable")
+        return [int(place) for place in order[(self.read != self.labels)[order]][:most]]
 
 
 def write_report(
@@ -130,7 +147,9 @@ def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
         own, read = (dataset.classes[part[place]] for part in (made.labels, made.read))
         pixels = dataset.validation.read(made.indices[place : place + 1])[0]
         words = f"{own}, read as {read} ({made.probabilities[place]:.3f})"
-        found.append({"words": words, "number": f"image {made.indices[place]}", "picture": _small(pixels, dataset)})
+        found.append(
+            {"words": words, "number": f"image {made.indices[place]}", "picture": _png(pixels / dataset.maximum)}
+        )
     return found
 
 
@@ -143,7 +162,7 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
         label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
         title = f"Validation image {index}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
         blocks, words = [_block(routing, routings) for routing in routings], explanation(routings, on_image=False)
-        shown.append({"title": title, "picture": _small(pixels[0], dataset), "blocks": blocks, "words": words})
+        shown.append({"title": title, "picture": _png(pixels[0] / dataset.maximum), "blocks": blocks, "words": words})
     return shown
 
 
@@ -153,10 +172,6 @@ def _block(routing: BlockRouting, routings: Sequence[BlockRouting]) -> dict[str,
     tiles += [(panel.name, _png(shaded(routing, panel))) for panel in panels(routing)]
     items = "" if routing.items == "patches" else f": {routing.items}"
     return {"name": f"block {routing.block.split('_')[0]}{items}", "weights": weights_of(routing), "tiles": tiles}
-
-
-def _small(pixels: NDArray[np.uint8], dataset: Dataset) -> bytes:
-    return _png(pixels / dataset.maximum)
 
 
 def _png(image: NDArray[np.float64]) -> bytes:
@@ -215,3 +230,36 @@ def _jax() -> tuple[str, int | None]:
     device: Any = sys.modules["jax"].local_devices()[0]
     name = "" if device.platform == "cpu" else device.device_kind
     return name, (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def chosen(images: int) -> NDArray[np.int64]:
+    """The numbers of the images, evenly spaced if there are more than `MOST`."""
+    return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)
+
+
+def predictions(
+    B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], params: Any, dataset: Dataset, *, batch: int, kind: str
+) -> Predictions:
+    """Of the `chosen` validation images. `forward` is `make_forward`'s, `params` are arrays of `B`, `kind` is that of the loss."""
+    split = dataset.validation
+    indices = chosen(len(split))
+    part = replace(split, read=lambda rows: split.read(indices[rows]), labels=split.labels[indices])
+    seen = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, part, batch=batch)
+    logits = np.asarray(seen, np.float64)
+    likely = {"softmax": softmax, "sigmoid": sigmoid}[kind](logits)
+    read = logits.argmax(axis=1)
+    return Predictions(indices, part.labels, read, likely[np.arange(len(read)), read])
+
+
+def confusion(made: Predictions, classes: int) -> NDArray[np.int64]:
+    """How many images of class i are read as class j, `(classes, classes)`."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (made.labels, made.read), 1)
+    return counts
+
+
+def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    """The most frequent mistakes, at most `most`: (label, read as)."""
+    wrong = counts * ~np.eye(len(counts), dtype=bool)
+    order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
+    return [(int(place) // len(counts), int(place) % len(counts)) for place in order]

@@ -21,7 +21,7 @@ from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.evaluation.evaluate import evaluation_size, features
 from moespec.training.evaluation.metrics import make_forward
-from moespec.training.evaluation.retrieval import RECALLS
+from moespec.training.evaluation.zero_shot import RECALLS
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of, training_flops

@@ -38,17 +38,12 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
     extra = extra_params(config, model_config(config.model), lazily=lazily)
     if config.init is None:
         return {**initial, **extra}
-    result = transferred(source(config.init), model_config(config.model), initial, skip=config.init_skip)
+    result = transferred(read(Path(config.init), Given()), model_config(config.model), initial, skip=config.init_skip)
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
         if names := getattr(result, what):
             print(f"  {what}: {_summary(names)}")
     return {**result.params, **extra}
-
-
-def source(path: str) -> Weights:
-    """The weights to start from: a run, a file of `moespec convert`, or a folder of the hub."""
-    return read(Path(path), Given())
 
 
 def model_of(weights: Weights) -> ModelConfig:
@@ -92,7 +87,7 @@ def finetuned(config: Config, path: str, *, other_data: bool) -> Config:
 
     other_data: keep the data of `config`, with mean and deviation of the run.
     """
-    model, run = model_of(source(path)), RunDirectory(Path(path)).config()
+    model, run = model_of(read(Path(path), Given())), RunDirectory(Path(path)).config()
     if run is None:
         return replace(config, model=model, init=path)
     with suppress(ConfigError):  # it is not installed
@@ -128,4 +123,4 @@ def sized(config: Config) -> Config:
     """The configuration with the source's image size, if neither the data nor the user set one."""
     if config.init is None or config.model.image_size is not None or config.data.name not in PICTURES:
         return config
-    return replace(config, model=config.model.but(image_size=source(config.init).config.image_size))
+    return replace(config, model=config.model.but(image_size=read(Path(config.init), Given()).config.image_size))

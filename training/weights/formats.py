@@ -49,9 +49,8 @@ class Given:
 
 
 class Format(NamedTuple):
-    """One format: its title, and functions that read and write it (None: it is only read)."""
+    """Functions that read and write a format (None: it is only read)."""
 
-    text: str
     read: Callable[[Path, Given], Weights]
     write: Callable[[Path, Weights], None] | None
 
@@ -276,24 +275,19 @@ def _with(config: Any, given: Given) -> Any:
 
 
 FORMATS: Mapping[str, Format] = {
-    "run": Format("the folder of a run of moespec train", own.read_run, None),
-    "moespec": Format("a safetensors file with the configuration in it", own.read_file, own.write_file),
-    "hub": Format("a folder for the Hugging Face hub: weights, config.json, model card", hub.read, hub.write),
-    "vmoe": Format("google-research/vmoe: PREFIX.index and PREFIX.data-*, or npz", _read_vmoe, _write_vmoe),
+    "run": Format(own.read_run, None),
+    "moespec": Format(own.read_file, own.write_file),
+    "hub": Format(hub.read, hub.write),
+    "vmoe": Format(_read_vmoe, _write_vmoe),
     "big_vision": Format(
-        "google-research/big_vision: npz",
         _read_big_vision,
         lambda path, of: write_npz(path, flatten({"params": interop.to_big_vision(of.params, of.config)})),
     ),
     "vision_transformer": Format(
-        "google-research/vision_transformer: npz of its ViT or MLP-Mixer",
         _read_vision_transformer,
         lambda path, of: write_npz(path, flatten(interop.to_vision_transformer(of.params, of.config))),
     ),
-    "timm": Format(
-        "timm's VisionTransformer: safetensors, or a folder of the hub",
-        _read_timm,
-        lambda path, of: write_safetensors(path, interop.to_timm(of.params, of.config), PT),
-    ),
-    "huggingface": Format("transformers' ViT: a folder with config.json", _read_huggingface, _write_huggingface),
+    "timm": Format(_read_timm, lambda path, of: write_safetensors(path, interop.to_timm(of.params, of.config), PT)),
+    "huggingface": Format(_read_huggingface, _write_huggingface),
 }
+"""By name; docs/weights.md says what each is."""

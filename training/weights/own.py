@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moespec.models.errors import CheckpointError, RunError
+from moespec.models.errors import CheckpointError
 from moespec.models.families import family
 from moespec.models.files import parsed
 from moespec.models.pytrees import flatten, nested
@@ -34,9 +34,7 @@ def read_run(path: Path, given: Any) -> Weights:
     """The newest checkpoint of a run, or that of `given.step`."""
     _nothing_given(given, "a run")
     directory = RunDirectory(path)
-    config = directory.config()
-    if config is None:
-        raise RunError(f"run={str(path)!r}: there is no run, no config.toml in it")
+    config = directory.begun_config()
     model = model_config(config.model)
     params, step = trained_params(directory, config, step=given.step)
     params = {name: params[name] for name in family(model).parameter_shapes(model)}

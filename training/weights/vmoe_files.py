@@ -118,13 +118,15 @@ def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
     numbers = iter(range(len(list(_leaves(tree)))))
 
     def leaf(array: NDArray[Any]) -> msgpack.ExtType:
-        slices = _packed([_packed((0, size, None)) for size in array.shape])
+        slices = msgpack.packb([msgpack.packb((0, size, None)) for size in array.shape])
         flat = array.ravel()
         size = LARGEST_PART // flat.itemsize
         split = [flat[start : start + size] for start in range(0, max(flat.size, 1), size)]
-        parts = [msgpack.ExtType(ARRAY, _packed((part.shape, part.dtype.name, part.tobytes()))) for part in split]
+        parts = [msgpack.ExtType(ARRAY, msgpack.packb((part.shape, part.dtype.name, part.tobytes()))) for part in split]
         chunks[str(next(numbers))] = [[parts, msgpack.ExtType(SLICES, slices)]]
-        return msgpack.ExtType(INDEX, _packed((_packed((array.shape, array.dtype.name, False, {})), [slices], [0])))
+        return msgpack.ExtType(
+            INDEX, msgpack.packb((msgpack.packb((array.shape, array.dtype.name, False, {})), [slices], [0]))
+        )
 
     def indexed(node: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -133,8 +135,8 @@ def write_vmoe_checkpoint(path: Path, tree: Mapping[str, Any]) -> None:
         }
 
     index = {"shard_count": 1, "index": indexed(tree), "version": VERSION}
-    write_atomically(_shard(prefix, 0, 1), _packed(chunks))
-    write_atomically(_index(prefix), _packed(index))
+    write_atomically(_shard(prefix, 0, 1), msgpack.packb(chunks))
+    write_atomically(_index(prefix), msgpack.packb(index))
 
 
 def _index(prefix: Path) -> Path:
@@ -152,11 +154,6 @@ def _leaves(tree: Any) -> Iterator[Any]:
             yield from _leaves(tree[key])
     elif tree is not None:
         yield tree
-
-
-def _packed(value: Any) -> bytes:
-    content: bytes = msgpack.packb(value)
-    return content
 
 
 def _unpacked(path: Path) -> Any:

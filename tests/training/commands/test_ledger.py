@@ -13,7 +13,7 @@ from moespec.spec.implementations.entries import algorithm_of, entries_of
 from moespec.spec.implementations.positions import Measured, find, measured, seen
 from moespec.spec.ledger import entries
 from moespec.training.commands import ledger as command
-from moespec.training.ledger import show
+from moespec.training.commands import ledger as show
 
 FEW = """
 XX-1: Is it round?

@@ -22,7 +22,7 @@ from moespec.models.sparse_mlp import SparseMlpConfig
 from moespec.models.vit import VitConfig
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
-from moespec.training.commandline.options import options_of
+from moespec.training.commandline.parse import options_of
 from moespec.training.commands import train
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
@@ -204,7 +204,7 @@ def rare(name: str) -> bool:
 
 
 JITTER = "data.brightness data.contrast data.hue data.saturation"
-FILES = "data.background data.broken data.cache data.path data.resize data.workers"
+FILES = "data.background data.broken data.path data.resize data.workers"
 TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"
 MOE = "experts router shared_experts round_experts group_images group_tokens expert_init expert_hidden expert_activation expert_bias"
 
@@ -217,7 +217,7 @@ MOE = "experts router shared_experts round_experts group_images group_tokens exp
         ({"data.randaugment": 2}, "data.magnitude", ""),
         ({"data.crop": "inception"}, "data.crop_area", ""),
         ({"model.moe": "none"}, "", " ".join(f"model.{name}" for name in MOE.split())),
-        ({"model.router": "hash"}, "hash.images hash.kind hash.path model.codes model.token_ids", ""),
+        ({"model.router": "hash"}, "hash.images hash.kind model.codes model.token_ids", ""),
         ({"model.stem": (8,)}, "model.stem_depth", ""),
         ({"model.dtype": "bfloat16"}, "", "model.round_experts"),
         ({"training.loss": "sigmoid"}, "model.head_bias", ""),
@@ -260,7 +260,7 @@ def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, caps
         assert found <= shown or flags
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
-    assert "data.cache" in help_of(capsys, "study", "--data", "folder") - shown
+    assert "data.resize" in help_of(capsys, "study", "--data", "folder") - shown
     assert "schedule.timescale" in help_of(capsys, "plan", "--schedule.name", "rsqrt") - shown
     assert "optimizer.nesterov" in help_of(capsys, "train", "--optimizer.name", "sgd") - shown
     for router in ("hash", "dselect_k"):

@@ -14,6 +14,7 @@ import pytest
 from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.spec.errors import ConfigError
+from moespec.training.commands.study import entries
 from moespec.training.configuration import configfile, length, schedules
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.length import before_cooldown, in_steps, settled, shrunk
@@ -22,7 +23,6 @@ from moespec.training.data.datasets import load
 from moespec.training.loop import checkpoint
 from moespec.training.loop.resolve import resolve
 from moespec.training.loop.runlog import read_log
-from moespec.training.study.entries import entries
 
 
 @pytest.mark.parametrize(

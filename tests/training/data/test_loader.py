@@ -28,11 +28,11 @@ from moespec.training import progress_bar
 from moespec.training.configuration.config import TrainingConfig
 from moespec.training.data.augment import crop_and_flip, mixup_weight
 from moespec.training.data.datasets import load, load_configured
-from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, training_batch
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, prepared, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.loop.progress import Progress
+from moespec.training.loop.resume import Start
 from moespec.training.rng import AUGMENTATION, MIXUP, ORDER, TABLES, generator
 
 
@@ -193,39 +193,6 @@ def test_the_same_bits_for_any_number_of_workers_and_any_start(photos: Path) -> 
     assert note == f"data.workers=1000: this process may use {cores()} cores; using {cores()}"
 
 
-def test_the_same_bits_from_a_cache(photos: Path, tmp_path: Path) -> None:
-    """Of whole pictures, for random crops, and of middle squares; workers read it too."""
-    for fields in (EVERYTHING, {"flip": True, "resize": 40}):
-        config = DataConfig(name="folder", path=str(photos), **fields)
-        expected = digests(config, 0, 0)
-        kept = replace(config, cache=str(tmp_path))
-        assert digests(kept, 0, 0) == expected
-        written = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-        assert digests(kept, 3, 1) == expected[3:]
-        assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written, "it is not written again"
-    name = sorted(photos.glob("*/*"))[0]
-    os.utime(name, ns=(1, 1))
-    digests(kept, 5, 0)
-    assert len(list(tmp_path.iterdir())) > len(written), "pictures that have changed are decoded anew"
-
-
-def test_a_damaged_cache_is_named_or_written_anew(photos: Path, tmp_path: Path) -> None:
-    config = DataConfig(name="folder", path=str(photos), resize=40, cache=str(tmp_path))
-    expected, first = digests(config, 0, 0), np.arange(1)
-    for file in tmp_path.iterdir():
-        content = file.read_bytes()
-        count = content.rindex(b'{"format"') // (32 * 32 * 3 + 4)
-        file.write_bytes(content[:9] + bytes([content[9] ^ 4]) + content[10:])
-        with pytest.raises(DataError, match=rf"{file.name}: damaged, not the pixels of .*\.jpg"):
-            digests(config, 0, 0), load_configured(config, image_size=32).validation.read(first)
-        for cut in (content[:-5], content[: 32 * 32 * 3 * count]):
-            file.write_bytes(cut)
-            assert digests(config, 0, 0) == expected, "one that ends with its pixels is read"
-            load_configured(config, image_size=32).validation.read(first)
-            assert file.read_bytes() == (content if len(cut) == len(content) - 5 else cut)
-        file.write_bytes(content)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_surfaces_in_its_place(workers: int) -> None:
     with Prefetcher(broken_at_3, 0, 9, ahead=2, workers=workers) as results:
@@ -309,7 +276,7 @@ def test_progress_in_a_log_is_whole_lines(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stderr", None if where == "closed" else log)
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setenv("TQDM_DISABLE", "1" if where == "disabled" else "0")
-    with Progress(tmp_path, TrainingConfig(steps=3), start=0, seconds=0.0) as progress:
+    with Progress(tmp_path, TrainingConfig(steps=3), Start(None, 0, 0.0, [], [])) as progress:
         for _ in range(3):
             progress.step()
         progress.evaluated(3, "x", {"accuracy": 0.5})

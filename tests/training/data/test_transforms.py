@@ -10,15 +10,14 @@ import pytest
 from PIL import Image
 
 from moespec.spec.errors import ConfigError
-from moespec.training.data import colours
+from moespec.training.data import transforms as colours
 from moespec.training.data.augment import by_turns, cutmix, one_hot
-from moespec.training.data.crops import inception_box, torchvision_box
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.datasets import load
 from moespec.training.data.loader import training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.data.randaugment import OPERATIONS, randaugment
-from moespec.training.data.transforms import cut_out, erase, with_changes
+from moespec.training.data.transforms import cut_out, erase, inception_box, torchvision_box, with_changes
 from moespec.training.rng import CUTMIX, PICTURE, generator
 
 COARSE = Image.fromarray(np.random.default_rng(0).integers(30, 226, (7, 9, 3), np.uint8))

@@ -7,9 +7,8 @@ import pytest
 
 from moespec.models.errors import DataError
 from moespec.spec.errors import ConfigError
-from moespec.training.evaluation import retrieval as module
-from moespec.training.evaluation.retrieval import retrieval
-from moespec.training.evaluation.zero_shot import Prompts, class_embeddings, read_prompts, zero_shot
+from moespec.training.evaluation import zero_shot as module
+from moespec.training.evaluation.zero_shot import Prompts, class_embeddings, read_prompts, retrieval, zero_shot
 
 ONE = np.eye(4)
 

@@ -16,8 +16,6 @@ from PIL import Image
 from moespec import cli
 from moespec.models import vit
 from moespec.spec.errors import ConfigError
-from moespec.training.evaluation import mistakes
-from moespec.training.evaluation.mistakes import Predictions, confused, confusion
 from moespec.training.inspection.inspect_run import (
     UNASSIGNED,
     BlockRouting,
@@ -32,7 +30,9 @@ from moespec.training.inspection.inspect_run import (
 from moespec.training.loop import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports import report
+from moespec.training.reports import report as mistakes
 from moespec.training.reports.curves import Chart, Line, constant, curves, in_order, loads, plotted
+from moespec.training.reports.report import Predictions, confused, confusion
 from moespec.training.runs import load_run
 
 

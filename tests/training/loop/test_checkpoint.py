@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import stat
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,13 @@ from moespec.conformance import manifest
 from moespec.conformance.check import files
 from moespec.conformance.format import VectorError
 from moespec.conformance.suite import VECTORS
-from moespec.models.errors import CheckpointError, DataError
+from moespec.models.errors import CheckpointError
 from moespec.models.files import named_errors, signed, sync_directory, unfinished, write_atomically, write_synced
 from moespec.models.pytrees import flatten
 from moespec.models.tensors import decoded
-from moespec.models.vit import VitConfig, named
 from moespec.spec.errors import SpecError
-from moespec.training.loop import checkpoint, hash_tables
-from moespec.training.loop.checkpoint import Checkpoint
-from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop import checkpoint
+from moespec.training.loop.checkpoint import Checkpoint, Saver
 from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.resolve import load_backend, load_data
 from moespec.training.loop.resume import begin, trained_params
@@ -305,11 +302,6 @@ FILES = {
 }  # fmt: skip
 
 
-def hashed(**fields: Any) -> VitConfig:
-    sizes = {"experts": 4, "channels": 1, "classes": 10, "image_size": 8, "patch_size": 4}
-    return named("vit_tiny", router="hash", moe="last_1", **{**sizes, **fields})
-
-
 def as_checkpoint(path: Path) -> Path:
     """The file as the arrays of a checkpoint whose checksums are right."""
     trees = {tree: {"tables": np.zeros(4, np.float32)} for tree in TREES}
@@ -326,10 +318,8 @@ def as_vector(path: Path) -> Path:
     return beside
 
 
-HASH_TABLE = r"x\.safetensors.*not a readable file of moespec hash-table"
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "content": (lambda path: decoded(path.read_bytes()), ValueError, ""),
-    "hash_table": (lambda path: hash_tables.read(path, hashed(token_ids="position")), DataError, HASH_TABLE),
     "checkpoint": (
         lambda path: checkpoint.read(as_checkpoint(path), {"tables": (4,)}),
         *(CheckpointError, r"00000007/arrays\.safetensors: "),
@@ -346,7 +336,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, reader: str) -> No
     file, message = FILES[name]
     path.write_bytes(file)
     read, kind, where = READERS[reader]
-    with pytest.raises(kind, match=where if reader == "hash_table" and name in LIES else f"{where}.*{message}"):
+    with pytest.raises(kind, match=f"{where}.*{message}"):
         read(path)
 
 
@@ -363,24 +353,6 @@ def test_what_can_be_read() -> None:
     header = {"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
     dtype, array = decoded(safetensors_of(header, b"\x80\x3f\x20\xc0"))["x"]
     assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
-
-
-@pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F64", 8), ("I32", 4)])
-def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str, bytes_: int) -> None:
-    """bfloat16 too would lose what k-means found."""
-    path, codebook = tmp_path / "x", np.zeros((2, 16), np.float32)
-    hash_tables.write(path, hash_tables.HashTables(codebook, np.zeros((1, 2), np.int32)), hashed(codes=2))
-    hash_tables.read(path, hashed(codes=2))
-    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
-    end = 8 + bytes_ * codebook.size
-    header = json.loads(path.read_bytes()[8 : 8 + length]) | {
-        "codebook": {"dtype": dtype, "shape": [2, 16], "data_offsets": [8, end]},
-        "tables": {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]},
-    }
-    del header["__metadata__"]["moespec.sha256"]  # as of another program
-    path.write_bytes(safetensors_of(header, bytes(end)))
-    with pytest.raises(DataError, match=f"x: codebook has dtype {dtype}, expected F32"):
-        hash_tables.read(path, hashed(codes=2))
 
 
 # --------------------------------------------------------------------------------------------------- damage at random

@@ -1,18 +1,16 @@
-"""The codebook and tables of hash layers: made of a data set, kept in a file and in checkpoints, and never trained."""
+"""The codebook and tables of hash layers: made of a data set, kept in checkpoints, and never trained."""
 
 import importlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 from of_models import params_of, saved
 
 from moespec.models import families, vit
-from moespec.models.errors import CheckpointError, DataError
+from moespec.models.errors import CheckpointError
 from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
 from moespec.models.router_options import settings
@@ -88,29 +86,6 @@ def test_several_hashes_are_random(runs) -> None:  # type: ignore[no-untyped-def
     assert not np.array_equal(*tables)
     with pytest.raises(ConfigError, match=r"hash\.kind='balanced'"):
         made(resolved(runs, "balanced", router_options=options))
-
-
-def test_a_file(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    config = resolved(runs)
-    model, found, path = model_config(config.model), made(config), tmp_path / "hash.safetensors"
-    hash_tables.write(path, found, model)
-    read = hash_tables.read(path, model)
-    np.testing.assert_array_equal(read.codebook, found.codebook)
-    np.testing.assert_array_equal(read.tables, found.tables)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["hash.safetensors"]
-    with pytest.raises(DataError, match=r"hash\.safetensors: made for experts=2, the model has 3"):
-        hash_tables.read(path, replace(model, experts=3))
-    wrong = found._replace(tables=found.tables + 2)
-    hash_tables.write(path, wrong, model)
-    with pytest.raises(DataError, match="integers from 0 to 1"):
-        hash_tables.read(path, model)
-
-
-def test_the_command(runs, tmp_path: Path, said: Any) -> None:  # type: ignore[no-untyped-def]
-    out = tmp_path / "hash.safetensors"
-    options = ("--codes", "8", "--experts", "4", "--hash.kind", "balanced", "--hash.images", "200")
-    assert "8 codes, 8 ids, 4 experts" in said(["hash-table", "--out", str(out), *options])
-    assert safetensors.numpy.load_file(out)["tables"].shape == (1, 8)
 
 
 def test_constants_stay_through_training_and_go_from_one_backend_to_another(runs, hashed, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

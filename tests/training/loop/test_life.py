@@ -531,7 +531,7 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     fields |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
     fields |= {"mesh.data": "1"}
     # The digits have nothing to decode, and one process has one device, which is no GPU.
-    others = {"training.recompute", "training.cuda_graph", "backend", "data.cache", "data.workers"}
+    others = {"training.recompute", "training.cuda_graph", "backend", "data.workers"}
     others |= {"mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"}
     assert {*fields, *others} == FREE | {"training.steps"}
     flags = [word for key, value in fields.items() for word in (f"--{key.replace('_', '-')}", value)]

@@ -28,8 +28,8 @@ from moespec.models.pytrees import flatten
 from moespec.models.vit import init, parameter_shapes
 from moespec.training.commands import train as command
 from moespec.training.configuration.config import Config, ModelConfig
-from moespec.training.loop import checkpoint, checkpoint_writer
-from moespec.training.loop.checkpoint_writer import Saver
+from moespec.training.loop import checkpoint
+from moespec.training.loop.checkpoint import Saver
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 
@@ -283,14 +283,14 @@ def test_a_damaged_part_is_named_when_it_is_read(tmp_path):
 
 
 def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, monkeypatch):
-    write = checkpoint_writer.write_synced
+    write = checkpoint.write_synced
 
     def full(path, content):
         if "00002-of" in path.name:
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
-    monkeypatch.setattr(checkpoint_writer, "write_synced", full)
+    monkeypatch.setattr(checkpoint, "write_synced", full)
     first, second = saving(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         second.wait()
@@ -300,7 +300,7 @@ def test_a_full_disk_of_one_process_is_named_and_leaves_no_checkpoint(tmp_path, 
 
 
 def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(checkpoint, "PATIENCE", 0.2)
     (first,) = saving(tmp_path, processes=(0,))
     with pytest.raises(RunError, match="process 1 has not saved its part"):
         first.wait()

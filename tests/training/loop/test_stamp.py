@@ -60,7 +60,7 @@ def test_what_changed_is_named(tmp_path: Path, kind: str) -> None:
 
 def test_files_that_are_renamed_or_gone(tmp_path: Path) -> None:
     write("folder", tmp_path / "x")
-    before = load("folder", str(tmp_path / "x"), image_size=8, cache=str(tmp_path / "cache")).stamp
+    before = load("folder", str(tmp_path / "x"), image_size=8).stamp
     shutil.move(tmp_path / "x/a/00.bmp", tmp_path / "x/a/99.bmp")
     (tmp_path / "x/a/02.bmp").unlink()
     told = described(of_data(before, load("folder", str(tmp_path / "x"), image_size=8).stamp))

@@ -22,18 +22,17 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.errors import CheckpointError, Interrupted, RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
-from moespec.training.data.loader import training_batch
-from moespec.training.data.normalize_batch import prepared
+from moespec.training.data.loader import prepared, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.evaluate import evaluate
 from moespec.training.interruption import Interruption
-from moespec.training.loop import checkpoint, divergence, resolve
+from moespec.training.loop import checkpoint, hooks, resolve
 from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.loop.resume import begin
+from moespec.training.loop.resume import Start, begin
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import RunLog, read_log
 from moespec.training.loop.train import train
@@ -197,7 +196,7 @@ def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path
     """And not of the time that an evaluation takes."""
     clock = [100.0]
     monkeypatch.setattr("moespec.training.loop.progress.time.perf_counter", lambda: clock[0])
-    with Progress(tmp_path, TrainingConfig(batch=32), start=4, seconds=7.0) as progress:
+    with Progress(tmp_path, TrainingConfig(batch=32), Start(None, 4, 7.0, [], [])) as progress:
         clock[0] = 102.0
         progress.trained(14, 0.1, {"loss": 1.0})
         clock[0] = 108.0
@@ -366,7 +365,7 @@ def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **optio
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+    return str(hooks.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
 
 
 def test_large_pages_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

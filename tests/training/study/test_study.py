@@ -15,10 +15,10 @@ from moespec import cli
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.training.commands import study as command
+from moespec.training.commands.study import entries
 from moespec.training.configuration.config import Config
 from moespec.training.loop.runlog import read_log
 from moespec.training.study import outcome, results, statistics
-from moespec.training.study.entries import entries
 from moespec.training.study.outcome import right_of
 from moespec.training.study.results import FIXED, summarised
 from moespec.training.study.statistics import differences, pareto, sentences

@@ -316,7 +316,7 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
         ("{", "metadata: not JSON"),
         ("[]", "metadata: not a JSON object"),
         ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
-        ('{"family": "vit", "width": "8"}', "width='8': expected int"),
+        ('{"family": "vit", "width": "8", "depth": 1, "hidden": 8, "heads": 1}', "width='8': expected an integer"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
         ('{"family": "vit", "width": 8}', "missing 3 required keyword-only arguments"),
         ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
