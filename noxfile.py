@@ -327,21 +327,17 @@ def study(session: nox.Session) -> None:
 def bench(session: nox.Session, backend: str) -> None:
     """Time layers and models on one core, beside other projects: `benchmarks/results`, docs/speed.md.
 
-    `-- --vmoe FOLDER FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
+    `-- --vmoe FOLDER:FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
     """
-    vmoe = "--vmoe" in session.posargs
+    given, arguments = _options(session, vmoe="")
     _install(session, "train", backend)
-    others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
-    if others:
-        session.install(*CONSTRAINTS, *others)
+    session.install(*CONSTRAINTS, *{"jax": ("flax",), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend])
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
     routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
-    for name, more in 2 * [
-        ("layers", ()),
-        ("steps", ()),
-        ("layers", (*larger, "--routers", *routers)),
-    ]:  # two runs of each
-        session.run("python", f"benchmarks/{name}.py", "--backend", backend, *more, *session.posargs, env=QUIET)
+    runs = [("layers", ()), ("steps", ()), ("layers", (*larger, "--routers", *routers))]
+    for name, more in 2 * runs:  # the second confirms the first
+        command = (f"benchmarks/{name}.py", "--backend", backend, *more, *arguments)
+        session.run("python", *command, env={**QUIET, "PYTHONPATH": given.vmoe})
     session.run("python", "benchmarks/speed.py")
 
 

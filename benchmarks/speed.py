@@ -1,6 +1,6 @@
-"""Write the tables of docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
+"""Write the tables of docs/speed.md from what the benchmarks measured last, `benchmarks/results/*.json`.
 
-python benchmarks/speed.py            # rewrites what stands between the marks there, and docs/_static/speed.png
+python benchmarks/speed.py            # rewrites what stands between the marks there
 """
 
 import json
@@ -8,7 +8,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from table import DOCS, rewrite, table
 
 from moespec.spec.routers import ROUTERS
@@ -21,15 +20,12 @@ def main() -> None:
     layers, larger, steps = (
         {name: read(f"{kind}-{name}-cpu") for name in BACKENDS} for kind in ("layers", "layers-32", "steps")
     )
-    picture(layers, DOCS / "_static" / "speed.png")
-    tpu = read("layers-tpu")
     tables = {
         "cpu": in_short(layers, larger),
-        "tpu": in_short_on_tpu(tpu["rows"]),
         "layers": of_layers(layers),
         "larger layers": of_layers(larger),
         "models": of_layers(steps, "steps"),
-        "layers on a TPU": of_tpu_layers(tpu),
+        "layers on a TPU": of_tpu_layers(read("layers-tpu")),
         "steps on a TPU": of_tpu_steps(read("steps-tpu")),
         "collectives": of_mesh(read("mesh-tpu")),
         "steps on a GPU": of_gpu(sorted(RESULTS.glob("gpu-*.json"))),
@@ -64,27 +60,9 @@ def in_short(layers: dict[str, Any], larger: dict[str, Any]) -> str:
     ):
         for size, results in (("8 experts", layers), ("32 experts", larger)):
             times = {name: row["times_dense"] for name, row in results[backend]["figures"]["layers"].items()}
-            rows.append([f"{backend}, `{ours}`, {size}", *beside(ours, others, times)])
+            told = ", ".join(f"{times[name]:.2f} ({name})" for name in others if name in times) or "not confirmed"
+            rows.append([f"{backend}, `{ours}`, {size}", f"{times[ours]:.2f}", told])
     return table(["layer on one core of a CPU, x dense", "ours", "others"], rows)
-
-
-def in_short_on_tpu(layers: dict[str, Any]) -> str:
-    """What our layers access on a TPU, beside vmoe's."""
-    gigabytes = {name: row["gigabytes_accessed"] for name, row in layers.items()}
-    pairs = {
-        "softmax_token_choice": ("vmoe indices, k = 1", "vmoe einsum, k = 1"),
-        "softmax_token_choice, k = 2": ("vmoe indices, k = 2", "vmoe einsum, k = 2"),
-        "softmax_expert_choice": ("vmoe expert choice",),
-        "soft_moe": ("vmoe soft",),
-    }
-    rows = [[f"`{ours}`", *beside(ours, others, gigabytes)] for ours, others in pairs.items()]
-    return table(["layer on a TPU, GB accessed", "ours", "others"], rows)
-
-
-def beside(ours: str, others: tuple[str, ...], values: dict[str, float]) -> list[str]:
-    """Our value, and those of others that a second run confirmed."""
-    told = ", ".join(f"{values[name]:.2f} ({name})" for name in others if name in values)
-    return [f"{values[ours]:.2f}", told or "not confirmed"]
 
 
 def of_layers(results: dict[str, Any], part: str = "layers") -> str:
@@ -177,18 +155,6 @@ def machine(result: dict[str, Any]) -> str:
 
 def versions(each: dict[str, str]) -> str:
     return ", ".join(f"{name} {each[name]}" for name in each if name in ("jax", "torch", "libtpu", "numpy"))
-
-
-def picture(layers: dict[str, Any], path: Path) -> None:
-    figure, axes = plt.subplots(1, len(layers), figsize=(11, 6), sharex=True, layout="constrained")
-    for axis, (name, result) in zip(axes, layers.items(), strict=True):
-        rows = result["figures"]["layers"]
-        axis.barh(list(rows), [row["times_dense"] for row in rows.values()], color="tab:blue", label="measured")
-        axis.plot([row["work"] for row in rows.values()], list(rows), "k|", markersize=12, label="work")
-        axis.invert_yaxis()
-        axis.set(title=name, xlabel="times the dense perceptron", xscale="log")
-        axis.legend(loc="lower right")
-    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
