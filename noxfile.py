@@ -216,8 +216,8 @@ def _interpreter(version: str) -> str | None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, a data
-    worker that is killed, and the newest Python where it is installed; `-- -k torch` chooses."""
+    """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, and
+    the newest Python where it is installed; `-- -k torch` chooses."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
     variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
