@@ -156,11 +156,6 @@ def test_every_page_has_a_name_of_its_own_and_its_entries_in_the_index(expert_ch
     )
 
 
-def test_sources_stay_out_of_the_search(expert_choice):
-    source = expert_choice.partition("## Source")[2]
-    assert source.count("```{code-block} python\n:class: no-search\n") == source.count("```{code-block}") == 2
-
-
 def test_each_cell_has_the_heading_of_its_column():
     rows = '<tr><td>1</td><td class="c"><span class="pre">a_b</span></td></tr><tr><td>2</td></tr>'
     head = "<thead><tr><th><p>x &lt; y</p></th><th></th></tr></thead>"

@@ -69,11 +69,7 @@ SCRIPT = "import sys; sys.path.remove(''); from moespec.__main__ import main; sy
 
 @pytest.mark.parametrize(
     ("start", "more"),
-    [
-        (("-c", SCRIPT, "conformance"), ("-n", "1")),
-        (("-m", "moespec", "conformance"), ()),
-        (("-m", "moespec.conformance"), ()),
-    ],
+    [(("-c", SCRIPT, "conformance"), ("-n", "1")), (("-m", "moespec.conformance"), ())],
 )
 def test_a_target_may_lie_in_the_current_folder(start, more, tmp_path):
     """The suite imports nothing else from there: what has the name of one of its packages would end it with status 0."""
