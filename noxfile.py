@@ -216,8 +216,8 @@ def _interpreter(version: str) -> str | None:
 
 @nox.session
 def environments(session: nox.Session) -> None:
-    """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, a data
-    worker that is killed, and the newest Python where it is installed; `-- -k torch` chooses."""
+    """Short runs in other environments, each ended and resumed: python -O, closed streams, several compiled processes, and
+    the newest Python where it is installed; `-- -k torch` chooses."""
     _install(session, "jax", *(("torch",) if sys.version_info < (3, 12) else ()), "dev")
     variables = {**QUIET, **INDUCTOR}
     if python := _interpreter(NEWEST):
@@ -274,10 +274,12 @@ def full(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Before a release: count the statements of each room that tests cover, `benchmarks/results/coverage.json`."""
+    """Which statements of each file `pytest -m fast` covers, of what runs in its own processes; other tests after `--`."""
     _install(session, "jax", "torch", "flax", "equinox", "dev")
     session.install(*CONSTRAINTS, "coverage")
-    session.run("python", "benchmarks/covered.py", *session.posargs, env=QUIET)
+    rooms = "spec,backends,models,training,conformance"
+    session.run("coverage", "run", f"--source={rooms}", "-m", "pytest", *(session.posargs or ("-m", "fast")), env=QUIET)
+    session.run("coverage", "report")
 
 
 @nox.session
@@ -325,21 +327,17 @@ def study(session: nox.Session) -> None:
 def bench(session: nox.Session, backend: str) -> None:
     """Time layers and models on one core, beside other projects: `benchmarks/results`, docs/speed.md.
 
-    `-- --vmoe FOLDER FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
+    `-- --vmoe FOLDER:FOLDER`: checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX.
     """
-    vmoe = "--vmoe" in session.posargs
+    given, arguments = _options(session, vmoe="")
     _install(session, "train", backend)
-    others = {"jax": ("flax",) if vmoe else (), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend]
-    session.install(*CONSTRAINTS, "psutil", *others)
+    session.install(*CONSTRAINTS, *{"jax": ("flax",), "torch": ("soft-moe-pytorch", "st-moe-pytorch")}[backend])
     larger = ("--groups", "4", "--tokens", "784", "--experts", "32", "--rounds", "3", "--name", f"layers-32-{backend}")
     routers = ("softmax_token_choice", "softmax_expert_choice", "soft_moe", "hash")
-    for name, more in 2 * [
-        ("layers", ()),
-        ("steps", ()),
-        ("layers", (*larger, "--routers", *routers)),
-    ]:  # two runs of each
-        session.run("python", f"benchmarks/{name}.py", "--backend", backend, *more, *session.posargs, env=QUIET)
-    session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
+    runs = [("layers", ()), ("steps", ()), ("layers", (*larger, "--routers", *routers))]
+    for name, more in 2 * runs:  # the second confirms the first
+        command = (f"benchmarks/{name}.py", "--backend", backend, *more, *arguments)
+        session.run("python", *command, env={**QUIET, "PYTHONPATH": given.vmoe})
     session.run("python", "benchmarks/speed.py")
 
 

@@ -4,7 +4,6 @@ variables then.
 The compiler is that of `pip install 'moespec[jax]' libtpu`. What it says goes to a file of `benchmarks/results`, where other rows stay.
 """
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -27,7 +26,7 @@ for variable, value in {
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
-from record import RESULTS  # noqa: E402
+from record import RESULTS, save  # noqa: E402
 
 import moespec.backends.jax as single  # noqa: E402
 from moespec.backends.jax.mesh import OnMesh  # noqa: E402
@@ -37,6 +36,7 @@ from moespec.models.families import Config  # noqa: E402
 from moespec.models.parameters import shaped  # noqa: E402
 from moespec.training.configuration.config import Config as Run  # noqa: E402
 from moespec.training.objectives.table import draws, objective_of, shapes_of  # noqa: E402
+from moespec.version import version  # noqa: E402
 
 
 def devices(name: str) -> Any:
@@ -105,9 +105,8 @@ def mib(size: float) -> float:
 
 
 def recorded(name: str, part: str = "rows") -> Any:
-    """The rows of a file of results; none where there is no file."""
-    path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text())[part] if path.is_file() else []
+    """The rows of a file of results."""
+    return json.loads((RESULTS / f"{name}.json").read_text())[part]
 
 
 def add(name: str, row: dict[str, Any], of: tuple[str, ...]) -> None:
@@ -122,6 +121,6 @@ def write(name: str, figures: dict[str, Any]) -> None:
     report = {
         "command": f"python benchmarks/{Path(sys.argv[0]).name}",
         "optimization_level": os.environ["JAX_OPTIMIZATION_LEVEL"],
-        "versions": {package: importlib.metadata.version(package) for package in ("moespec", "jax", "libtpu")},
+        "versions": {package: version(package) for package in ("moespec", "jax", "libtpu")},
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps({**report, **figures}, indent=1) + "\n")
+    save(RESULTS / f"{name}.json", {**report, **figures})

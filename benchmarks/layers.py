@@ -1,15 +1,15 @@
 """A MoE layer of every router, forward and backward, beside the dense perceptron and beside other projects, in one process.
 
     python benchmarks/layers.py --backend torch
-    python benchmarks/layers.py --backend jax --vmoe FOLDER FOLDER
+    python benchmarks/layers.py --backend jax
 
 On one core, with the gradients of all parameters and of the tokens, in turn; each has the least processor time of its rounds,
 and with it the spread, the median over the least. `times_dense` is that over the dense perceptron's; `work` is the rows that
 the experts have for each token: a layer that costs nothing but its experts is at `work`. Denormal numbers are zeros with torch,
 as they are with XLA, and its memory is in large pages, as `moespec train` sets it.
 
-Other projects, where they are installed: soft-moe-pytorch and st-moe-pytorch beside torch. --vmoe has the folders of
-checkouts of google-research/vmoe and google-research/vision_transformer, beside JAX; they need flax.
+Other projects, where they can be imported: soft-moe-pytorch and st-moe-pytorch beside torch; beside JAX google-research/vmoe, of which
+and of google-research/vision_transformer PYTHONPATH names checkouts; they need flax.
 """
 
 import argparse
@@ -37,13 +37,10 @@ Pass = Callable[[], Any]
 
 def main() -> None:
     sizes = {"groups": 8, "tokens": 196, "width": 384, "hidden": 1536, "experts": 8}
-    parser = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=7)
-    parser.add_argument(
-        "--routers", nargs="+", help="only these, added to the result, or all of one with a --name (default: all)"
-    )
+    parser = record.parser(__doc__, backends=True, **sizes, rounds=7)
+    parser.add_argument("--routers", nargs="+", help="only these (default: all)")
     parser.add_argument("--name", help="name of the result (default: layers-BACKEND)")
     options = parser.parse_args()
-    record.import_from(options.vmoe)
     B = importlib.import_module(f"moespec.backends.{options.backend}")
     layers = dict(passes(B, options))
     rows = measure({name: one for name, (one, _) in layers.items()}, options.rounds)
@@ -53,12 +50,8 @@ def main() -> None:
         print(
             f"{name:44s} {1e3 * row['cpu_seconds']:8.1f} ms {row['times_dense']:7.2f} x dense, work {row['work']:.2f}"
         )
-    if options.routers and not options.name:
-        print(record.add(f"layers-{options.backend}", "layers", {name: rows[name] for name in options.routers}))
-        return
-    config = {key: value for key, value in vars(options).items() if key not in ("vmoe", "name")}
-    figures = {"config": config, "layers": rows}
-    print(record.write(options.name or f"layers-{options.backend}", figures))
+    config = {key: value for key, value in vars(options).items() if key != "name"}
+    print(record.write(options.name or f"layers-{options.backend}", {"config": config, "layers": rows}))
 
 
 def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
@@ -66,7 +59,7 @@ def measure(each: dict[str, Pass], rounds: int) -> dict[str, dict[str, Any]]:
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(True)
     seconds: dict[str, list[float]] = {name: [] for name in each}
-    for one in tqdm(each.values(), desc="compile"):
+    for one in each.values():  # to compile it
         one()
         one()
     for _ in tqdm(range(rounds), desc="rounds"):
@@ -131,8 +124,6 @@ def one_pass(B: Any, loss: Callable[..., Any], params: Any, batch: Any, of: str 
 
 def of_jax(tokens: Any, options: argparse.Namespace) -> Iterator[tuple[str, tuple[Pass, float]]]:
     """The layers of google-research/vmoe."""
-    if not options.vmoe:
-        return
     import jax
     import jax.numpy as jnp
 

@@ -18,54 +18,27 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("moespec", "numpy", "scipy", "jax", "jaxlib", "libtpu", "optax", "torch")
 
 
-HELP = {
-    "model": "a ViT",
-    "image_size": "pixels",
-    "images": "images of the batch",
-    "groups": "groups of tokens",
-    "tokens": "tokens of a group",
-    "width": "width of a token",
-    "hidden": "hidden width of an expert",
-    "experts": "experts of a layer",
-    "rounds": "timed rounds",
-    "topology": "name of the TPU topology",
-}
-
-
-def parser(text: str | None, *, backends: bool = False, vmoe: bool = False, **defaults: Any) -> argparse.ArgumentParser:
-    """The parser of a benchmark with this docstring. backends, vmoe: whether it has these options. defaults: of options in `HELP`."""
+def parser(text: str | None, *, backends: bool = False, **defaults: Any) -> argparse.ArgumentParser:
+    """The parser of a benchmark with this docstring. backends: whether it has a --backend. defaults: of its other options."""
     options = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     if backends:
         options.add_argument("--backend", choices=("jax", "torch"), required=True)
     for name, default in defaults.items():
-        words = {"type": type(default), "default": default, "help": f"{HELP[name]} (default: %(default)s)"}
-        options.add_argument(f"--{name.replace('_', '-')}", **words)
-    if vmoe:
-        options.add_argument("--vmoe", nargs="+", default=[], metavar="FOLDER", help="checkouts of vmoe and its ViT")
+        name = f"--{name.replace('_', '-')}"
+        options.add_argument(name, type=type(default), default=default, help="default: %(default)s")
     return options
 
 
-def import_from(folders: list[str]) -> None:
-    """Import from these folders, too, which the recorded command does not name."""
-    sys.path += folders
-    sys.argv = ["FOLDER" if argument in folders else argument for argument in sys.argv]
-
-
-def device_slug() -> str:
-    """A short name of the machine for file names: the GPU's name, else `cpu`."""
-    gpu = _gpu()
-    return gpu.lower().replace(" ", "-") if gpu else "cpu"
-
-
 def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path:
-    """Write `benchmarks/results/<name>-<device>.json` through a temporary file and return its path.
+    """Write `benchmarks/results/<name>-<device>.json` and return its path: the device is the GPU's name, else `cpu`.
 
     The figures that it had of the same command, machine and versions are kept as `before`: a second run beside the first.
 
     of_device: False for figures that are the same on every machine, whose file is `<name>.json`.
     """
+    device = (_gpu() or "cpu").lower().replace(" ", "-")
     result = {
-        "command": _command(),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         "machine": {
             "gpu": _gpu(),
             "cpu": _cpu(),
@@ -76,27 +49,15 @@ def write(name: str, figures: dict[str, Any], *, of_device: bool = True) -> Path
         "versions": {name: number for name in PACKAGES if (number := version(name)) != UNKNOWN},
         "figures": figures,
     }
-    path = RESULTS / (f"{name}-{device_slug()}.json" if of_device else f"{name}.json")
+    path = RESULTS / (f"{name}-{device}.json" if of_device else f"{name}.json")
     before = _earlier(path)
     if all(before.get(key) == result[key] for key in ("command", "machine", "versions")):
         result["before"] = before["figures"]
-    return _written(path, result)
+    return save(path, result)
 
 
-def add(name: str, part: str, rows: dict[str, dict[str, Any]]) -> Path:
-    """Add rows of another run to a part of the figures of a result, each with its command, and return the path of its file."""
-    path = RESULTS / f"{name}-{device_slug()}.json"
-    result = json.loads(path.read_text())
-    result["figures"][part] |= {key: {**row, "command": _command()} for key, row in rows.items()}
-    return _written(path, result)
-
-
-def _command() -> str:
-    return " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-
-
-def _written(path: Path, result: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
+def save(path: Path, result: dict[str, Any]) -> Path:
+    """Write a result as JSON, and return its path."""
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     return path
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,9 +71,10 @@ def perceptron(width: int, hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def vmoe_layers(tokens: int, hidden: int, experts: int, dtype: Any) -> Iterator[tuple[str, int, Any]]:
-    """Name, choices and module of google-research/vmoe's layers, which must be on the path."""
-    from vmoe.nn import vit_moe  # type: ignore[import-not-found]
-
+    """Name, choices and module of google-research/vmoe's layers; none if it cannot be imported."""
+    if not find_spec("vmoe"):
+        return
+    vit_moe = import_module("vmoe.nn.vit_moe")
     capacity = -(-tokens // experts)
     sizes = {"mlp_dim": hidden, "num_experts": experts, "group_size": tokens, "deterministic": True, "dtype": dtype}
     for kind in ("einsum", "indices"):

@@ -1,17 +1,17 @@
 """The loss of a ViT and its gradients, dense and with experts, beside other projects' ViT, in one process.
 
     python benchmarks/steps.py --backend torch
-    python benchmarks/steps.py --backend jax --vmoe FOLDER FOLDER
+    python benchmarks/steps.py --backend jax
 
 ViT-S/16 at 224 pixels with 8 images by default, float32, on one core, in turn; each has the least processor time of its rounds.
 `times_dense` is that over our dense model's. Models with experts have 8 of them in every second block. Beside torch there is a
-ViT of torch's own modules (`nn.TransformerEncoder`); --vmoe has the folders of checkouts of google-research/vmoe and
-google-research/vision_transformer, beside JAX, which need flax.
+ViT of torch's own modules (`nn.TransformerEncoder`), beside JAX that of google-research/vmoe where it can be imported, as in layers.py.
 """
 
 import argparse
 import importlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from layers import Pass, measure, one_pass  # isort: skip  # first: it sees to one core
@@ -26,14 +26,12 @@ CASES = ("dense", "softmax_token_choice", "softmax_token_choice, k = 2", "softma
 
 def main() -> None:
     sizes = {"model": "vit_s16", "image_size": 224, "images": 8, "experts": 8}
-    options = record.parser(__doc__, backends=True, vmoe=True, **sizes, rounds=5).parse_args()
-    record.import_from(options.vmoe)
+    options = record.parser(__doc__, backends=True, **sizes, rounds=5).parse_args()
     rows = measure(dict(passes(options)), options.rounds)
     for name, row in rows.items():
         row["times_dense"] = round(row["cpu_seconds"] / rows["dense"]["cpu_seconds"], 3)
         print(f"{name:32s} {row['cpu_seconds']:7.2f} s {row['times_dense']:7.3f} x dense")
-    config = {key: value for key, value in vars(options).items() if key != "vmoe"}
-    print(record.write(f"steps-{options.backend}", {"config": config, "steps": rows}))
+    print(record.write(f"steps-{options.backend}", {"config": vars(options), "steps": rows}))
 
 
 def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
@@ -47,7 +45,7 @@ def passes(options: argparse.Namespace) -> Iterator[tuple[str, Pass]]:
     images, targets = batch["images"], batch["targets"]
     if options.backend == "torch":
         yield "torch.nn.TransformerEncoder", of_torch(config, images, targets)
-    elif options.vmoe:
+    elif find_spec("vmoe"):
         for name, router in (
             ("vmoe dense", None),
             ("vmoe indices, k = 1", {"num_selected_experts": 1, "dispatcher": {"name": "indices"}}),

@@ -1,17 +1,13 @@
 """Compile a MoE layer of every router, forward and backward, for a TPU, ahead of time, without one.
 
     pip install 'moespec[jax]' libtpu
-    python benchmarks/tpu_layers.py [--check] [ROUTER ...] [--vmoe FOLDER FOLDER]
+    python benchmarks/tpu_layers.py [--check] [ROUTER ...]
 
 Layers in bfloat16 on float32 parameters, compiled by the TPU's own compiler, which says FLOPs, bytes and memory. The count by
-hand is three times the forward products of experts, router and (Soft MoE) mixing. In `passes` a float32 product at the highest
-precision counts six times, as the six bfloat16 products that it is on a TPU; the compiler's FLOPs do not show it. Soft MoE's
-logits are three bfloat16 products, forward: the second and third are among the passes, and not among the FLOPs over the count.
-Rows of groups of at most 256 tokens come and go by products with one-hot rows, which are in the count; those of layers that
-multiply the filled slots alone are counted in whole tiles.
+hand is three times the forward products of experts, router and (Soft MoE) mixing; docs/speed.md says what else is in it, and in `passes`.
+Of Soft MoE's logits, three bfloat16 products, the second and third are among the passes, and not among the FLOPs over the count.
 
-With --vmoe, google-research/vmoe's layers are compiled in the same way: the folders are checkouts of it and of its
-vision_transformer, whose packages must be installed.
+Without names, google-research/vmoe's layers are compiled in the same way where it can be imported, as in layers.py.
 
 The figures are written to `benchmarks/results/layers-tpu.json`. With --check nothing is written: it fails if FLOPs are above
 1.05 times the count, or if FLOPs, passes, bytes or memory are above 1.05 times those in the file.
@@ -170,19 +166,15 @@ def exceeded(rows: dict[str, Any], committed: dict[str, Any]) -> Iterator[str]:
 def main() -> int:
     """Compile each layer and print its figures as JSON; 1 if --check finds one above its limit."""
     parser = record.parser(__doc__, topology="v5e:2x2")
-    parser.add_argument("names", nargs="*", metavar="ROUTER", help=f"only these of: dense, {', '.join(CASES)}")
+    known = ("dense", *CASES)
+    parser.add_argument("names", nargs="*", choices=[[], *known], metavar="ROUTER", help=f"of: {', '.join(known)}")
     parser.add_argument("--check", action="store_true", help="compare with the committed figures instead")
-    parser.add_argument("--vmoe", nargs=2, metavar="FOLDER", help="checkouts of vmoe and its vision_transformer")
     arguments = parser.parse_args()
-    sys.path[1:1] = arguments.vmoe or []
-    if unknown := set(arguments.names) - {"dense", *CASES}:
-        parser.error(f"{', '.join(sorted(unknown))}: expected dense, {', '.join(CASES)}")
     device = ahead.devices(arguments.topology)[0]
     committed = ahead.recorded("layers-tpu")
-    names = arguments.names or ("dense", *CASES)
-    ours = ((name, compile_layer(*CASES.get(name, ("dense", {})), device)) for name in names)
+    ours = ((name, compile_layer(*CASES.get(name, ("dense", {})), device)) for name in arguments.names or known)
     rows = {}
-    for name, row in chain(ours, compile_vmoe(device) if arguments.vmoe else ()):
+    for name, row in chain(ours, () if arguments.names else compile_vmoe(device)):
         rows[name] = row
         print(json.dumps({name: row}), flush=True)
     if arguments.check:

@@ -4,18 +4,8 @@ be there.
     pip install 'moespec[jax]' libtpu
     python benchmarks/tpu_mesh.py [--check] [ROUTER ...]
 
-A ViT-S/16 of two blocks, one of them with 8 experts, in bfloat16 on float32 parameters, with AdamW and a clip, 16 images a
-device. Counted are the collectives of a step, and the bytes that a device receives in them, where each that is reduced travels
-twice, as in a ring. What it must be:
-
-    experts split       two all-to-alls per MoE layer forward, two backward, each of all slots of the device's groups
-    batch split         one reduction of the gradients of what the devices have in common (and, with experts split, one of the
-                        experts', and one of a number for each for the norm that is clipped); no gather of activations
-    fsdp                a gather of each parameter that is split, and of its gradient a reduction that scatters
-
-`bound` is what must be received: of slots `G E C D` in bfloat16, but for the part that stays, four times for each layer; of
-gradients twice their bytes, but for the device's own part; of what is split over fsdp the other parts, forward, and of the
-gradient of each of them.
+The model, and what must be received (`bound`), are in docs/speed.md, which collectives there must be in docs/devices.md. Counted are
+the collectives of a step, and the bytes that a device receives in them, where each that is reduced travels twice, as in a ring.
 
 The figures are written to `benchmarks/results/mesh-tpu.json`. With --check nothing is written: it fails if there is another
 number of collectives than in the file, or if bytes are above 1.02 times those in it.

@@ -51,8 +51,7 @@ def main() -> None:
     device = ahead.devices(arguments.topology)[0]
     for name in arguments.recipes or LARGE:
         config = configfile.read(configfile.find_recipe(name))
-        model = model_config(without_data(config.model, config.data))
-        model = model if objective_of(config).head else replace(model, classes=0)
+        model = model_config(without_data(config))
         training = TrainingConfig(batch=arguments.images, loss=config.training.loss)
         config = objective_of(config).settled(replace(config, training=training), model, None)
         figures = compile_step(model, config, device)

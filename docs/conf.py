@@ -1,6 +1,7 @@
 """How Sphinx makes HTML of the generated pages; `generator` calls it."""
 
 import os
+from importlib.resources import files
 
 project = "moespec"
 author = "The moespec developers"
@@ -14,7 +15,7 @@ nitpicky = True
 html_theme = "furo"
 html_title = f"moespec {version}"
 html_baseurl = f"{os.environ['MOESPEC_SITE']}{version}/" if "MOESPEC_SITE" in os.environ else ""
-html_static_path = ["_static"]
+html_static_path = ["_static", str(files("mathjax") / "static" / "mathjax" / "es5" / "mml-svg.js")]
 html_extra_path = ["../CITATION.cff"]
 html_css_files = ["site.css"]
 html_copy_source = False

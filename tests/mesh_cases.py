@@ -225,17 +225,6 @@ def continued(B: Any, step: Any, router: str, exported: dict[str, Any]) -> dict[
     return {"again": again, "after": B.export_state(state), "read": read}
 
 
-def errors(B: Any) -> dict[str, str]:
-    """What a mesh that splits experts in two says of what it cannot do."""
-    uneven = params(model("soft_moe", experts=3))
-    calls = {
-        "rows": lambda: B.rows(BATCH + 2),
-        "experts": lambda: B.init_state(uneven, ADAMW.optimizer),
-        "multi_hash": lambda: B.multi_hash_mlp(),
-    }
-    return messages(calls)
-
-
 def messages(calls: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
     """What is said by the errors that calls raise, by the name of the call."""
     said = {}
@@ -310,14 +299,6 @@ def check_continued(processes: list[Any], want: dict[str, Any], router: str) -> 
         parts = after.size([axis for axis in mesh.split_axes(path, leaf.shape, after) if axis])
         for process in processes:
             assert process["continued", router]["read"][path] == leaf.size // parts, path
-
-
-def check_errors(said: dict[str, str]) -> None:
-    """What `errors` returns names the argument and its value."""
-    assert said["rows"].startswith("ShapeError: a batch of 18 images does not divide among 4 devices (")
-    experts = "mesh.expert=2 does not divide the 3 experts of blocks/0/moe/experts/"
-    assert said["experts"].startswith(f"ConfigError: {experts}")
-    assert said["multi_hash"].startswith("ConfigError: mesh.expert=2: MultiHash mixes the experts inside")
 
 
 def assert_same(got: Any, want: Any, where: str = "", *, exact: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What is added to Sphinx's HTML: what search engines and previews show of a page, and in each cell the heading of its column.
+"""What is added to Sphinx's HTML: what search engines show of a page, and in each cell the heading of its column.
 
 A Sphinx extension. `site.css` shows the rows of a table as cards on a phone, each cell below its heading.
 """
@@ -19,13 +19,6 @@ def description(document: nodes.document | None) -> str:
     first = next(document.findall(nodes.paragraph), None) if document else None
     text = " ".join(first.astext().split()) if first else SITE
     return re.split(r"(?<=[a-z\d)\]][.:]) (?=[A-Z])", text, maxsplit=1)[0].removesuffix(":")
-
-
-def tags(title: str, text: str, address: str) -> str:
-    """The tags of a page; without its address that of none."""
-    shown = {"type": "website", "site_name": "moespec", "title": title, "description": text, "url": address}
-    named = [f'<meta property="og:{name}" content="{escape(value)}">' for name, value in shown.items() if value]
-    return "\n".join([f'<meta name="description" content="{escape(text)}">', *named])
 
 
 def labelled(html: str) -> str:
@@ -51,10 +44,9 @@ def plain(html: str) -> str:
 
 
 def add(app: Sphinx, page: str, template: str, context: dict[str, Any], document: nodes.document | None) -> None:
-    """Put the tags and labels into what the page's template is given."""
-    address = (context.get("pageurl") or "") if app.config.html_baseurl else ""
-    more = tags(plain(context.get("title") or "moespec"), description(document), address)
-    context["metatags"] = context.get("metatags", "") + more
+    """Put the description and the labels into what the page's template is given."""
+    described = f'<meta name="description" content="{escape(description(document))}">'
+    context["metatags"] = context.get("metatags", "") + described
     context["body"] = labelled(context.get("body") or "")
 
 

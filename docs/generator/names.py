@@ -1,9 +1,5 @@
 """Names as people write them, by which readers look for a page; the first is its title, and the search finds it by all."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
 NAMES: dict[str, tuple[str, ...]] = {
     "base": ("BASE layers", "BASE"),
     "batch_expert_choice": ("Batch-level Expert Choice",),
@@ -63,20 +59,3 @@ NAMES: dict[str, tuple[str, ...]] = {
     "z_loss": ("Router z-loss", "z-loss"),
 }
 """Of a page the name, and others that are in use besides `Router.models`; another page has the name of its algorithm alone."""
-
-
-def not_found(folder: Path, named: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """A sentence for each name that the search of the site in `folder` does not lead to its page, and for each earlier
-    revision of which it has words. named: the names of each page."""
-    text = (folder / "searchindex.js").read_text(encoding="utf-8")
-    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-    pages = index["docnames"]
-    for page, names in named.items():
-        for name in names:
-            found = [pages[number] for number, _, main in index["indexentries"].get(name.lower(), ()) if main]
-            if found != [page]:
-                yield f"search: {name!r} leads to {', '.join(found) or 'nothing'}, not to {page}"
-    files = [each if isinstance(each, list) else [each] for each in index["terms"].values()]
-    for number in sorted({number for each in files for number in each}):
-        if pages[number].rpartition("-")[0] in named:
-            yield f"search: has words of {pages[number]}, an earlier revision"

@@ -10,12 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
-import numpy as np
-import psutil
 import pytest
-from PIL import Image
 
 NEWEST = os.environ.get("MOESPEC_NEWEST_PYTHON", "")
 """An interpreter with JAX alone."""
@@ -83,25 +79,6 @@ def test_a_run_is_ended_and_resumed(row, tmp_path):
         assert "damaged, its checksum is not that of state.json" in said
     assert ends(start(kind, environment, *again, run, streams=streams)) == ""
     assert bits(run, 4) == unbroken
-
-
-def test_a_killed_data_worker_ends_a_run_that_is_resumed(tmp_path):
-    for label in (folder := tmp_path / "images") / "a", folder / "b":
-        label.mkdir(parents=True)
-        for number in range(40):
-            Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(label / f"{number}.png")
-    data = ("--data", "folder", "--data.path", folder, "--data.workers", "2", "--training.batch", "16")
-    how = (*TRAIN, *data, "--training.steps", "60", "--training.checkpoint-every", "20", "--backend", "torch")
-    assert ends(start("torch", {}, *how, "--run", tmp_path / "unbroken")) == ""
-    process = start("torch", {}, *how, "--run", run := tmp_path / "run")
-    until = time.monotonic() + 120
-    while not (run / "checkpoints" / "00000020").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    workers = [each for each in psutil.Process(process.pid).children(True) if "spawn_main" in " ".join(each.cmdline())]
-    workers[0].kill()
-    assert "was killed (SIGKILL" in ends(process, 2)
-    assert ends(start("torch", {}, "train", "--run", run, "--resume")) == ""
-    assert bits(run, 60) == bits(tmp_path / "unbroken", 60)
 
 
 @pytest.mark.parametrize("kind", ["jax", "newest"])

@@ -8,7 +8,7 @@ transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision_operators")  # before transformers imports torchvision
 
-from moespec.backends.torch.nn import MoE, from_transformers, replace_mlps, to_transformers  # noqa: E402
+from moespec.backends.torch.nn import MoE, from_transformers, to_transformers  # noqa: E402
 from moespec.spec import ConfigError  # noqa: E402
 
 TOKENS, WIDTH, E = 10, 16, 8
@@ -62,14 +62,6 @@ def test_a_gated_mlp_is_copied(make):
     torch.testing.assert_close(MoE.from_mlp(mlp, 4, tokens=TOKENS, **ROUTED)(x), mlp(x))
 
 
-def test_gated_mlps_of_a_model_are_replaced():
-    sizes = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_hidden_layers": 2, "image_size": 28}
-    model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes, use_swiglu_ffn=True))
-    changed = replace_mlps(model, 4, tokens=5, **ROUTED)
-    assert 0 < changed.pop("encoder.layer.1.mlp") < 1e-6
-    assert not changed
-
-
 @pytest.mark.parametrize("make", [vision_block, deepseek_block])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_goes_there_and_back(make, dtype):
@@ -84,22 +76,14 @@ def test_a_block_goes_there_and_back(make, dtype):
 
 def test_blocks_that_do_not_fit():
     block = filled(vision_block())
-    layer = from_transformers(block, tokens=TOKENS)
     with pytest.raises(ConfigError, match=r"^choices=1: it is that of the block"):
         from_transformers(block, tokens=TOKENS, choices=1)
     with pytest.raises(ConfigError, match=r"^moe: Linear is not a block of gated experts with a bias: .*experts"):
         from_transformers(torch.nn.Linear(2, 2), tokens=TOKENS)
     before = {name: value.clone() for name, value in block.state_dict().items()}
-    for wrong, message in (
-        (MoE(WIDTH, 24, E, tokens=TOKENS), "router='soft_moe', and 'sigmoid_token_choice' of the block"),
-        (from_transformers(filled(deepseek_block()), tokens=TOKENS), r"scale=2.5, and 1.25 of the block"),
-    ):
-        with pytest.raises(ConfigError, match=f"^layer: {message}"):
-            to_transformers(wrong, block)
+    with pytest.raises(ConfigError, match=r"^layer: scale=2.5, and 1.25 of the block"):
+        to_transformers(from_transformers(filled(deepseek_block()), tokens=TOKENS), block)
     assert all(torch.equal(before[name], value) for name, value in block.state_dict().items())
-    block.experts.act_fn = torch.nn.GELU()
-    with pytest.raises(ConfigError, match=r"^layer: expert_activation='swiglu', and 'geglu' of the block"):
-        to_transformers(layer, block)
     block.gate.norm_topk_prob = False  # which its class does not read
     with pytest.raises(ConfigError, match=r"^moe: Dots3NoteVisionMoE computes something else"):
         from_transformers(block, tokens=TOKENS)

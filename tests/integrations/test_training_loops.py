@@ -1,4 +1,4 @@
-"""Layers in the training loops of others: Trainer as docs/torch-layer.md has it, and timm's average of a model."""
+"""Layers in the training loops of others: Trainer as docs/torch-layer.md has it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 pytest.importorskip("torchvision_operators")  # before transformers imports torchvision
 
-from moespec.backends.torch.nn import MoE, replace_mlps, update_states  # noqa: E402
+from moespec.backends.torch.nn import replace_mlps  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs" / "torch-layer.md").read_text()
 SIZES = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 16, "intermediate_size": 16}
@@ -48,13 +48,3 @@ def test_parts_of_a_batch_in_trainer(tmp_path, changes):
     slopes, bias = slopes_and_bias(tmp_path, 1)
     assert bias.any()
     torch.testing.assert_close(slopes_and_bias(tmp_path, 4, **changes), (slopes, bias), rtol=1e-4, atol=1e-6)
-
-
-def test_an_average_of_timm():
-    timm = pytest.importorskip("timm.utils")
-    model = torch.nn.Sequential(MoE(8, 16, 4, tokens=12, router="sigmoid_token_choice"))
-    average = timm.ModelEmaV3(model, decay=0.5)
-    model(torch.randn(2, 12, 8))
-    update_states(model)
-    average.update(model)
-    torch.testing.assert_close(average.module.state_dict()["0.router.state.bias"], 0.5 * model[0].router.state.bias)

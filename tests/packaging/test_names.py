@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-import moespec
 from moespec import spec
 from moespec.spec import registry
 from moespec.spec.routers.names import RouterName
@@ -86,16 +85,6 @@ def test_no_public_name_is_that_of_a_module():
 
     assert isinstance(module, ModuleType)
     assert module.token_choice is spec.token_choice
-
-
-def test_the_check_of_clashes_can_fail(monkeypatch):
-    monkeypatch.setattr(spec, "numerics", spec.mean)
-    assert clashes("moespec.spec") == {"numerics"}
-
-
-def test_the_rooms_are_the_names_of_moespec():
-    rooms = {module.name for module in pkgutil.iter_modules(moespec.__path__) if module.ispkg}
-    assert rooms == set(moespec.__all__)
 
 
 def test_modules_of_backends_choose_none():

@@ -13,9 +13,6 @@ def test_the_workflow_runs_what_main_must_pass():
     commands = re.findall(r"^run -s (.*)$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert "checks" in commands
     assert WORKFLOW["strategy"]["matrix"]["session"] == commands
-
-
-def test_the_workflow_runs_them_by_a_shell():
     assert WORKFLOW["steps"][-1]["run"] == "nox -s ${{ matrix.session }}"
 
 

@@ -91,7 +91,6 @@ def test_processes_exchange_texts_and_share_a_batch(processes):
     for rank, process in enumerate(processes):
         assert process["texts"] == ["", "text", "texttext", "texttexttext"]
         assert process["rows"] == range(2 * rank, 2 * rank + 2)
-        cases.check_errors(process["errors"])
 
 
 def test_slots_may_travel_in_sixteen_bits(processes, one_device):
