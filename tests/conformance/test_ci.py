@@ -12,7 +12,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github/actions/conformance/action.yml"
-NUMPY = ("--target", "moespec.backends.numpy", "--algorithm", "z_loss")
 
 
 # The action.
