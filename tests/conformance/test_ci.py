@@ -67,12 +67,6 @@ def test_the_action_passes_when_all_pass(tmp_path):
     assert (tmp_path / "a b/junit.xml").exists()
 
 
-def test_the_action_tells_wrong_usage(tmp_path):
-    status, printed = check(tmp_path)
-    assert status == 2
-    assert "target" in printed
-
-
 def test_the_action_takes_no_input_as_code_and_installs_what_it_is_part_of():
     scripts = [step["run"] for step in steps().values() if "run" in step]
     assert not any("${{" in script for script in scripts)

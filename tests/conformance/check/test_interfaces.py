@@ -419,6 +419,20 @@ def test_the_reproduction_of_a_file(folder, capsys):
     assert f"got\n{SLOTS + 1}" in shown(failing("files", str(folder), "token_choice/tied"), capsys)
 
 
+def test_a_raising_target_raises_in_its_reproduction(over_numpy):
+    name = over_numpy("raising_here", "def z_loss(logits):\n    raise RuntimeError('here')\n")
+    with pytest.raises(RuntimeError, match="here"):
+        exec(failing("target", name, "z_loss/values"), {})
+
+
+@pytest.mark.parametrize(
+    ("id", "stage"), [("z_loss/nothing", "z_loss"), ("z_loss/values", "gradient"), ("z_loss/values", "")]
+)
+def test_what_cannot_be_opened(id, stage):
+    with pytest.raises(ValueError, match=r"there is no case|has no stage"):
+        reproduce.open_case(id, stage, target="moespec.backends.numpy")
+
+
 # What is installed.
 
 

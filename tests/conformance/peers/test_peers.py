@@ -53,6 +53,18 @@ def test_of_a_router_neither_the_losses_nor_their_gradient_nor_the_update_is_com
     assert part.whole == ["route", "moe_layer"]
 
 
+def test_a_package_without_capacity_is_compared_where_it_drops_nothing():
+    torch = pytest.importorskip("torch")
+    from moespec.conformance.peers.adapters.on_torch import dropless, sparse
+
+    scores = torch.tensor([[[0.5, 0.25], [0.75, 0.125]]])
+    gates = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
+    assert dropless(scores, gates, 1).dense().combine.tolist() == [[[[0.0], [2.0]], [[3.0], [0.0]]]]
+    assert sparse(scores, gates[:, :, :1].expand(1, 2, 2), 1, 2).token.tolist() == [[[1, 2], [2, 2]]]
+    with pytest.raises(NotImplementedError, match="no token is dropped"):
+        dropless(scores, gates.flip(2)[:, :, :1].expand(1, 2, 2) + 1, 1)
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_a_committed_record_is_of_the_pinned_version_and_of_these_vectors(name):
     """After a change of the vectors: `nox -s peers`."""
@@ -75,13 +87,6 @@ def root(tmp_path):
 
 def written(root):
     return [path for path in root.rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize("folder", ["conformance/reports", "docs", "spec/implementations"])
-def test_a_folder_that_is_not_there_is_named(folder, root, capsys):
-    (root / folder).rmdir()
-    assert main(["--root", str(root)]) == 1
-    assert capsys.readouterr().err == f"--root: there is no folder {str(root / folder)!r}; expected a checkout\n"
 
 
 @pytest.mark.parametrize("text", ["[]", '{"schema": 1}'])
