@@ -306,6 +306,18 @@ def test_an_error_case_wants_the_class_the_argument_and_a_valid_counterpart(case
         assert outcome(case, error(named), valid=raised) == "fail"
 
 
+def test_a_target_that_rejects_everything_fails():
+    """Also what is valid, with an error of every class that names the argument."""
+    kinds = (errors.ConfigError, errors.ShapeError, errors.DtypeError, errors.ContractError)
+    everything = type("Everything", kinds, {})
+
+    def z_loss(logits):
+        raise everything("logits")
+
+    results = results_of(replaced(z_loss=z_loss), of("z_loss", kinds=["negative"]))
+    assert {result.state for result in results} == {"fail"}
+
+
 def test_float16_has_not_every_number():
     half, double = ALL_DTYPES["float16"], DTYPES["float64"]
     for number, held in ((1.5, True), (2.0**-24, True), (2.0**-25, False), (65536.0, False), (1 + 2.0**-11, False)):
