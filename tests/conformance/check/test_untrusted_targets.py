@@ -190,6 +190,8 @@ FORGED = {
     "of another length": "(2).to_bytes(8, 'little') + b'{}'",
     "noise": "(8).to_bytes(8, 'little') + bytes(8)",
     "a pass": "pack({'failures': {'0': {'message': '', 'state': 'pass'}}}, {})",
+    "of another job": "pack({'failures': {'9': {'message': ''}}}, {})",
+    "another header": "pack([], {})",
     "another array": "pack({'failures': {}}, {'0/z_loss': numpy.softmax_affinity(logits).astype('float16')})",
 }
 
