@@ -34,7 +34,7 @@ WITHOUT_ERRORS = {"network", "vit", "mixer", "gated_experts"}
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_vector_fits_the_schema(algorithm):
-    """What does not fit it is in test_loader.py."""
+    """What does not fit it is in test_suite.py."""
     Draft202012Validator.check_schema(SCHEMA)
     validator = Draft202012Validator(SCHEMA)
     for case in of(algorithm):
