@@ -12,7 +12,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 ACTION = ROOT / ".github/actions/conformance/action.yml"
-NUMPY = ("--target", "moespec.backends.numpy", "--algorithm", "z_loss")
 
 
 # The action.
@@ -66,12 +65,6 @@ def test_the_action_passes_when_all_pass(tmp_path):
     status, printed = check(tmp_path, target="moespec.backends.numpy", arguments="--algorithm z_loss", output="a b")
     assert status == 0, printed
     assert (tmp_path / "a b/junit.xml").exists()
-
-
-def test_the_action_tells_wrong_usage(tmp_path):
-    status, printed = check(tmp_path)
-    assert status == 2
-    assert "target" in printed
 
 
 def test_the_action_takes_no_input_as_code_and_installs_what_it_is_part_of():

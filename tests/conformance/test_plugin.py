@@ -92,17 +92,6 @@ def test_the_report_is_the_same_of_several_processes(run, over_numpy, tmp_path):
     assert [match["variant"] for match in reports[0][0]["variants"]] == ["z_summed"]
 
 
-def test_pytest_prints_what_it_is_asked_for(run):
-    options = ("run", "--target", "moespec.backends.numpy", *Z_LOSS, "--case", "z_loss/values")
-    plain, verbose, listed = (run(*options, *more)[:2] for more in ((), ("-v",), ("--collect-only",)))
-    assert plain[0] == verbose[0] == listed[0] == 0
-    assert plain[1].startswith("float64 eager")
-    assert "z_loss/values[float64-eager] PASSED" in verbose[1]
-    assert verbose[1].endswith(plain[1].splitlines()[-1] + "\n")
-    assert "<CaseItem z_loss/values[float64-eager]>" in listed[1]
-    assert "passed" not in listed[1]
-
-
 @pytest.mark.parametrize(("package", "options"), [("pytest", ()), ("tqdm", ()), ("xdist", ("-n", "2"))])
 def test_what_is_missing_is_named(run, monkeypatch, package, options):
     monkeypatch.setitem(sys.modules, package, None)

@@ -66,8 +66,3 @@ def test_noise_is_given_in_training_and_at_evaluation(router):
     modes = {job.stage.options["train"] for job in routes(router) if "noise" in job.values}
     takes = any("noise" in job.values for job in routes(router))
     assert modes == ({True} if router in NOISY_IN_TRAINING else {True, False} if takes else set())
-
-
-@pytest.mark.parametrize(("router", "option"), UNSEEN)
-def test_what_no_vector_can_show_is_an_option(router, option):
-    assert option in {field.name for field in fields(ROUTERS[router].Options)}

@@ -34,16 +34,6 @@ def test_what_is_missing_is_named_by_its_first_part():
     assert call.missing(module) == parts
 
 
-def test_what_raises_is_not_missing():
-    """It raises in the case that calls it."""
-
-    class Module:
-        def __getattr__(self, name):
-            raise OSError(name)
-
-    assert call.missing(Module()) == {}
-
-
 @pytest.mark.parametrize(
     ("absent", "lacks"),
     [

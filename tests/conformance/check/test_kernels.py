@@ -11,7 +11,7 @@ from moespec.conformance.author.backward import layer_gradients
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target
-from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, exact, tolerance
+from moespec.conformance.compare import ALL_DTYPES, DTYPES, compare, tolerance
 from moespec.conformance.format import GoldenError
 from moespec.conformance.golden.fresh import fresh
 from moespec.conformance.manifest import encode
@@ -42,9 +42,6 @@ def test_what_is_made(layers):
         assert 64 <= tokens <= 256
         assert 64 <= width == d <= 384
         assert (hidden, hidden % 64, 8 <= experts <= 32) == (4 * width, 0, True)  # blocks of a kernel are whole
-        assert all(exact(tensor.array, ALL_DTYPES["float16"]) for tensor in case.inputs.values())
-        for tensor in case.inputs.values():  # bfloat16 has the upper half of the bits of float32
-            assert not (tensor.array.astype(np.float32).view(np.uint32) & 0xFFFF).any()
     dropped = layers[1].stage("route").outputs["metrics/dropped"].array
     assert dropped > 0.2
 
@@ -53,9 +50,6 @@ def test_every_router_has_some_and_a_seed_gives_the_same():
     ids = set(large.ids())
     assert {id.partition("/")[0] for id in ids} == {*ROUTERS}
     assert not ids & suite.ids()
-    assert [(c.id, c.kind) for c in large.outlines()] == [
-        (id, large.LARGE[id.partition("/")[2]].kind) for id in large.ids()
-    ]
     first, second, other = (
         encode(case)[1]
         for seed in (SEED, SEED, SEED + 1)
@@ -139,13 +133,20 @@ def test_an_adapter_may_compile_by_itself(target, layers):
 SMALL = [case for case in CASES if case.algorithm == "soft_moe" and case.kind in ("value", "gradient")]
 
 
-@pytest.mark.parametrize(("factor", "state"), [("1", "pass"), ("1.01", "fail")])
-def test_a_derivative_of_its_own(target, factor, state):
-    name = target(f"numpy_vjp_{state}", NUMPY.replace("FACTOR", factor))
-    results = states(name, SMALL, "float64")
-    assert {id: state for id, state in results.items() if state != "pass"} == (
-        {} if state == "pass" else {"soft_moe/gradient": "fail"}
-    )
+RIGHT_VJP = NUMPY.replace("FACTOR", "1")
+VJPS = {
+    "right": (RIGHT_VJP, "pass"),
+    "off": (NUMPY.replace("FACTOR", "1.01"), "fail"),
+    "without experts": (RIGHT_VJP.replace("* 1, tree", ", {'router': tree['router']}"), "fail"),
+}
+
+
+@pytest.mark.parametrize("name", VJPS)
+def test_a_derivative_of_its_own(target, name):
+    text, state = VJPS[name]
+    results = states(target(f"numpy_vjp_{len(text)}", text), SMALL, "float64")
+    assert results.pop("soft_moe/gradient") == state
+    assert set(results.values()) == {"pass"}
 
 
 def test_what_has_no_derivative_is_not_implemented(target, layers):
@@ -161,30 +162,14 @@ def test_what_has_no_derivative_is_not_implemented(target, layers):
     assert "autograd knows no derivative" in "".join(outcome.message for outcome in result.outcomes)
 
 
-def test_a_derivative_that_leaves_something_out_fails(target):
-    text = NUMPY.replace("FACTOR", "1").replace(
-        'return slopes["x"] * 1, tree', "return slopes['x'], {'router': tree['router']}"
-    )
-    (result,) = run_cases(
-        Adapter(target("numpy_partial_vjp", text), DTYPES["float64"]),
-        [c for c in SMALL if c.kind == "gradient"],
-        "eager",
-    )
-    missing = {outcome.stage for outcome in result.outcomes if outcome.message == "missing"}
-    assert missing == {f"gradient/experts/{name}" for name in ("w1", "b1", "w2", "b2")}
+# The command line.
 
 
-# The command line and the report.
-
-
-def test_the_command_line_and_the_page(run, target, tmp_path):
-    path, page = tmp_path / "report.json", tmp_path / "page.html"
+def test_the_command_line(run, target):
     name = target("adding", "import numpy as np\ndef layer(x, params, options):\n    return np.ones_like(x)\n")
     options = ("--adapter", name, "--dtype", "f64", "--algorithm", ROUTER, "--class", "overflow", "--fresh", SEED)
-    status, printed, _ = run("run", *options, "--size", "large", "--report", path)
+    status, printed, _ = run("run", *options, "--size", "large")
     assert status == 1
     assert printed.startswith(f"fresh, seed {SEED}, large\n")
     (command,) = [line for line in printed.splitlines() if "conformance show " in line]
     assert command.endswith(f"show {ROUTER}/large_128 --adapter adding --dtype float64 --fresh {SEED} --size large")
-    assert run("report", path, "--html", page)[0] == 1
-    assert f"{ROUTER}/large_128" in page.read_text().replace("<wbr>", "")

@@ -10,10 +10,7 @@ from committed import BY_ID, CASES, results_of
 
 import moespec.backends.numpy as reference
 from moespec.backends.routers import composed
-from moespec.conformance.author.inputs import to_bfloat16
 from moespec.conformance.check.results import FAILED
-from moespec.conformance.check.target import Target, execute, job_of
-from moespec.conformance.compare import DTYPES, certified
 
 torch = pytest.importorskip("torch")
 right = pytest.importorskip("moespec.backends.torch")
@@ -174,46 +171,6 @@ def test_choices_by_scores_in_float32_are_seen_in_float64():
 def test_what_no_dtype_below_float64_holds_is_inconclusive_there():
     for dtype in ("float32", "bfloat16"):
         assert {result.state for result in results_of(module(), DIFFERS["near_float32"], dtype)} == {"inconclusive"}
-
-
-def test_near_ties_are_certain_where_they_are_to_be_right():
-    """And their scores are equal where they are to be wrong."""
-    rounds = {"near_bfloat16": to_bfloat16, "near_float32": np.float32}
-    kept = {"near_bfloat16": ("float64", "float32", "bfloat16"), "near_float32": ("float64",)}
-    for name, cases in DIFFERS.items():
-        assert len(cases) >= 4
-        for case in cases:
-            for dtype in DTYPES.values():
-                sure = all(certified(decision, dtype) for decision in case.decisions.values())
-                assert sure == (dtype.name in kept[name]), (case.id, dtype.name)
-            for stage in case.stages:
-                ordered = ("scores", "noisy_logits", "utility", "codes")
-                reference = next((stage.arguments[name] for name in ordered if name in stage.arguments), None)
-                if reference is not None and not stage.router:
-                    values = next(
-                        value.array
-                        for made in case.stages
-                        if made.name == reference.split("/")[0]
-                        for value in made.outputs.values()
-                    )
-                    assert len(np.unique(rounds[name](values))) < len(np.unique(values)), (case.id, stage.name)
-
-
-def test_the_router_of_the_model_sees_exact_tokens():
-    """What makes it certain in bfloat16: the tokens are bfloat16's, but for an epsilon far below float32's."""
-    seen = []
-
-    def router_logits(tokens, kernel):
-        seen.append((tokens, kernel))
-        return reference.router_logits(tokens, kernel)
-
-    watched = SimpleNamespace(**{**vars(reference), "router_logits": router_logits})
-    watched.ROUTERS = composed(watched)
-    case = BY_ID["vit/router_in_float32"]
-    execute(Target("watched", DTYPES["float64"], watched), [job_of(case, "forward")], "eager")
-    ((tokens, kernel),) = seen
-    np.testing.assert_allclose(tokens, to_bfloat16(tokens), rtol=1e-8)
-    assert (kernel != to_bfloat16(kernel)).any()
 
 
 def off(factors, tanh, x):

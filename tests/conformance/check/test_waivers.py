@@ -59,23 +59,14 @@ def test_what_is_skipped_anyway_is_not_waived(state):
         ({}, ["waived"] * 3),
         ({"dtype": "float32", "mode": "eager"}, ["fail", "waived", "fail"]),
         ({"mode": "compiled"}, ["fail", "fail", "waived"]),
-        ({"dtype": "bfloat16"}, ["fail"] * 3),
         ({"case": "z_loss/*"}, ["waived"] * 3),
         ({"case": "z_loss/*-float64"}, ["waived", "fail", "waived"]),
         ({"case": "z_loss/e*"}, ["fail"] * 3),
-        ({"case": "z_loss/value"}, ["fail"] * 3),
     ],
 )
 def test_a_waiver_covers_its_cases_dtype_and_mode_only(fields, states):
     three = [result("fail"), result("fail", dtype="float32"), result("fail", mode="compiled")]
     assert [waived([waiver(**fields)], each).state for each in three] == states
-
-
-def test_no_waivers_change_nothing(tmp_path):
-    path = tmp_path / "waivers.toml"
-    path.write_text("")
-    assert waivers.read(path, IDS, MODES) == []
-    assert waived([], result("fail")) == result("fail")
 
 
 def test_what_a_file_says(tmp_path):
@@ -92,25 +83,16 @@ def test_what_a_file_says(tmp_path):
         ("waiver = [", "not a TOML file"),
         ('waiver = "z_loss/one_expert"', "expected only [[waiver]] entries"),
         (ENTRY + "[other]\n", "holds 'other', expected only [[waiver]] entries"),
-        ("waiver = [3]", "waiver 1: 3, expected a table"),
         (ENTRY + 'owner = "me"\n', "waiver 1: unknown key 'owner'; expected case, revision, reason, dtype, mode"),
-        (ENTRY.replace("reason", "because"), "waiver 1: unknown key 'because'"),
         (ENTRY.replace("revision = 2\n", ""), "waiver 1: 'revision' is missing"),
-        ("[[waiver]]\n", "waiver 1: 'case' is missing"),
         (ENTRY.replace('"we add one"', '" "'), "waiver 1: reason is ' ', expected str, not empty"),
-        (ENTRY.replace('"we add one"', "3"), "waiver 1: reason is 3, expected str"),
         (ENTRY.replace("= 2", "= true"), "waiver 1: revision is True, expected int"),
-        (ENTRY.replace("= 2", '= "1"'), "waiver 1: revision is '1', expected int"),
         (ENTRY.replace("= 2", "= 3"), "waiver 1: z_loss/one_expert has revision 2 now, and the waiver 3"),
         (ENTRY.replace("one_expert", "x*"), "waiver 1: no case matches 'z_loss/x*'"),
         (ENTRY.replace("z_loss", "*"), "waiver 1: the pattern '*/one_expert' must begin with an algorithm"),
         (ENTRY.replace("z_loss/one_expert", "z_loss"), "waiver 1: there is no case 'z_loss'"),
         (ENTRY + 'dtype = "f8"\n', "waiver 1: unknown dtype 'f8'; expected float64, float32, bfloat16, float16"),
-        (ENTRY + 'lane = "f64"\n', "waiver 1: the key lane is called dtype now"),
-        (ENTRY + 'mode = "fast"\n', "waiver 1: unknown mode 'fast'; expected eager, compiled, files"),
         (ENTRY + ENTRY, "waiver 2: z_loss/one_expert is waived twice"),
-        (ENTRY + ENTRY.replace("one_expert", "one*"), "waiver 2: z_loss/one* is waived twice, as z_loss/one_expert"),
-        (ENTRY + ENTRY + 'dtype = "f64"\n', "waiver 2: z_loss/one_expert [float64] is waived twice"),
         (ENTRY + 'dtype = "f64"\n' + ENTRY + 'mode = "eager"\n', "waiver 2: z_loss/one_expert [eager] is waived twice"),
         ("[[waiver]]\ncase = '''\udcff'''\n".encode("utf-8", "surrogateescape"), "not a TOML file ('utf-8' codec"),
     ],

@@ -10,7 +10,7 @@ from moespec.conformance import suite
 from moespec.conformance.commandline.arguments import parser, spread
 
 NUMPY = ("--target", "moespec.backends.numpy")
-Z_LOSS, TOTAL = ("--dtype", "float64", "--algorithm", "z_loss"), len(of("z_loss"))
+Z_LOSS = ("--dtype", "float64", "--algorithm", "z_loss")
 
 
 def test_list_has_every_case(run):
@@ -29,19 +29,8 @@ def test_show_prints_the_vector(run):
 
 def test_list_and_show_read_only_what_they_show(run, vectors, monkeypatch):
     """No vector of another case is opened, and of `list` no array."""
-    opened = []
-
-    def noting(function):
-        def note(path):
-            opened.append(path)
-            return function(path)
-
-        return note
-
-    for name in ("read", "sha256"):
-        monkeypatch.setattr(suite, name, noting(getattr(suite, name)))
-    assert run("show", "token_choice/tied", "--vectors", vectors)[0] == 0
-    assert set(opened) == {vectors / "token_choice/tied.json"}
+    opened, read = [], suite.read
+    monkeypatch.setattr(suite, "read", lambda path: opened.append(path) or read(path))
     assert run("show", "token_choice/tied", *NUMPY, "--vectors", vectors)[0] == 0
     assert {path for path in opened if path.parent.parent == vectors} == {vectors / "token_choice/tied.json"}
     monkeypatch.setattr(suite, "read", None)
@@ -50,51 +39,30 @@ def test_list_and_show_read_only_what_they_show(run, vectors, monkeypatch):
     assert len(run("list", "--vectors", vectors)[1].splitlines()) == 4
 
 
-def test_show_prints_what_a_target_computes(run):
-    status, printed, _ = run("show", "token_choice/tied", *NUMPY)
-    assert status == 0
-    assert "float64 eager token_choice/slots: pass" in printed
-    assert "float32: not supported by the target: " in printed
-
-
 RUN = "run --target moespec.backends.numpy "
 USAGE = {
     "": "moespec conformance: the following arguments are required: command",
     "show token_choice/nothing": "no such case: 'token_choice/nothing'",
     "show z_loss/values --files . --fresh 7": "--fresh: files are computed from the committed vectors",
     "show token_choice/tied --target json": "--target 'json': ",
-    "show soft_moe/values --adapter json": "--adapter 'json': it has no layer(x, params, options)",
     "check out --require-suite 99": "suite: version '99' is required, and moespec ",
     "run": "--target",
     "run --target no_such_module": "--target 'no_such_module': ",
-    "run --target moespec.backends.no_such_backend": "--target 'moespec.backends.no_such_backend': ",
-    "run --target moespec.conformance": "--target 'moespec.conformance': ",
     "run --target ''": "--target '': expected the name of a module, such as package.module",
-    "run --target .x": "--target '.x': expected the name of a module, such as package.module",
     "run --adapter no_such_module": "--adapter 'no_such_module': cannot be imported: ModuleNotFoundError",
-    "run --adapter ''": "--adapter '': expected the name of a module, such as package.module",
-    "run --adapter :layer": "--adapter ':layer': cannot be imported: ValueError",
     "run --adapter math:nothing": "--adapter 'math:nothing': the module 'math' has no 'nothing'",
     "run --adapter math:pi": "--adapter 'math:pi': it has no layer(x, params, options)",
-    "run --adapter subprocess:Popen": "--adapter 'subprocess:Popen': ",
     "run --adapter json --size large": "--size large: needs --fresh SEED",
-    RUN + "--adapter x": "--adapter",
     RUN + "--dtype f8": "moespec conformance run: --dtype: ",
-    RUN + "--dtype f64,f31": "'f31'",
-    RUN + "--class tied": "moespec conformance run: --class: ",
-    RUN + "--mode fast": "moespec conformance run: --mode: ",
     RUN + "--algorithm hashing": "moespec conformance run: --algorithm: ",
     RUN + "--case z_loss/none*": "--case: no case matches 'z_loss/none*'; `list` prints them all",
     RUN + "--junit-xml nowhere/x.xml": "--junit-xml='nowhere/x.xml': there is no folder 'nowhere'",
     RUN + "--nonsense": "unrecognized arguments: --nonsense",
     RUN + "tests": "unrecognized arguments: tests; --case chooses cases",
-    RUN + "--maxfail many": "argument --maxfail: invalid int value: 'many'",
     RUN + "-n many": "argument -n/--numprocesses: ",
     RUN + "-k '(('": "Wrong expression passed to '-k': ((",
     RUN + "--fresh=-1": "moespec conformance run: --fresh: '-1': expected a whole number from 0",
-    RUN + "--fresh=x": "moespec conformance run: --fresh: 'x': expected a whole number from 0",
     RUN + "--waivers none.toml": "none.toml: cannot be read (No such file",
-    RUN + "--require-suite 99": "suite: version '99' is required, and moespec ",
 }
 
 
@@ -112,11 +80,8 @@ def test_wrong_usage_is_one_line(run, words):
     [
         ("run --target x --algorithm z_loss switch -k z", ["z_loss", "switch"]),
         ("run --target x --algorithm z_loss,base --algorithm=switch", ["z_loss", "base", "switch"]),
-        ("run --target x --dtype f64 --dtype=f32 bf16", ["float64", "float32", "bfloat16"]),
         ("run --target x --dtype f32 --dtype f32", ["float32"]),
-        ("check --class values ties out", ["values", "ties"]),
         ("show --mode eager strided z_loss/equal", ["eager", "strided"]),
-        ("run --target x --case a/1 b/*", ["a/1", "b/*"]),
     ],
 )
 def test_lists_take_words_after_one_option_commas_and_the_option_again(words, expected):
@@ -163,13 +128,6 @@ def test_a_target_that_raises_is_an_error(run, over_numpy):
     assert printed.count("    RuntimeError: no kernel for this\n") == 1
     assert printed.count('raising.py", line 4, in z_loss\n') == 1
     assert "target.py" not in printed  # no line of the suite
-
-
-def test_an_exception_within_a_result_has_its_lines(run, over_numpy):
-    text = "def to_numpy(tree):\n    raise RuntimeError('cannot')\n"
-    printed = run("run", "--target", over_numpy("unreadable", text), *Z_LOSS)[1]
-    assert "RuntimeError: cannot\n" in printed
-    assert 'unreadable.py", line 4, in to_numpy\n' in printed
 
 
 def test_failures_are_cut_but_for_all(run, over_numpy):
@@ -237,7 +195,5 @@ def test_two_calls_must_return_the_same_bits(run, over_numpy):
 def test_a_target_that_returns_no_array_fails(run, over_numpy, result):
     name = over_numpy(f"odd{abs(hash(result))}", f"z_loss = lambda logits: {result}\n")
     status, printed, _ = run("run", "--target", name, *Z_LOSS)
-    passed, failed, skipped = (int(word) for word in printed.splitlines()[-1].split() if word.isdecimal())
-    assert (status, passed, failed + skipped) == (1, 0, TOTAL)
-    unchecked = [case for case in of("z_loss") if case.expect is not None and case.expect.when == "runtime"]
-    assert skipped <= len(unchecked)
+    assert status == 1
+    assert printed.splitlines()[-1].startswith("0 passed, ")

@@ -1,13 +1,9 @@
-"""Error cases that follow from signatures, on the specification and on every backend; and nothing is left out: what the
-specification checks is failed, what is smooth has a gradient."""
+"""Error cases that follow from signatures, on the specification and on every backend; and what is smooth has a gradient."""
 
-import ast
 import importlib
 import re
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
-from traceback import walk_tb
 
 import numpy as np
 import pytest
@@ -21,67 +17,6 @@ from moespec.conformance.check.target import Target, job_of
 from moespec.conformance.compare import DTYPES
 from moespec.conformance.failure import Failure
 from moespec.conformance.golden.derived import derived, valid_calls
-
-SPEC = Path(spec.__file__).parent
-FOLDERS = (SPEC, SPEC / "algorithms")
-ARRAYS = ("as_array", "as_scalar")
-ERRORS = {"ContractError", "ShapeError", "DtypeError"}
-
-# What no case can fail, since its stages make it themselves, by file.
-ALLOCATED = "the routing comes from an allocation"
-UNREACHABLE = {
-    "layer.py": {
-        "routing.dispatch": ALLOCATED,
-        "routing.combine": ALLOCATED,
-        "experts": "the experts are MLPs",
-        "params": "a case names every parameter",
-    },
-    "gated_experts.py": {"params": "a case names every parameter"},
-    "numerics.py": {"x": "a mean is a part of what stages compute, and no stage"},
-    "metrics.py": {"routing.dispatch": ALLOCATED, "routing.combine": ALLOCATED},
-    "routing.py": {"routing": ALLOCATED},
-    "sparse_mlp.py": {"params": "a case names every parameter"},
-}
-# Errors that cannot be raised at a check, and why.
-EARLIER = {
-    "as_array(name, value, AXES[name])": ({"ShapeError", "DtypeError"}, "check_rescale has raised them"),
-    "raise ShapeError(f'{name}: its rows have different lengths')": (set(), "the arrays of a case have no such rows"),
-    "raise ContractError(f'first: {largest} times": (set(), "the ids of a case have 32 bits"),
-    "raise ContractError(f'{name}: expected a finite number, got an integer": (
-        set(),
-        "a case writes no integer that long",
-    ),
-    "raise ContractError(f'{name}: expected a value, got None": (set(), "of what is always there, for types"),
-    "raise KeyError(f'{name!r} is not here": (set(), "a table of names is no function"),
-    "check_parameter_names(params, plain=plain)": ({"ConfigError"}, "a case names every parameter"),
-    "as_array('bias', ": ({"ContractError"}, "a router may find it in the codes that it makes of them"),
-    "check_scores('selectors', ": (set(), "backends call it, to count the groups of the selectors"),
-    "check_scores('bias', ": (set(), "backends call it, whose arrays have no values to look at"),
-}
-# Arrays of these axes may have one more or less.
-ANY_RANK = {
-    *("...", "... pair", "... width", "... classes", "n", "... choices", "... choices experts", "... choices bits*"),
-}
-
-
-def checks():
-    """`(file, lines, text) -> kinds of error` of all checks and raises of the specification but those of `checks.py` and of imports."""
-    found = {}
-    for path in sorted(path for folder in FOLDERS for path in folder.glob("*.py")):
-        if path.name in ("__init__.py", "checks.py", "errors.py"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-            if not (isinstance(node, ast.Raise) or called.startswith(("check_", "as_"))):
-                continue
-            kinds = set()
-            if called in ARRAYS:
-                axes = node.args[2].value if len(node.args) > 2 and isinstance(node.args[2], ast.Constant) else ""
-                kinds = ERRORS - ({"ShapeError"} if axes in ANY_RANK else set())
-            text = ast.unparse(node)
-            found[path.name, range(node.lineno, node.end_lineno + 1), text] = kinds
-    return found
-
 
 VALID = valid_calls(CASES)
 WRONG = {path: [*derived(valid)] for path, valid in VALID.items()}
@@ -169,35 +104,6 @@ def test_every_backend_raises_the_derived_errors(target, path):
         of_options = "options" in case.expect.valid.options
         if target.facts().checks_values or (case.expect.when == "static" and not of_options):
             assert verdict(case, told(by_backend(target, case)), told(valid), required=True) == ("pass", ""), case.id
-
-
-def raised():
-    """`(file, line) -> names of errors` that the error cases raise there, or in what is called from there."""
-    found = defaultdict(set)
-    for case in [*(case for case in CASES if case.expect), *(case for cases in WRONG.values() for case in cases)]:
-        error = by_specification(case)
-        for frame, line in walk_tb(error.__traceback__) if isinstance(error, spec.SpecError) else ():
-            path = Path(frame.f_code.co_filename)
-            if path.parent in FOLDERS:
-                found[path.name, line].add(type(error).__name__)
-    return found
-
-
-def unreachable(file, text, kinds):
-    """Whether a check, or the kinds of error that no case raises there, are among the exceptions."""
-    if any(f"{quote}{name}{end}" in text for name in UNREACHABLE.get(file, ()) for quote, end in ("''", "':", '":')):
-        return True
-    return any(text.startswith(start) and kinds <= known for start, (known, _) in EARLIER.items())
-
-
-def test_every_check_has_an_error_case():
-    found = raised()
-    missing = []
-    for (file, lines, text), kinds in checks().items():
-        hit = set().union(*(found[file, line] for line in lines))
-        if not ((hit and hit >= kinds) or unreachable(file, text, kinds - hit)):
-            missing.append(f"{file}:{lines[0]} {text}: {sorted(kinds - hit)}")
-    assert not missing, "\n".join(missing)
 
 
 # Algorithms, stages, and inputs of a stage that have no gradient.

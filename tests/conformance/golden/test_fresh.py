@@ -12,7 +12,6 @@ from moespec.conformance.author.inputs import salted
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import definitions
 from moespec.conformance.check import reproduce
-from moespec.conformance.compare import DTYPES, certified
 from moespec.conformance.format import GoldenError
 from moespec.conformance.functions import function
 from moespec.conformance.golden.fresh import fresh, is_drawn
@@ -60,15 +59,6 @@ def test_what_is_not_made():
         assert BY_ID[id].kind not in ("negative", "trajectory")
         assert not any(function(stage.call).batched for stage in BY_ID[id].stages)
     assert len(ids) > 400
-
-
-def test_choices_are_certain_again(some):
-    for case in some:
-        if case.algorithm == "softmax_expert_choice":
-            assert case.decisions.keys() == BY_ID[case.id].decisions.keys()
-            assert all(certified(decision, DTYPES["float32"]) for decision in case.decisions.values()), case.id
-    values = next(case for case in some if case.id == "softmax_expert_choice/values")
-    assert values.decisions != BY_ID[values.id].decisions
 
 
 def test_an_uncertain_draw_gives_way_to_the_next(monkeypatch):

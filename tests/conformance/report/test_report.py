@@ -10,14 +10,11 @@ from html.parser import HTMLParser
 import pytest
 from committed import BY_ID, CASES
 from damaged import damaged, message_of
-from jsonschema import Draft202012Validator
 
 from moespec.conformance import suite
 from moespec.conformance.check import files
-from moespec.conformance.check.explain import LARGEST, MATRICES
 from moespec.conformance.check.results import STATES, CaseResult, Match, Report, Unsupported
 from moespec.conformance.check.target import MODES
-from moespec.conformance.commandline.arguments import SIZES
 from moespec.conformance.compare import ALL_DTYPES, Outcome
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.badge import badge
@@ -26,7 +23,6 @@ from moespec.conformance.report.report import ReportError
 from moespec.spec import LEDGER
 
 SUITE = suite.digest()
-SCHEMA = json.loads((suite.VECTORS.parent / "report_schema.json").read_text())
 EVIL = "</pre><script>alert(1)</script><img src=x onerror='alert(1)'>&\"'"
 
 
@@ -70,21 +66,16 @@ def test_what_is_written_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema": 1}, "$.schema: 2 was expected"),
         ({"target": "x; import os"}, "is not a name for the interface 'target'"),
-        ({"target": 'x"><script>'}, "is not a name for the interface 'target'"),
         ({"suite": "0" * 64}, "made with other vectors"),
         ({"cases": []}, "passed is 1, and its cases make 0"),
         ({"passed": 2}, "passed is 2, and its cases make 1"),
-        ({"failed": 0}, "failed is 0, and its cases make 1"),
         ({"problems": ["x"]}, "failed is 1, and its cases make 2"),
         (
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
             "a variant of an unknown algorithm 'hashing'",
         ),
-        ({"unsupported": [{"dtype": "f8", "reason": "", "cases": 1}]}, "$.unsupported[0].dtype: 'f8' is not one of"),
         ({"seed": -1}, "$.seed: -1 is less than the minimum of 0"),
-        ({"seed": True}, "$.seed: True is not of type"),
     ],
 )
 def test_a_wrong_report(written, change, said):
@@ -105,11 +96,8 @@ def table(text, *, got="1", rows=1):
         ({"id": "z_loss/<script>"}, "unknown case 'z_loss/<script>'"),
         ({"id": "z_loss/large"}, "case z_loss/large: twice in float64 eager"),
         ({"state": "fail"}, "case z_loss/values: state 'fail', and its outcomes make 'pass'"),
-        ({"outcomes": []}, "outcomes: [] should be non-empty"),
         (outcome(state="fail", fraction=10**400), "int too large"),
-        (outcome(fraction=1e308), "1e+308 is greater than the maximum of 1"),
         (table("\ud800"), "does not match"),
-        (table("x" * 41), "is too long"),
         (table("1", rows=9), "is too long"),
         (table("1", rows=2), "its parts have different shapes"),
     ],
@@ -146,15 +134,9 @@ def test_a_number_that_is_not_finite(written, number):
 
 
 def test_the_words_of_the_schema_are_those_of_the_code():
-    words = {name: entry.get("enum") for name, entry in SCHEMA["$defs"].items()}
-    assert (words["state"], words["dtype"]) == ([*STATES], [*ALL_DTYPES])
-    assert words["mode"] == [*MODES, files.MODE]
-    assert SCHEMA["properties"]["schema"]["const"] == report.SCHEMA
-    assert SCHEMA["properties"]["interface"]["enum"] == [*report.INTERFACES]
-    assert SCHEMA["properties"]["size"]["enum"] == [*SIZES]
-    texts = SCHEMA["$defs"]["texts"]
-    assert (texts["maxItems"], texts["items"]["maxItems"]) == (MATRICES, LARGEST)
-    Draft202012Validator.check_schema(SCHEMA)
+    words = json.loads((suite.VECTORS.parent / "report_schema.json").read_text())["$defs"]
+    of_code = {"state": STATES, "dtype": ALL_DTYPES, "mode": (*MODES, files.MODE)}
+    assert {name: words[name]["enum"] for name in of_code} == {name: [*each] for name, each in of_code.items()}
 
 
 def test_without_jinja2_it_says_what_to_install(run, monkeypatch, written, tmp_path):
@@ -174,18 +156,7 @@ def rejected(written, content, said):
     assert len(str(caught.value)) < 400
 
 
-NONSENSE = (
-    "",
-    "nonsense",
-    "null",
-    "[]",
-    "{}",
-    '"text"',
-    "[" * 100_000,
-    "\0",
-    '{"schema": NaN}',
-    f'{{"schema": {"9" * 10_000}}}',
-)
+NONSENSE = ("", "nonsense", "[]", "[" * 100_000, '{"schema": NaN}', f'{{"schema": {"9" * 10_000}}}')
 
 
 @pytest.mark.parametrize("text", NONSENSE)
@@ -231,18 +202,8 @@ def test_two_reports_of_one_thing(run, tmp_path):
     assert status == 0
     assert printed.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
     assert run("report", one, one)[0] == 0  # the same file, counted once
-
-
-def test_fresh_cases_are_another_thing(run, tmp_path):
-    committed, fresh = tmp_path / "committed.json", tmp_path / "fresh.json"
-    report.write(of(result()), committed)
-    report.write(of(result(), seed=7), fresh)
-    assert report.read(fresh, CASES, SUITE).seed == 7
-    assert report.read(committed, CASES, SUITE).seed is None
-    status, printed, _ = run("report", committed, fresh)
-    assert status == 0
-    assert printed.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
-    assert printed.count("fresh, seed 7\n") == 1
+    report.write(of(result(), seed=7), other)
+    assert run("report", one, other)[1].splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
 
 
 # The command line.
@@ -283,15 +244,6 @@ def test_no_place_to_write(run, tmp_path, option):
     status, _, said = run("report", tmp_path / "x.json", option, tmp_path / "x.json")
     assert (status, "x.json': output path given twice" in said) == (2, True)
     assert run("run", "--target", "moespec.backends.numpy", "--report", tmp_path / "none/x")[0] == 2
-
-
-def test_an_empty_report_does_not_pass(run, tmp_path):
-    path, html = tmp_path / "report.json", tmp_path / "report.html"
-    report.write(of(), path)
-    status, printed, _ = run("report", path, "--html", html)
-    assert status == 1
-    assert printed.splitlines()[-2:] == ["nothing was collected", "0 passed, 0 failed, 0 skipped"]
-    assert "0 passed, 0 failed, 0 skipped" in html.read_text()
 
 
 # The page.
@@ -385,10 +337,7 @@ def test_each_stage_is_linked_to_where_it_is_specified():
     for id, stage, module in (
         ("sinkhorn_expert_choice/values", "sinkhorn_affinity/plan", "algorithms.sinkhorn"),
         ("sinkhorn_expert_choice/values", "route/slots", "routers.sinkhorn_expert_choice"),
-        ("token_choice/gradient", "gradient/scores", "algorithms.token_choice"),
         ("vit/soft_moe", "vit_forward/logits", "algorithms.network"),
-        ("capacity/ceil", "call_1/capacity", "algorithms.capacity"),
-        ("token_choice/tied", "waiver", "algorithms.token_choice"),
     ):
         text = page([of(result(id, "fail", stage=stage))], [BY_ID[id]], flags())
         failure = text.split('<div class="failure">')[1].split("</div>")[0]
@@ -441,13 +390,3 @@ def test_the_badge(results, value, colour):
     assert picture.find("{*}title").text == f"moespec conformance: {value}"
     assert [label.text for label in picture.iter("{http://www.w3.org/2000/svg}text")] == ["moespec conformance", value]
     assert colour in text
-
-
-def test_a_report_is_of_its_vectors(run, tmp_path, vectors):
-    """A report of the whole suite is not one of a part of it."""
-    path = tmp_path / "report.json"
-    report.write(of(result()), path)
-    assert run("report", path)[0] == 0
-    status, _, said = run("report", path, "--vectors", vectors)
-    assert status == 2
-    assert "made with other vectors" in said
