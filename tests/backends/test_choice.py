@@ -59,8 +59,12 @@ CHOSEN = "from moespec import backends; import sys; print(backends.name, *({'jax
 
 
 @pytest.mark.parametrize("backend", EACH)
-def test_the_variable_chooses(backend):
-    assert output(CHOSEN, MOESPEC_BACKEND=backend) == [backend, *({backend} - {"numpy"})]
+def test_the_variable_chooses(backend, tmp_path):
+    """And no file is written."""
+    environment = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"), str(tmp_path))
+    chosen = output(CHOSEN, cwd=tmp_path, MOESPEC_BACKEND=backend, PYTHONDONTWRITEBYTECODE="1", **environment)
+    assert chosen == [backend, *({backend} - {"numpy"})]
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs("jax", "torch")
@@ -148,10 +152,3 @@ def test_a_name_that_no_backend_has():
     result = run("from moespec import backends; backends.no_such_name", MOESPEC_BACKEND="numpy")
     assert "AttributeError" in result.stderr
     assert "no_such_name" in result.stderr
-
-
-@pytest.mark.parametrize("backend", EACH)
-def test_no_file_is_written(backend, tmp_path):
-    environment = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    output(CHOSEN, cwd=tmp_path, MOESPEC_BACKEND=backend, PYTHONDONTWRITEBYTECODE="1", **environment)
-    assert list(tmp_path.iterdir()) == []

@@ -12,9 +12,7 @@ ALL = pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
 BOTH = pytest.mark.parametrize("name", ["jax", "torch"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
-CLEAN = np.array([[[-0.5, 0.25, 1.0], [0.5, 0.5, -1.0], [0.0, 96.0, 0.5], [0.25, -0.25, 0.0]]])
-NOISY = CLEAN + np.array([[[0.0, 0.125, -0.25], [0.0, 0.0, 0.125], [0.25, 0.0, 0.0625], [-0.5, 0.0, 0.375]]])
-"""Noise that leaves two logits of the second token equal, so that one is at its own threshold."""
+CLEAN = np.zeros((1, 4, 3))
 
 
 def value_and_gradients(name, dtype, function, *arrays):
@@ -43,22 +41,6 @@ def complex_step(*arrays):
     return gradients
 
 
-@pytest.mark.parametrize("low", [-43.0, -44.0, -60.0, -104.0, -360.0, -1e4])
-@DTYPES
-@BOTH
-def test_the_load_loss_of_a_scale_that_vanishes(name, dtype, low):
-    """Of experts above, far below and at their thresholds; the other scales keep the gradient that they have."""
-    scales = np.full(CLEAN.shape, 0.5)
-    scales[0, 0] = scales[0, 1, 1] = scales[0, 2, 0] = low
-    expected, gradients = float(load_loss(reference, CLEAN, scales, NOISY)), complex_step(CLEAN, scales, NOISY)
-    value, all_slopes = value_and_gradients(name, dtype, load_loss, CLEAN, scales, NOISY)
-    assert value == pytest.approx(expected, rel=1e-5)
-    rtol = 1e-12 if dtype == "float64" else 1e-5
-    for gradient, slopes in zip(gradients, all_slopes, strict=True):
-        assert np.isfinite(gradient).all()
-        np.testing.assert_allclose(slopes, gradient, rtol=rtol, atol=rtol * np.abs(gradient).max())
-
-
 @pytest.mark.parametrize(("low", "is_felt"), [(-43.5, True), (-44.0, False)])
 @DTYPES
 @BOTH
@@ -66,10 +48,10 @@ def test_from_which_scale_on_the_load_has_a_gradient(name, dtype, low, is_felt):
     """Logits that are all 0, and noise as small as its scale: a probability that is neither 0 nor 1."""
     scales = np.full(CLEAN.shape, low)
     noisy = np.exp(low) * np.array([[[0.5, -0.25, 0.0], [1.0, 0.5, -1.0], [0.75, 0.25, -0.5], [0.25, -0.5, 0.0]]])
-    value, all_slopes = value_and_gradients(name, dtype, load_loss, 0 * CLEAN, scales, noisy)
+    value, all_slopes = value_and_gradients(name, dtype, load_loss, CLEAN, scales, noisy)
     assert value == pytest.approx(0.0496865312, rel=1e-4)
-    assert value == pytest.approx(float(load_loss(reference, 0 * CLEAN, scales, noisy)), rel=1e-4)
-    for gradient, slopes in zip(complex_step(0 * CLEAN, scales, noisy), all_slopes, strict=True):
+    assert value == pytest.approx(float(load_loss(reference, CLEAN, scales, noisy)), rel=1e-4)
+    for gradient, slopes in zip(complex_step(CLEAN, scales, noisy), all_slopes, strict=True):
         assert gradient.any() == slopes.any() == is_felt
         np.testing.assert_allclose(slopes, gradient, rtol=1e-4, atol=1e-4 * np.abs(gradient).max())
 

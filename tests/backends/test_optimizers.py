@@ -1,5 +1,5 @@
-"""Each optimiser by name: compiled backends equal the reference, their states move between them, what is frozen stays; and
-which parameters decay, and how fast: the rule is the authors' one."""
+"""Each optimiser by name: its state moves between backends; and which parameters decay, and how fast: the rule is the authors'
+one. Its steps, also of what is frozen, are cases of the conformance suite."""
 
 import importlib
 from functools import cache
@@ -13,7 +13,6 @@ from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
-reference = importlib.import_module("moespec.backends.numpy")
 COMPILED = ["jax", "torch"]
 AROUND: dict[str, Any] = {"weight_decay": 0.25, "decay": "head/kernel=0.5", "clip": 1.0, "ema": 0.75}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,16 +57,14 @@ def step_of(B: Any, optimizer: OptimizerConfig) -> Any:
     return B.make_step(loss, optimizer, **({"compiled": False} if B.name == "torch" else {}))
 
 
-def steps(B: Any, optimizer: OptimizerConfig, count: int, *, state: Any = None, first: int = 0, dtype: str) -> Any:
-    """The state after some steps, each with its own gradient and rate, and the norms of the gradients."""
+def steps(B: Any, optimizer: OptimizerConfig, count: int, *, state: Any = None, first: int = 0) -> Any:
+    """The state after some steps, each with its own gradient and rate."""
     step = step_of(B, optimizer)
-    state = B.init_state(B.from_numpy(draw(7), dtype), optimizer) if state is None else state
-    norms = []
+    state = B.init_state(B.from_numpy(draw(7)), optimizer) if state is None else state
     for index in range(first, first + count):
-        batch = B.from_numpy(nested(lambda leaf: leaf[None], draw(100 * (index + 1))), dtype)
-        state, metrics = step(state, batch, 0.1 / (1 + index))
-        norms.append(float(B.to_numpy(metrics["grad_norm"])))
-    return state, norms
+        batch = B.from_numpy(nested(lambda leaf: leaf[None], draw(100 * (index + 1))))
+        state, _ = step(state, batch, 0.1 / (1 + index))
+    return state
 
 
 def nested(function: Any, tree: Any) -> Any:
@@ -83,31 +80,8 @@ def same(got: Any, want: Any, tolerance: float, where: str = "") -> None:
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
-@pytest.fixture(params=COMPILED)
-def B(request: pytest.FixtureRequest) -> Any:
-    """A compiled backend, in float64."""
-    pytest.importorskip(request.param)
-    module = importlib.import_module(f"moespec.backends.{request.param}")
-    if request.param == "jax":
-        with importlib.import_module("jax").enable_x64(True):
-            yield module
-    else:
-        yield module
-
-
 def test_every_optimiser_is_tried() -> None:
     assert {options["name"] for options in OPTIONS.values()} == set(OPTIMIZERS)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_steps_equal_the_reference(B: Any, options: dict[str, Any]) -> None:
-    """Parameters, all that is kept of them, and norms after five steps, some of which are clipped."""
-    optimizer = OptimizerConfig(**AROUND, **options, rates="experts/=0.5, bias=0")
-    state, norms = steps(B, optimizer, 5, dtype="float64")
-    wanted_state, wanted = steps(reference, optimizer, 5, dtype="float64")
-    np.testing.assert_allclose(norms, wanted, rtol=1e-12)
-    same(B.export_state(state), reference.export_state(wanted_state), 1e-12)
-    same(B.to_numpy(B.state_average(state)), reference.state_average(wanted_state), 1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -118,36 +92,15 @@ def test_a_state_moves_between_backends(options: dict[str, Any]) -> None:
     )
     optimizer = OptimizerConfig(**AROUND, **options, rates="bias=0")
     for here, there in ((jax, torch), (torch, jax), (jax, jax), (torch, torch)):
-        exported = here.export_state(steps(here, optimizer, 2, dtype="float32")[0])
+        exported = here.export_state(steps(here, optimizer, 2))
         assert nested(np.shape, {k: v for k, v in exported.items() if k != "step"}) == optimizer.state_shapes(SHAPES)
         moved = there.import_state(exported, optimizer)
         same(there.export_state(moved), exported, 0)
-        resumed = there.export_state(steps(there, optimizer, 3, state=moved, first=2, dtype="float32")[0])
-        unbroken = here.export_state(steps(here, optimizer, 5, dtype="float32")[0])
+        resumed = there.export_state(steps(there, optimizer, 3, state=moved, first=2))
+        unbroken = here.export_state(steps(here, optimizer, 5))
         # A momentum in bfloat16 may round to the other side.
         rounded = 2.0**-8 if "mu" in exported and optimizer.momentum_dtype == "bfloat16" else 2e-6
         same(resumed, unbroken, 0 if here is there else rounded)
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("backend", ["numpy", *COMPILED])
-def test_what_is_frozen_keeps_its_bits(backend: str, options: dict[str, Any]) -> None:
-    """It neither decays nor is anything kept of it, and the norm that is clipped does not see its gradient."""
-    pytest.importorskip(backend)
-    B = importlib.import_module(f"moespec.backends.{backend}")
-    optimizer = OptimizerConfig(**{**AROUND, "decay": ".*=1"}, **options, rates="experts=0, head/bias=0.5")
-    state, norms = steps(B, optimizer, 3, dtype="float64" if backend == "numpy" else "float32")
-    exported, before, average = B.export_state(state), draw(7), B.to_numpy(B.state_average(state))
-    for tree in (exported["params"], average):
-        for name, key in (("experts", "w1"), ("experts", "b1"), ("token", "tables")):
-            assert np.float32(tree[name][key]).tobytes() == before[name][key].tobytes()
-    assert all(set(tree) <= {"head", "router"} for name, tree in exported.items() if name not in ("params", "step"))
-    gradients = [draw(100 * n) for n in (1, 2, 3)]
-    expected = [
-        np.sqrt(sum(np.sum(leaf**2) for name in ("head", "router") for leaf in g[name].values())) for g in gradients
-    ]
-    np.testing.assert_allclose(norms, expected, rtol=1e-6)
-    assert all(np.any(exported["params"]["head"][key] != before["head"][key]) for key in ("kernel", "bias"))
 
 
 @pytest.mark.parametrize(

@@ -146,13 +146,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str], said: Any) -> None:
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]
     shares = [float(part.rsplit(None, 1)[1].rstrip("%")) for part in parts]
     assert sum(shares) == pytest.approx(100, abs=0.5)
-    expected = {
-        "vit_b16": "MoE in blocks 6, 7, 8, 9, 10, 11 of 0 to 11: soft_moe with 8 experts",
-        "sparse_mlp_s": "MoE in blocks 6, 7 of 0 to 7: importance_score with 4 experts",
-        "sparse_mlp_b": "MoE in blocks 10, 11 of 0 to 11: importance_score with 8 experts and softmax_token_choice with 4 experts",
-    }
-    for name, words in expected.items():
-        assert said(["count", "--model", name]).splitlines()[1].strip() == words
+    words = "MoE in blocks 10, 11 of 0 to 11: importance_score with 8 experts and softmax_token_choice with 4 experts"
+    assert said(["count", "--model", "sparse_mlp_b"]).splitlines()[1].strip() == words
 
 
 def test_the_command_counts_a_run(said: Any) -> None:

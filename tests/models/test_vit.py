@@ -16,7 +16,6 @@ from moespec.models import vit
 from moespec.models.layers import layer_norm
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.training.loop.resolve import load_backend
 
 JFT_4B, JFT_300M, IMAGENET = 29_593, 18_291, 1000
 
@@ -32,8 +31,6 @@ def tiny(**fields):
     [
         ("vit_s32", 22_493_184, 22_878_184, 29_535_219, 33_886_489),
         ("vit_s16", 21_664_896, 22_049_896, 28_706_931, 33_058_201),
-        ("vit_s14", 21_618_816, 22_003_816, 28_660_851, 33_012_121),
-        ("vit_s8", 21_669_504, 22_054_504, 28_711_539, 33_062_809),
         ("vit_b32", 87_453_696, 88_222_696, 101_519_475, 110_210_713),
         ("vit_b16", 85_797_120, 86_566_120, 99_862_899, 108_554_137),
         ("vit_l32", 305_508_352, 306_533_352, 324_256_627, 335_841_177),
@@ -72,15 +69,11 @@ assert models.create("vit_tiny", moe="last_half", router="soft_moe", experts=4).
     [
         ("none", 12, ()),
         ("every_2", 12, (1, 3, 5, 7, 9, 11)),
-        ("every_2", 5, (1, 3)),
         ("last_half", 12, (6, 7, 8, 9, 10, 11)),
         ("last_half", 5, (3, 4)),
         ("last_2", 12, (10, 11)),
-        ("last_12", 12, tuple(range(12))),
         ("every_2_last_2", 8, (5, 7)),
-        ("every_2_last_4", 8, (1, 3, 5, 7)),
         ("first_2", 12, (0, 1)),
-        ("first_3", 3, (0, 1, 2)),
         ("5,11", 12, (5, 11)),
         ("2, 5, 8, 11", 12, (2, 5, 8, 11)),
         ("0", 2, (0,)),
@@ -101,8 +94,6 @@ MOE = {"moe": "last_1", "experts": 2}
         ({"heads": 3}, "heads=3 does not divide width=8"),
         ({"width": 6, "heads": 2, "positions": "sincos2d"}, "width=6"),
         ({"pool": "cls"}, "pool='cls'"),
-        ({"positions": "rope"}, "positions='rope'"),
-        ({"expert_init": "copied"}, "expert_init='copied'"),
         ({"moe": "last_1"}, "experts=0: moe='last_1'"),
         *(
             ({**MOE, "moe": moe}, message)
@@ -127,12 +118,10 @@ MOE = {"moe": "last_1", "experts": 2}
         ({**MOE, "router": "hash", "router_options": {"hashes": 2}, "round_experts": True}, "round_experts=True: MultiHash"),
         ({"qk_norm_bias": True}, "qk_norm_bias=True"),
         ({"representation": -1}, "representation=-1: expected an integer of at least 0"),
-        ({"group_tokens": -1}, "group_tokens=-1"),
         ({"group_tokens": 4, "group_images": 2}, "group_images=2 with group_tokens=4"),
         ({"norm_epsilon": 1e-39}, "norm_epsilon=1e-39: expected a finite number of at least 1.17549e-38 and at most 1"),
         ({"qkv_bias": 1}, "qkv_bias=1: expected True or False"),
         ({"width": "8"}, "width='8': expected an integer"),
-        ({"layer_scale": math.inf}, "layer_scale=inf"),
     ],
 )  # fmt: skip
 def test_config_errors(fields, message):
@@ -217,25 +206,6 @@ def test_the_representation_is_a_layer_with_tanh_before_the_head():
     np.testing.assert_allclose(output.features, features, rtol=0, atol=1e-12)
     assert params["head"]["kernel"].shape == (5, 3)
     np.testing.assert_allclose(output.logits, features @ params["head"]["kernel"] + params["head"]["bias"], atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_bfloat16_is_near_float32(backend):
-    config, other = (
-        tiny(width=16, heads=1, moe="last_half", experts=3, router="softmax_token_choice"),
-        load_backend(backend),
-    )
-    arguments = vit.init(config, seed=1), images_for(config, 2)
-    compiled = other.quick_compile if backend == "jax" else lambda function: function
-    single, half = (
-        compiled(lambda params, images, model=model: vit.forward(other, model, params, images).features)(
-            *other.from_numpy(arguments, "float32")
-        )
-        for model in (config, replace(config, dtype="bfloat16"))
-    )
-    assert half.dtype == single.dtype
-    single, half = other.to_numpy([single, half])
-    assert 0 < np.linalg.norm(single - half) / np.linalg.norm(single) < 0.05
 
 
 # The stem of convolutions.

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from moespec import spec
-from moespec.spec.examples import LOGITS
-from moespec.spec.numerics import normal_cdf, positive_part, softplus, stop_gradient
+from moespec.spec.numerics import softplus
 
 STEP = 1e-30
 RANDOM = np.random.default_rng(0)
@@ -31,23 +30,9 @@ def test_what_a_dual_returns_beside_its_value_has_derivatives(name):
     np.testing.assert_allclose(stepped.imag / STEP, (ahead - behind) / 2e-6, rtol=1e-6, atol=2e-8)
 
 
-def test_stop_gradient():
-    x = LOGITS + STEP * 1j
-    assert not np.iscomplexobj(stop_gradient(x))
-    np.testing.assert_array_equal(stop_gradient(x), LOGITS)
-    np.testing.assert_array_equal(stop_gradient(LOGITS), LOGITS)
-
-
 @pytest.mark.parametrize("x", [-600.0, -40.0, -36.0, -20.0, -1.0, 0.0, 1.0, 40.0, 700.0])
 def test_softplus_is_as_exact_under_the_complex_step_as_without(x):
     """A logarithm of `1 + exp(x)` loses all digits of a small exponential."""
     stepped = softplus(np.array([x + STEP * 1j]))
     np.testing.assert_allclose(stepped.real, np.logaddexp(x, 0), rtol=1e-15)
     np.testing.assert_allclose(stepped.imag / STEP, 1 / (1 + np.exp(-x)), rtol=1e-14)
-
-
-@pytest.mark.parametrize("function", [positive_part, softplus, normal_cdf])
-def test_a_number_has_the_slope_of_central_differences(function):
-    x, h = np.array([-40.0, -3.0, -0.5, 0.25, 2.0, 40.0]), 1e-6
-    difference = (function(x + h) - function(x - h)) / (2 * h)
-    np.testing.assert_allclose(function(x + STEP * 1j).imag / STEP, difference, rtol=1e-6, atol=2e-8)

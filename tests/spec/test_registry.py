@@ -8,8 +8,7 @@ import re
 import pytest
 
 from moespec import spec
-from moespec.spec import ALGORITHMS, LEDGER, Reading, Taker
-from moespec.spec.ledger import entries
+from moespec.spec import ALGORITHMS, LEDGER
 
 PAPER = re.compile(r"the paper|(?P<name>\w[^()/,;]*) \(arXiv (?P<number>\d{4}\.\d{5})\)")
 PLACE = "sections? |eqs?. |appendix |Algorithm |caption |the formula "
@@ -68,34 +67,6 @@ def test_ledger_has_every_line_of_the_docstrings():
     readings = [reading for entry in LEDGER.values() for reading in entry.readings]
     taken = sum(bool(reading.takers) for reading in readings)
     assert list(written.values()) == [len(LEDGER), len(readings) - len(LEDGER), taken]
-
-
-def test_readings_with_who_takes_them():
-    (entry, pitfall) = entries(
-        """A module.
-
-Ambiguity ledger
-
-XX-1: The question?
-    Reading: the answer, which
-        goes on: so.
-        By: the paper, section 2;
-            owner/repository, file.py, function.
-    Alternative b: another.
-
-Often done differently
-
-XX-2: And this?
-    Reading: yes.
-        By: the paper.
-    Alternative b: no.
-"""
-    )
-    takers = (Taker("the paper", "section 2"), Taker("owner/repository", "file.py, function"))
-    assert entry.question == "The question?"
-    assert entry.readings == (Reading("XX-1a", "the answer, which goes on: so.", takers), Reading("XX-1b", "another."))
-    assert [entry.pitfall, pitfall.pitfall] == [False, True]
-    assert pitfall.readings[0].takers == (Taker("the paper"),)
 
 
 RETIRED = ("SM-6",)

@@ -12,7 +12,7 @@ from moespec import spec
 jax = pytest.importorskip("jax")
 B = importlib.import_module("moespec.backends.jax")
 
-GROUPS, TOKENS, EXPERTS, CAPACITY, WIDTH, HIDDEN = 3, 12, 5, 4, 6, 7
+GROUPS, TOKENS, EXPERTS, WIDTH, HIDDEN = 3, 12, 5, 6, 7
 
 
 def draw(*shape):
@@ -21,33 +21,7 @@ def draw(*shape):
 
 
 X = draw(GROUPS, TOKENS, WIDTH)
-SLOTS = draw(WIDTH, EXPERTS, CAPACITY)
 MLP = router_inputs.perceptrons(draw, EXPERTS, WIDTH, HIDDEN)
-
-
-@pytest.mark.parametrize("name", list(spec.ROUTERS))
-def test_bfloat16_layer(name):
-    """Tokens and experts in bfloat16: routing in float32, output in bfloat16 and near the specification's."""
-    config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS)
-    params = spec.ROUTERS[name].init(np.random.default_rng(0), config)
-    x, experts = B.from_numpy((X, MLP), "bfloat16")
-
-    def total(x, params, experts):
-        out = B.ROUTERS[name].route(params, x, config, state=spec.ROUTERS[name].initial_state(config))
-        assert {leaf.dtype for leaf in jax.tree.leaves(out.routing)} <= {np.dtype("float32"), np.dtype("int32")}
-        y = B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
-        return B.sum(B.cast(y, "float32")), y
-
-    (_, got), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(x, B.from_numpy(params), experts)
-    x, experts = B.to_numpy((x, experts))
-    routings = [
-        spec.ROUTERS[name].route(params, group, config, state=spec.ROUTERS[name].initial_state(config)).routing
-        for group in x
-    ]
-    want = [spec.moe_layer(x[g], routings[g], partial(spec.expert_mlp, params=experts)) for g in range(GROUPS)]
-    assert (got.dtype, gradient.dtype) == ("bfloat16", "bfloat16")
-    np.testing.assert_allclose(B.to_numpy(got), want, atol=0.03 * np.abs(want).max())
-    assert np.isfinite(B.to_numpy(gradient)).all()
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -75,6 +49,7 @@ def test_float32_where_float64_is_allowed(name, train):
 
 @pytest.mark.parametrize("name", list(spec.ROUTERS))
 def test_layer_traces_under_strict_promotion(name):
+    """Of tokens in bfloat16 the routing is in float32, and the output is in bfloat16."""
     config = router_inputs.options(name, width=WIDTH, experts=EXPERTS, tokens=TOKENS, balance_weight=0.1)
     rng = np.random.default_rng(0)
     params = B.from_numpy(B.ROUTERS[name].init(rng, config))
@@ -82,7 +57,9 @@ def test_layer_traces_under_strict_promotion(name):
 
     def layer(x, noise, experts):
         out = B.ROUTERS[name].route(params, x, config, state=spec.ROUTERS[name].initial_state(config), noise=noise)
+        assert {leaf.dtype for leaf in jax.tree.leaves(out.routing)} <= {np.dtype("float32"), np.dtype("int32")}
         return B.moe_layer(x, out.routing, partial(B.expert_mlp, params=experts))
 
     with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), noise, B.from_numpy(MLP, "float32"))
+        y = jax.eval_shape(layer, B.from_numpy(X, "bfloat16"), noise, B.from_numpy(MLP, "float32"))
+    assert y.dtype == "bfloat16"

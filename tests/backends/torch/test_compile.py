@@ -1,4 +1,5 @@
-"""The torch backend under `torch.compile(fullgraph=True)`: traceable everywhere, the same numbers, the same errors."""
+"""The torch backend under `torch.compile(fullgraph=True)`: the same numbers on other shapes, the same errors. That every function
+is traced without a break, the compiled mode of the conformance suite checks."""
 
 import importlib
 
@@ -21,8 +22,8 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def draw(*shape, seed=0):
-    return B.from_numpy(np.random.default_rng((seed, *shape)).normal(size=shape))
+def draw(*shape):
+    return B.from_numpy(np.random.default_rng(shape).normal(size=shape))
 
 
 MLP = perceptrons(draw, EXPERTS, WIDTH, 5)
@@ -44,55 +45,6 @@ def gradients(function, x, *arguments):
 def assert_same(compiled, eager):
     for got, want in zip([*compiled[0].values(), *compiled[1]], [*eager[0].values(), *eager[1]], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
-
-
-def everything(x, kernel):
-    """Every public function that takes tensors, once; a few more than once."""
-    groups, tokens, _ = x.shape
-    logits = B.router_logits(x, kernel)
-    noisy = B.add_gating_noise(logits, torch.sin(logits.detach() * 9), multiplier=0.5)
-    scores = B.softmax_affinity(noisy)
-    plan = B.sinkhorn_affinity(noisy, iterations=2, tolerance=1e-3)
-    potential = scores.sum(dim=2) * scores[:, :, 0]
-    semi_dual = B.transport_semi_dual(potential, scores, capacity=3)
-    dual = B.transport_dual(potential, scores[:, 0], scores, capacity=3)
-    order = B.batch_priority(scores, by="sum", choices=2)
-    chosen = B.token_choice(scores, choices=2, capacity=3, combine_scores=plan, order=order)
-    picked = B.expert_choice(B.sparse_transport_affinity(scores, capacity=3), capacity=3, drop_zero=True)
-    soft = B.soft_routing(x, kernel[:, :, None].expand(-1, -1, 2), scale=2.0)
-    heads = x.reshape((groups, tokens, 2, WIDTH // 2))
-    normal = B.layer_norm(B.gelu(x), B.mean(x, (0, 1)), epsilon=1e-5)
-    embedded = B.patch_embed(x[None, : 2 * (groups // 2), :8], kernel.reshape((1, 1, WIDTH, EXPERTS)), kernel[0])
-    outputs = {
-        "projected": B.project_simplex(logits) + B.project_sparse_simplex(logits, nonzeros=2, mass=2.0),
-        "semi_dual": semi_dual.value.sum() + semi_dual.gradient.square().sum(),
-        "dual": dual.value,
-        "order": order,
-        "losses": B.importance_loss(scores)
-        + B.load_loss(logits, noisy, choices=2, noise_std=0.25)
-        + B.balance_loss(scores)
-        + B.z_loss(logits),
-        "attention": B.attention(heads, heads.sin(), heads.cos()),
-        "network": B.einsum("gtd,de->gte", normal, kernel) + B.softmax(B.tanh(logits), 2),
-        "embedded": embedded,
-        "rescaled": B.rescale(x, {"token_kernel": x[0, :, :3], "token_bias": kernel[:3, 0]}),
-        "entropies": B.softmax_cross_entropy(logits, scores.detach()) + B.sigmoid_cross_entropy(logits, scores),
-        "arrays": B.concatenate([B.broadcast_to(B.arange(2, x) + 1, (3, 2)), B.transpose(x[0, :2, :3], (1, 0))], 0),
-    }
-    important = B.importance_score_choice(scores, choices=2, capacity=3, drop=0.3)
-    for name, routing in {"chosen": chosen, "picked": picked, "soft": soft, "important": important}.items():
-        outputs[name] = layer(x, routing, MLP)
-        outputs |= {f"{name} {metric}": value for metric, value in B.routing_metrics(routing).items()}
-    return outputs
-
-
-def test_every_function_traces_without_a_break():
-    """Forward and backward, on one shape and then on another, for which the tracer makes sizes symbolic."""
-    traced = torch.compile(everything, fullgraph=True, backend="aot_eager")
-    kernel = draw(WIDTH, EXPERTS).requires_grad_()
-    for shape in [(2, 12, WIDTH), (4, 16, WIDTH)]:
-        x = draw(*shape)
-        assert_same(gradients(traced, x, kernel), gradients(everything, x, kernel))
 
 
 def test_compiled_numbers_on_a_second_shape():

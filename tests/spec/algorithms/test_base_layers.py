@@ -40,19 +40,6 @@ def test_no_balanced_assignment_has_a_larger_total(B, scores):
         assert (totals(scores, np.tile(assignment, (GROUPS, 1))) <= best.objective + 1e-12).all()
 
 
-@holds(wrong="slots_by_score", scores=even_logits)
-def test_tokens_fill_slots_by_index_with_the_sigmoid_of_their_score(B, scores):
-    tokens, experts = scores.shape[1:]
-    expert = np.argmax(scores, axis=2).astype(np.int32)
-    dispatch, combine = B.base_routing(scores, expert, capacity=tokens)
-    expected = np.zeros_like(dispatch)
-    for g, e in itertools.product(range(GROUPS), range(experts)):
-        mine = np.flatnonzero(expert[g] == e)
-        expected[g, mine, e, np.arange(len(mine))] = 1
-    np.testing.assert_array_equal(dispatch, expected)
-    np.testing.assert_allclose(combine, dispatch / (1 + np.exp(-scores))[..., None], rtol=1e-13)
-
-
 def test_limit_of_sinkhorn():
     """The plan of the logits divided by a small temperature is the assignment, where it is the only best one."""
     scores = np.random.default_rng(5).normal(size=(8, 4))

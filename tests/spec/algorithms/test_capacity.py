@@ -1,16 +1,13 @@
-"""Capacity: its rounding, the rules of public implementations; and of a router as a number, another one at evaluation, and
-none."""
+"""Capacity: its rounding, the rules of public implementations, and room for every token."""
 
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
 from properties import holds
 
 from moespec.spec import CAPACITY_RULES, ROUTERS, ConfigError
-from moespec.spec.examples import LOGITS
 
 
 def sizes():
@@ -67,48 +64,6 @@ def test_rules_of_public_implementations(name):
     assert all(type(number) is int for number in slots)
 
 
-WITH_CAPACITY = [name for name in ROUTERS if name not in ("dselect_k", "base")]
-ROOMY = [name for name in WITH_CAPACITY if name != "soft_moe"]
-
-
-def choices(name):
-    return {"gshard": 2, "noisy_top_k": 2, "hierarchical_top_k": 2, "sigmoid_token_choice": 2}.get(name, 1)
-
-
-def slots(name, *, train=False, **options):
-    """How many slots an expert has in the routing of the worked example."""
-    config = ROUTERS[name].options(width=3, experts=3, tokens=6, **options)
-    params = {key: value.astype(float) for key, value in ROUTERS[name].init(np.random.default_rng(0), config).items()}
-    state = ROUTERS[name].initial_state(config)
-    return ROUTERS[name].route(params, LOGITS, config, state=state, train=train).routing.dispatch.shape[2]
-
-
-@pytest.mark.parametrize("name", WITH_CAPACITY)
-def test_the_capacity_as_a_number(name):
-    assert slots(name, train=True, slots_per_expert=4, capacity_factor=1.0) == 4
-    at_evaluation = (
-        6 if name in ("strictly_balanced", "batch_expert_choice") else 4
-    )  # there tokens above a threshold find room
-    assert slots(name, slots_per_expert=4, capacity_factor=1.0) == at_evaluation
-
-
-@pytest.mark.parametrize("name", ROOMY)
-def test_another_factor_at_evaluation(name):
-    options = {"capacity_factor": 1.0, "eval_capacity_factor": 2.0}
-    training, evaluation = 2 * choices(name), 4 * choices(name)
-    assert (slots(name, train=True, **options), slots(name, **options)) == (training, evaluation)
-    assert slots(name, slots_per_expert=5, **options) == evaluation
-    assert slots(name, train=True, slots_per_expert=5, **options) == 5
-
-
-@pytest.mark.parametrize("name", WITH_CAPACITY)
+@pytest.mark.parametrize("name", [name for name in ROUTERS if name not in ("dselect_k", "base")])
 def test_an_infinite_factor_is_room_for_every_token(name):
-    assert slots(name, train=True, capacity_factor=math.inf) == 6
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("slots_per_expert", 0), ("slots_per_expert", 1.5), ("eval_capacity_factor", 0.0)]
-)
-def test_out_of_range(option, value):
-    with pytest.raises(ConfigError, match=f"{option}: .*{value}"):
-        ROUTERS["softmax_token_choice"].options(width=3, experts=3, tokens=6, **{option: value})
+    assert ROUTERS[name].options(width=3, experts=3, tokens=6, capacity_factor=math.inf).capacity() == 6

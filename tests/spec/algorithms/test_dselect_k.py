@@ -1,4 +1,4 @@
-"""DSelect-k against definitions, digit by digit and selector by selector; codes without an expert, initial values."""
+"""DSelect-k: the step of the paper, selectors digit by digit, codes without an expert, initial values."""
 
 import itertools
 import math
@@ -11,7 +11,6 @@ from strategies import GROUPS, one_of, seeds
 
 from moespec import spec
 from moespec.spec import ROUTERS
-from moespec.spec.algorithms.dselect_k_codes import code_bits
 
 TOKENS, CHOICES = 3, 2
 
@@ -55,33 +54,6 @@ def test_selectors_are_products_over_the_digits_of_a_number(B, problem, gamma):
     experts, z = problem
     selectors = B.dselect_k_selectors(z, experts=experts, gamma=gamma)
     np.testing.assert_allclose(selectors, by_characters(z, experts, gamma), rtol=1e-12, atol=1e-15)
-
-
-@holds(wrong="every_expert_is_used", problem=codes(), seed=seeds)
-def test_a_token_has_its_own_slot_in_every_expert_with_a_gate(B, problem, seed):
-    """q = sum softmax(logits) r; D[t, e, c] = [q > 0] [c = t], C = q D."""
-    experts, z = problem
-    selectors, logits = by_characters(z, experts, 1.0), np.random.default_rng(seed).normal(size=z.shape[:3])
-    weights = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
-    gate = B.dselect_k_gate(selectors, logits)
-    np.testing.assert_allclose(gate, np.sum(weights[..., None] * selectors, axis=2), rtol=1e-12, atol=1e-15)
-    dispatch, combine = B.dselect_k_routing(gate)
-    own = np.eye(TOKENS)[:, None]
-    np.testing.assert_array_equal(dispatch, (gate > 0)[..., None] * own)
-    np.testing.assert_array_equal(combine, gate[..., None] * own)
-
-
-@holds(wrong="entropy_averaged", problem=codes())
-def test_losses_are_sums_over_the_tokens_of_a_group(B, problem):
-    """And means over groups. A mass on experts below 1e-6 counts as that."""
-    r = by_characters(problem[1], problem[0], 1.0)
-    np.testing.assert_allclose(B.dselect_k_entropy(r), -np.sum(r * np.log(r + 1e-6)) / GROUPS, rtol=1e-12, atol=1e-15)
-    reachability = np.sum(1 / np.maximum(r.sum(axis=-1), 1e-6)) / GROUPS
-    np.testing.assert_allclose(B.dselect_k_reachability(r), reachability, rtol=1e-12)
-
-
-def test_bits():
-    assert [code_bits(e) for e in range(1, 10)] == [0, 1, 2, 2, 3, 3, 3, 3, 4]
 
 
 def test_a_code_without_an_expert_has_no_mass():

@@ -1,4 +1,4 @@
-"""Hash layers: tables against searches and SciPy, ids against distances, routing and MultiHash against definitions."""
+"""Hash layers: tables against searches and SciPy, MultiHash segment by segment, ids beyond 64 bits."""
 
 import itertools
 
@@ -10,7 +10,6 @@ from scipy.spatial.distance import cdist
 from strategies import one_of, seeds
 
 from moespec import spec
-from moespec.spec.algorithms.token_ids import normalized_patches
 
 SEEDS = range(20)
 GROUPS, T, V, E, D, H = 2, 6, 5, 3, 4, 6
@@ -24,9 +23,6 @@ def problem(seed, hashes=1):
     tables = random.integers(0, E, (hashes, V), dtype=np.int32)
     shapes = {"w1": (E, D, H), "b1": (E, H), "w2": (E, H, D), "b2": (E, D)}
     return tokens, ids, tables, {name: random.normal(size=shape) for name, shape in shapes.items()}
-
-
-# Tables.
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -86,42 +82,6 @@ def test_a_balanced_table_is_nearly_even(B, seed):
     np.testing.assert_array_equal(B.hash_table_balanced(frequencies[order], experts=E), table[order])
 
 
-def test_random_table():
-    table = spec.hash_table_random(np.random.default_rng(0).random(9000), experts=3)
-    assert np.bincount(table).tolist() == pytest.approx([3000] * 3, rel=0.05)
-    assert spec.hash_table_random([np.nextafter(1, 0)], experts=7).tolist() == [6]
-
-
-# Ids.
-
-
-@holds(wrong="codes_of_raw_pixels", seed=seeds)
-def test_a_code_is_that_of_the_nearest_codeword(B, seed):
-    """Of patches with mean 0 and variance 1: codes of `a x + b` are those of x."""
-    random = np.random.default_rng(seed)
-    patches, codebook = random.normal(size=(GROUPS, T, 8)), random.normal(size=(V, 8))
-    standard = (patches - patches.mean(axis=2, keepdims=True)) / np.sqrt(patches.var(axis=2, keepdims=True) + 1e-6)
-    for images in (patches, 3 * patches - 2):
-        codes = [cdist(group, codebook).argmin(axis=1) for group in standard]
-        np.testing.assert_array_equal(B.patch_codes(images, codebook), codes)
-    np.testing.assert_allclose(normalized_patches(patches[0]), standard[0])
-
-
-# Routing and MultiHash.
-
-
-@holds(wrong="hash_with_a_capacity", seed=seeds, capacity=one_of(None, 1, 3))
-def test_an_expert_has_the_first_tokens_whose_ids_are_its_own(B, seed, capacity):
-    """Each in the next slot, of weight 1; without a capacity there is room for all."""
-    _, ids, (table,), _ = problem(seed)
-    dispatch, combine = B.hash_routing(ids, table, experts=E, capacity=capacity)
-    asked = table[ids][..., None] == np.arange(E)
-    place = np.cumsum(asked, axis=1) - 1
-    expected = asked[..., None] & (place[..., None] == np.arange(capacity or T))
-    np.testing.assert_array_equal(dispatch, expected)
-    np.testing.assert_array_equal(combine, expected)
-
-
 @holds(wrong="segments_without_biases", seed=seeds, hashes=one_of(1, 2))
 def test_multi_hash_segment_by_segment(B, seed, hashes):
     """Hidden unit j and output j are those of the expert of the hash of their segment."""
@@ -133,9 +93,6 @@ def test_multi_hash_segment_by_segment(B, seed, hashes):
         u = [max(0.0, x[place] @ params["w1"][e, :, j] + params["b1"][e, j]) for j, e in enumerate(hidden)]
         expected[place] = [np.dot(u, params["w2"][e, :, j]) + params["b2"][e, j] for j, e in enumerate(out)]
     np.testing.assert_allclose(B.multi_hash_mlp(x, ids, tables, params), expected, atol=1e-12)
-
-
-# Errors.
 
 
 @pytest.mark.parametrize("far", [1e8, 1e12])

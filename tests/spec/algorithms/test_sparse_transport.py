@@ -1,4 +1,4 @@
-"""Sparsity-constrained transport: projections and duals by enumeration, and the solvers by optima and certificates."""
+"""Sparsity-constrained transport: projections by enumeration, how the duals are related, and the solvers by certificates."""
 
 import itertools
 
@@ -71,42 +71,13 @@ def test_projections_are_closest_to_the_values(B, problem, mass):
 # The duals.
 
 
-def is_largest(x, count):
-    """Whether an entry is one of the largest of its column, the first of equals."""
-    return np.argsort(np.argsort(-x, axis=1, kind="stable"), axis=1) < count
-
-
-@holds(wrong="constant_in_the_conjugate", problem=slots, seed=seeds, gamma=one_of(0.25, 1.0))
-def test_the_semi_dual_by_its_maximisers(B, problem, seed, gamma):
-    """`conj(x) = max <x, p> - gamma / 2 |p|^2` over the sparse simplex, at the projection of `x / gamma`: each column of the
-    plan sums to T / E and has at most k non-zeros, at every potential."""
-    alpha, _ = potentials(problem, seed)
-    semi = B.transport_semi_dual(alpha, utility(problem), capacity=problem.capacity, regularization=gamma)
-    x, mass = alpha[:, :, None] + utility(problem), problem.tokens / problem.experts
-    plan = np.stack([[projection(column / gamma, problem.capacity, mass) for column in group.T] for group in x])
-    plan = plan.swapaxes(1, 2)
-    np.testing.assert_allclose(semi.plan, plan, atol=1e-11)
-    value = alpha.sum(axis=1) - np.sum(x * plan - gamma / 2 * plan**2, axis=(1, 2))
-    np.testing.assert_allclose(semi.value, value, rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(semi.gradient, 1 - plan.sum(axis=2), atol=1e-11)
-
-
 @holds(wrong="dual_without_cardinality", problem=spread_slots, seed=seeds, gamma=one_of(0.25, 1.0))
-def test_the_dual_and_that_its_maximum_over_experts_is_the_semi_dual(B, problem, seed, gamma):
-    """`P = max(x, 0) / gamma` at the k largest entries of a column; at the best beta columns sum to T / E."""
+def test_the_maximum_of_the_dual_over_experts_is_the_semi_dual(B, problem, seed, gamma):
     options = {"capacity": problem.capacity, "regularization": gamma}
     alpha, beta = potentials(problem, seed)
-    u, mass = utility(problem), problem.tokens / problem.experts
-    x = alpha[:, :, None] + beta[:, None] + u
-    plan = np.where(is_largest(x, problem.capacity), np.maximum(x, 0), 0) / gamma
-    dual = B.transport_dual(alpha, beta, u, **options)
-    np.testing.assert_allclose(dual.plan, plan, atol=1e-12)
-    value = alpha.sum(axis=1) + mass * beta.sum(axis=1) - gamma / 2 * np.sum(plan**2, axis=(1, 2))
-    np.testing.assert_allclose(dual.value, value, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(dual.token_gradient, 1 - plan.sum(axis=2), atol=1e-12)
-    np.testing.assert_allclose(dual.expert_gradient, mass - plan.sum(axis=1), atol=1e-12)
+    u = utility(problem)
     semi = B.transport_semi_dual(alpha, u, **options)
-    assert (dual.value <= semi.value + 1e-11).all()
+    assert (B.transport_dual(alpha, beta, u, **options).value <= semi.value + 1e-11).all()
     best = np.where(semi.plan > 0, gamma * semi.plan - alpha[:, :, None] - u, -np.inf).max(axis=1)
     np.testing.assert_allclose(B.transport_dual(alpha, best, u, **options).value, semi.value, rtol=1e-10, atol=1e-10)
 
@@ -165,15 +136,6 @@ def test_quadratic_transport_is_optimal(gamma):
     alpha = solve_lbfgs(Problem(utility, 1.0, 2.0, 8, gamma))
     gap = transport_semi_dual(alpha, utility, capacity=8, regularization=gamma).value - objective(plan, utility, gamma)
     assert gap == pytest.approx(0, abs=1e-8)  # feasible, and the dual says nothing is better
-
-
-def test_lbfgs_goes_further_than_adam():
-    for nonzeros in (2, 3, 6):
-        problem = Problem(UTILITY, 1.0, 2.0, nonzeros, 1.0)
-        adam, lbfgs = solve_adam(problem, 20, 1e-2, 1e-3), solve_lbfgs(problem)
-        assert evaluate(lbfgs, problem).value >= evaluate(adam, problem).value
-    problem = Problem(UTILITY, 1.0, 2.0, 2, 1.0)
-    assert evaluate(solve_lbfgs(problem), problem).value > evaluate(solve_adam(problem, 20, 1e-2, 1e-3), problem).value
 
 
 def test_adam_stops_after_the_update_whose_gradient_was_small():

@@ -27,15 +27,6 @@ def test_published_answers(question):
     assert tuple(unsigned(spec.threefry(*signed))) == ANSWERS[question], "the bits count, not the sign"
 
 
-def test_a_counter_does_not_depend_on_its_neighbours():
-    key, counters = [1, 2], np.arange(24).reshape(3, 4, 2)
-    together = spec.threefry(key, counters)
-    assert together.shape == counters.shape
-    assert together.dtype == np.int32
-    np.testing.assert_array_equal(together[2, 1], spec.threefry(key, counters[2, 1]))
-    assert len(np.unique(together)) == 24
-
-
 def test_words_are_those_of_their_row_and_column_however_many_are_drawn():
     def words(seed=7, high=0, step=3, first=0, stream=1, rows=6, columns=5):
         return spec.random_words([seed, high, step, first], stream=stream, rows=rows, columns=columns)
@@ -67,19 +58,3 @@ def test_normal_numbers():
     largest = spec.box_muller([1 - 2**-24, 0.5])[0]
     assert largest == pytest.approx(np.sqrt(48 * np.log(2)), rel=1e-12)
     assert np.abs(spec.box_muller([[0.0, 0.3]])).max() == 0
-
-
-def test_every_dtype_keeps_the_same_entries():
-    """A rate between two draws that float32 rounds to the lower one, which then would be kept."""
-    rate = 0.7
-    above = np.ceil(rate * 2**24) / 2**24
-    assert np.float32(rate) < above - 2**-26, "rounded down"
-    draws = np.array([above - 2**-24, above])
-    assert spec.dropout([1.0, 1.0], draws, rate=rate).tolist() == [0.0, 1 / (1 - rate)]
-
-
-def test_dropout_keeps_the_mean():
-    draws = spec.unit_interval(spec.random_words([3, 0, 0, 0], stream=0, rows=2000, columns=10))
-    survivors = spec.dropout(np.ones_like(draws), draws, rate=0.3)
-    assert survivors.mean() == pytest.approx(1, abs=0.02)
-    assert (survivors == 0).mean() == pytest.approx(0.3, abs=0.01)

@@ -1,14 +1,12 @@
-"""Token Choice against its definition, request by request; choices that are not made, and tokens that try other experts."""
+"""Token Choice against its definition, request by request, and tokens that try other experts."""
 
 import itertools
 
 import numpy as np
-import pytest
 from properties import holds
 from strategies import one_of, orders, seeds, slots
 
-from moespec import spec
-from moespec.spec import ContractError, Routing, softmax_affinity, token_choice
+from moespec.spec import softmax_affinity, token_choice
 
 WRONG = (
     *("weights_of_the_selection", "next_best_expert", "all_choices_of_a_token_first"),
@@ -50,9 +48,3 @@ def test_tokens_without_room_try_others():
                 expected[t, e, int(cumulative[t, e]) - 1] = gates[t, e]
         routing = token_choice(gates, choices=1, capacity=capacity, tries=tries)
         np.testing.assert_array_equal(routing.combine, expected)
-
-
-def test_slot_tokens_is_for_sparse_routings():
-    weights = np.full((2, 1, 1), 0.5)
-    with pytest.raises(ContractError, match="routing"):
-        spec.slot_tokens(Routing(weights, weights))

@@ -31,16 +31,6 @@ def test_every_taker_has_an_address_for_each_name():
             assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}", found[0]), found
 
 
-@pytest.mark.parametrize(("id", "number"), [("EC-5", "2202.09368"), ("ST-2", "2401.15969"), ("CO-5", "2303.15343")])
-def test_the_paper_is_that_of_the_table_or_of_the_algorithm(id, number):
-    assert addresses(Taker("the paper"), LEDGER[id].module) == [f"https://arxiv.org/abs/{number}"]
-
-
-def test_a_place_begins_with_a_file():
-    with pytest.raises(ValueError, match="'section 2': expected the path of a file"):
-        code("section 2")
-
-
 def test_a_link_has_the_words_of_the_ledger():
     for taker, entry in TAKERS:
         words = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", link(taker, entry.module))
@@ -73,12 +63,6 @@ top = call(1)
 )
 def test_the_line_where_a_name_begins(name, line):
     assert line_of(PYTHON, name, "a.py") == line
-
-
-def test_the_line_where_a_function_of_c_begins():
-    text = "// int round(int)\nint round(int);\n  return round(\n    1);\nstatic INLINE T round(T x){\n"
-    assert line_of(text, "round", "a.hpp") == 5
-    assert line_of(text, "square", "a.hpp") is None
 
 
 def test_what_no_copy_has_is_told(tmp_path, monkeypatch):

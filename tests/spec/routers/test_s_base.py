@@ -4,19 +4,6 @@ import numpy as np
 import pytest
 
 from moespec.spec import ROUTERS
-from moespec.spec.examples import LOGITS
-
-
-def route(*, train, tokens=LOGITS, noise=None, **options):
-    """The router with the identity as kernel, so that the tokens are the logits."""
-    experts = tokens.shape[1]
-    config = ROUTERS["s_base"].options(width=experts, experts=experts, tokens=len(tokens), **options)
-    return ROUTERS["s_base"].route({"kernel": np.eye(experts)}, tokens, config, noise=noise, train=train)
-
-
-def chosen(routing):
-    """The expert of each token."""
-    return routing.dispatch.sum(axis=2).argmax(axis=1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -30,7 +17,9 @@ def test_the_rule_of_megatron_chooses_the_same(seed):
         before, d1 = d1, 1 / 8 / (d0 @ cost)
         moved = np.abs(d1 - before).mean()
     plan = d1 * cost * d0[:, None]
-    output = route(train=True, tokens=logits, combine_with="sigmoid", sinkhorn_iterations=300)
-    np.testing.assert_array_equal(chosen(output.routing), plan.argmax(axis=1))
+    router, sizes = ROUTERS["s_base"], {"width": 8, "experts": 8, "tokens": 64}
+    options = router.options(**sizes, combine_with="sigmoid", sinkhorn_iterations=300)
+    output = router.route({"kernel": np.eye(8)}, logits, options, train=True)
+    np.testing.assert_array_equal(output.routing.dispatch.sum(axis=2).argmax(axis=1), plan.argmax(axis=1))
     gate = 1 / (1 + np.exp(-logits[np.arange(64), plan.argmax(axis=1)]))
     np.testing.assert_allclose(output.routing.combine.sum(axis=(1, 2)), gate, rtol=1e-14)

@@ -156,12 +156,6 @@ def test_places_are_those_of_the_image():
         module(torch.randn(2, TOKENS + 1, WIDTH))
 
 
-def test_options_are_those_of_the_router():
-    shown = moe("soft_moe", normalize=False).extra_repr()
-    assert "normalize=False" in shown
-    assert "choices" not in shown
-
-
 def test_equals_the_functions(x):
     """The module is the router and the layer, on groups of images."""
     module = moe(choices=2, group_images=2).eval()
@@ -216,14 +210,10 @@ def test_a_model_drops_in_training_by_the_generator_of_torch(rate):
     torch.manual_seed(1)
     assert torch.equal(first, model(images))
     assert torch.equal(second, model(images))
-    model.eval()
     before = torch.get_rng_state()
-    still = model(images)
+    still = model.eval()(images)
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(still, still[:1].expand(8, 10))
-    plain = modules.Model(vit.forward, vit.named("vit_tiny", depth=2, width=16, hidden=16), params)
-    torch.testing.assert_close(still, plain(images))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_other_numbers_of_tokens_and_invalid_arguments(x):
