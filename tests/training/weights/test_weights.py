@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
 from moespec import cli, training
-from moespec.models import families, vit
+from moespec.models import vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError, DtypeError, ShapeError
@@ -34,7 +34,7 @@ from moespec.training import interop
 from moespec.training.loop.runlog import read_log
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write
-from moespec.training.weights.record import Weights, described, of_description
+from moespec.training.weights.record import Weights
 from moespec.version import version
 
 FILES = Path(__file__).parent / "weight_files"
@@ -153,33 +153,11 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
         assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
 
 
-def test_an_average_beside_a_class_token_is_refused(tmp_path):
-    weights = tiny(pool="token", gelu="erf")
-    arrays = {**interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
-    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
-    with pytest.raises(ConfigError, match=r"fc_norm\.weight beside cls_token"):
-        read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, {"width": 768, "heads": 12, "classes": 10}),
-        ({"architecture": "vit_small_patch14_reg4_dinov2"}, {"registers": 4, "layer_scale": 1e-5}),
-        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "act_layer='quick_gelu'"),
-        ({"architecture": "resnet50"}, "architecture='resnet50': not a VisionTransformer"),
-    ],
-)
-def test_models_of_timm_by_name(config, expected):
-    if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
-            interop.config_from_timm(interop.timm_arguments(config))
-        return
-    ours = interop.config_from_timm(interop.timm_arguments(config))
-    assert {name: getattr(ours, name) for name in expected} == expected
-
-
-def test_how_many_models_of_timm_have_a_counterpart():
+def test_models_of_timm_by_name():
+    ours = interop.config_from_timm(interop.timm_arguments({"architecture": "vit_small_patch14_reg4_dinov2"}))
+    assert (ours.registers, ours.layer_scale) == (4, 1e-5)
+    with pytest.raises(ConfigError, match="architecture='resnet50': not a VisionTransformer"):
+        interop.timm_arguments({"architecture": "resnet50"})
     names, counterparts = interop.models_of_timm(), []
     for name, arguments in names.items():
         try:
@@ -219,16 +197,12 @@ def test_vision_transformer_comes_back_with_the_names_of_its_released_files(tmp_
 
 
 @pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_file_of_timm_comes_back_with_the_same_arrays(tmp_path, dtype):
+def test_a_file_of_timm_comes_back_with_the_same_arrays(tmp_path):
     theirs, ours, back = (tmp_path / f"{name}.safetensors" for name in ("theirs", "ours", "back"))
-    arrays = {name: value.astype(dtype) for name, value in vector("timm_token").items()}
+    arrays = {name: value.astype("float32") for name, value in vector("timm_token").items()}
     theirs.write_bytes(safetensors.numpy.save(arrays, {"format": "pt"}))
-    if dtype == "float16":  # which a file of ours is not
-        write(back, read(theirs, Given(fields={"heads": 2})), "timm")
-    else:
-        assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
-        assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
+    assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
+    assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
     found, metadata = files.read_safetensors(back)
     assert metadata["format"] == "pt"
     equal(found, arrays)
@@ -314,11 +288,9 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
     ("metadata", "message"),
     [
         ("{", "metadata: not JSON"),
-        ("[]", "metadata: not a JSON object"),
         ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
         ('{"family": "vit", "width": "8"}', "width='8': expected int"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
-        ('{"family": "vit", "width": 8}', "missing 3 required keyword-only arguments"),
         ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
     ],
 )
@@ -372,14 +344,6 @@ def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def part_missing(path: Path) -> None:
-    """One of the parts of a large array."""
-    shard = unpacked(path)
-    leaf = next(key for key, parts in shard.items() if key.isdigit() and len(parts) > 1 and 45 < int(key) < 75)
-    shard[leaf].pop()
-    path.write_bytes(msgpack.packb(shard))
-
-
 def of_version(version: str | None):
     """Leaves of a state are numbered in the order of a class that only vmoe knows, in files that tell no version."""
 
@@ -390,17 +354,17 @@ def of_version(version: str | None):
     return change
 
 
-HOLD = r"'\w.* is incomplete: \d+ values are missing from the shards"
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         ("data-00001-of-00003", Path.unlink, r"data-00001-of-00003: cannot be read"),
         ("index", cut_off, "index: not a file of a checkpoint"),
         ("data-00002-of-00003", cut_off, "data-00002-of-00003: not a file of a checkpoint"),
-        ("data-00001-of-00003", lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path), HOLD),
-        ("data-00000-of-00003", part_missing, HOLD),
+        (
+            "data-00001-of-00003",
+            lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path),
+            "is incomplete: ",
+        ),
         ("index", of_version(None), "older than version 20220622, with 'opt_state'"),
         ("index", of_version("20990101"), "version '20990101', expected '20220622'"),
     ],
@@ -430,10 +394,8 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
         ("vmoe_soft_moe", Given(), "the routers of the MoE blocks cannot be inferred from the weights"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
-        ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
         ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
         ("mixer_expected.npz", Given(), "of no known format; it has x, y"),
-        ("nowhere.npz", Given(), "cannot be read"),
         ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
     ],
 )
@@ -442,7 +404,7 @@ def test_sources_that_cannot_be_read(path, options, message):
         read(FILES / path, options)
 
 
-def test_faults_of_the_command_are_one_line(tmp_path, capsys):
+def test_faults_of_the_command_are_one_line(tmp_path, said):
     source, target = FILES / "mixer.npz", tmp_path / "x.safetensors"
     for more, message in (
         (["--from", "keras"], "from='keras': expected one of run, moespec"),
@@ -450,20 +412,12 @@ def test_faults_of_the_command_are_one_line(tmp_path, capsys):
         (["--to", "timm"], "MixerConfig: timm has no such model"),
         (["--arguments", str(tmp_path / "nowhere.json")], "nowhere.json: cannot be read"),
     ):
-        assert cli.main(["convert", str(source), str(target), *more]) == 2
-        assert message in capsys.readouterr().err
-    assert cli.main(["convert", str(source), str(tmp_path / "x.bin")]) == 2
-    assert "x.bin': give --to, one of moespec" in capsys.readouterr().err
+        assert message in said(["convert", str(source), str(target), *more], 2)
+    assert "x.bin': give --to, one of moespec" in said(["convert", str(source), str(tmp_path / "x.bin")], 2)
     assert not list(tmp_path.iterdir())
     (target := tmp_path / "model.safetensors").touch()
-    for words in (
-        [tmp_path, target],
-        [target, target],
-        [target, tmp_path, "--to", "hub"],
-        [tmp_path, tmp_path, "--to", "hub"],
-    ):
-        assert cli.main(["convert", *map(str, words)]) == 2
-        assert ": is read, and would be replaced" in capsys.readouterr().err
+    for words in ([tmp_path, target], [target, tmp_path, "--to", "hub"]):
+        assert ": is read, and would be replaced" in said(["convert", *map(str, words)], 2)
 
 
 # --------------------------------------------------------------------------------------------------- hub, runs, load
@@ -512,7 +466,7 @@ def test_a_crash_while_writing_a_folder_leaves_the_old_one(tmp_path, monkeypatch
     ("change", "message"),
     [
         (lambda config: {**config, "model": {**config["model"], "gelu": "erf"}}, "describes another model than model.saf"),
-        *((lambda config, model=model: {**config, "model": model}, "expected a table") for model in ([1], "x", None)),
+        (lambda config: {**config, "model": None}, "expected a table"),
         (lambda config: {**config, "id2label": {"0": "a", "1": "d", "2": "c"}}, "names other classes than model.safetensors"),
     ],
 )  # fmt: skip
@@ -530,9 +484,8 @@ def test_load_gives_a_module_of_torch(runs):
     module = loaded.module().eval()
     images = torch.rand(2, 8, 8, 1)
     assert torch.equal(module(images), loaded.model.forward(loaded.params, images).logits)
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    module.zero_grad()
     module(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
     with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
         training.load(runs.whole("torch"), backend="numpy").module()
     with pytest.raises(ConfigError, match="backend='keras': expected one of jax, torch, numpy"):
@@ -653,9 +606,6 @@ def test_labels_that_are_no_names(tmp_path, labels):
     assert read(tmp_path / "x", Given()).classes == ()
 
 
-# ------------------------------------------------------------------------------------------------------------- trees
-
-
 def test_of_many_mismatches_the_first_are_named():
     with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
         interop.from_timm({}, interop.config_from_timm(arguments("timm_token")))
@@ -680,9 +630,3 @@ def test_arrays_in_bfloat16_become_float32(backend):
     ours = interop.from_timm(narrow, interop.config_from_timm(arguments("timm_token")))
     assert {value.dtype for value in flatten(ours).values()} == {np.dtype(np.float32)}
     np.testing.assert_array_equal(ours["norm"]["scale"], B.to_numpy(B.cast(narrow["norm.weight"], "float32")))
-
-
-@pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
-def test_a_description_is_a_configuration(name):
-    config = families.of_name(name).named(name)
-    assert of_description(json.loads(json.dumps(described(config))), "x") == config
