@@ -42,9 +42,7 @@ def test_each_image_once_per_epoch() -> None:
     assert seen[:10].tolist() != seen[10:].tolist(), "each epoch has its own order"
     assert data_position(10, 4, 5) == {"epoch": 2, "offset": 0}
     assert data_position(10, 4, 4) == {"epoch": 1, "offset": 6}
-
-
-def test_a_batch_longer_than_an_epoch() -> None:
+    # A batch that is longer than an epoch.
     assert np.bincount(batch_indices(3, 7, seed=0, step=0), minlength=3).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
 
 

@@ -133,21 +133,14 @@ def test_folders_that_lack_something(folder: Path) -> None:
     [
         ("a.csv", "image,caption\n", "no rows in it"),
         ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
-        ("a.csv", "image,label\nx,y\n", r"no column of the caption \(caption, .*\) among image, label"),
         ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: names '0/none\.png', which is not a file below"),
-        ("a.csv", f"image,caption\n{'n' * 5000},b\n", "row 1: names 'nnn"),
-        *(
-            ("a.csv", f"image,caption\n{name},b\n", "row 1: names ")
-            for name in ("/etc/passwd", "../out.png", "out.png")
-        ),
+        *(("a.csv", f"image,caption\n{name},b\n", "row 1: names ") for name in ("../out.png", "out.png")),
         ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),
         ("a.csv", "image,caption\n0/0.png\n", r"row 1, 0/0\.png: expected a caption, a text, got None"),
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
-        ("a.jsonl", '{"image": "0/0.png", "caption": 3}', r"row 1, 0/0\.png: expected a caption, a text, got 3"),
         ("a.jsonl", '{"image": "0/0.png", "caption": []}', r"row 1: 0/0\.png has no caption"),
         ("a.jsonl", '{"image": null, "caption": ""}', "row 1: there is no image None"),
         ("a.jsonl", "[]", r"row 1: expected an object of JSON, got \[\]"),
-        ("a.jsonl", "{", "row 1 cannot be read"),
         ("a.jsonl", "[" * 100_000, "row 1 cannot be read"),
     ],
 )
