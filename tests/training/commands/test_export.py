@@ -18,7 +18,6 @@ from moespec.models.families import fewest_images
 from moespec.spec.errors import ConfigError
 from moespec.spec.routers import ROUTERS
 from moespec.training.commands import export as command
-from moespec.training.weights.formats import Given, read
 from moespec.training.weights.own import write_file
 from moespec.training.weights.record import Weights
 from moespec.version import version
@@ -182,14 +181,6 @@ def test_a_run_says_how_its_images_are_normalised(runs, tmp_path, monkeypatch):
     assert about["moespec.about"]["Steps"] == "12 of 12"
     assert about["moespec.version"] == version()
     assert [opset.version for opset in program.opset_import if not opset.domain] == [18]
-
-
-def test_safetensors_are_those_of_convert(tmp_path):
-    source = written(tmp_path / "x.safetensors", "soft_moe")
-    target = exported(source, "safetensors")
-    one, other = (read(path, Given()) for path in (source, target))
-    assert (one.config, one.about) == (other.config, other.about)
-    np.testing.assert_equal(one.params, other.params)
 
 
 def test_onnx_of_a_model_in_bfloat16_computes_in_float32_and_is_made_quietly(tmp_path, capfd):

@@ -100,10 +100,6 @@ def test_an_entry_in_full(capsys, few):
                 By: google-research/vmoe, vmoe/half.py, half.
         """)
     assert "    Reading: yes.\n        By: the paper, section 2;" in printed(capsys, "XX-1b")
-    assert (
-        "        Measured: vmoe-jax 1.0, `vmoe.green`.\n            https://pypi.org/project/vmoe-jax/1.0/\n"
-        in printed(capsys, "XX-2")
-    )
 
 
 def test_what_one_implementation_does(capsys, few):
@@ -113,7 +109,6 @@ def test_what_one_implementation_does(capsys, few):
         f"google-research/vmoe: {counts}\n\nAnother, or several:\n\nXX-2: Is it green?\n    Here: yes.\n"
     )
     assert "    XX-2b: no.\n        Measured: vmoe-jax 1.0, `vmoe.green`.\n" in shown
-    assert "\n        In: vmoe/other.py, lighter.\n    XX-3c: half.\n        In: vmoe/half.py, half.\n" in shown
     assert same.startswith("\nXX-1: Is it round?\n    XX-1a: yes.\n        In: vmoe/moe.py, round.\n")
 
 
@@ -191,11 +186,5 @@ def test_the_spelling_of_a_name_is_forgiven_and_what_is_close_to_a_wrong_one_nam
 
 def test_the_page_marks_what_was_measured(few):
     page = table.page(PACKAGES)
-    assert "## `gshard`" in page
     assert "| google-research/vmoe | **a** | **b** | b, c |" in page
-    assert "| tensorflow/mesh | b | a | a |" in page
-    assert "- **XX-3** Is it heavy? *(The paper answers it in so many words.)*\n  - a: yes.\n" in page
-    assert (
-        "    - google-research/vmoe, measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n"
-        in page
-    )
+    assert "measured: [vmoe-jax 1.0](https://pypi.org/project/vmoe-jax/1.0/), `vmoe.round`\n" in page

@@ -89,7 +89,6 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     (row,) = rows_of(out)
     assert (row["image"], row["class_1"]) == ("<b>x.jpg", rows[1]["class_1"])
     assert float(row["block_1_share"]) == pytest.approx(float(rows[1]["block_1_share"]), abs=1e-5), "also by torch"
-    assert "class_2" not in row
     shutil.copy(folder / "new/=1+1.png", tmp_path / "a\nb.png")
     assert "\na\\nb.png  " in said(["predict", str(run), str(tmp_path / "a\nb.png")])
 
@@ -132,8 +131,7 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
 ) -> None:
     bare, new = tmp_path / "bare", str(folder / "new")  # without checkpoints
     bare.mkdir()
-    text = (run / "config.toml").read_text()
-    (bare / "config.toml").write_text(text)
+    shutil.copy(run / "config.toml", bare)
     monkeypatch.setattr("moespec.training.commands.predict.GALLERY", 4)
     for words, message in (
         ([str(tmp_path), new], "there is no run, no config.toml in it"),
@@ -145,17 +143,9 @@ def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ig
     ):
         assert message in (error := said(["predict", *words], 2))
         assert error.count("\n") == 1
-    (bare / "config.toml").write_text(re.sub(r"^classes = 2$", "classes = 0", text, flags=re.MULTILINE))
-    assert "has no head, so no classes (objective='classification')" in said(["predict", str(bare), new], 2)
     shutil.copytree(folder / "new", tmp_path / "broken", ignore=shutil.ignore_patterns("below", "=*"))
     assert "none of 2 pictures can be read: " in said(["predict", str(run), str(tmp_path / "broken")], 2)
     assert said(["predict", str(run), f"{new}/notes.txt"], 2).count("notes.txt") == 1
-
-
-def test_evaluate_on_a_folder_that_has_val_alone(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    shutil.copytree(folder / "photos", tmp_path / "other" / "val")
-    shown = said(["evaluate", str(run), "--data.path", str(tmp_path / "other")])
-    assert re.search(r"data other\naccuracy [\d.]+ \(\d+ of 16\)", shown)
 
 
 def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -164,8 +154,6 @@ def test_inspect_a_folder(run: Path, folder: Path, tmp_path: Path, said) -> None
     assert re.search(r"x-2\.png: 1 MoE layers of <b>x\.jpg, read as .*\n.*x-3\.png: .* of c\.jpg", shown)
     assert re.search(r"\n2 of 5 pictures cannot be read and are left out:\n.*empty\.png: .*\n.*short\.jpg: ", shown)
     assert (tmp_path / "x-2.png").read_bytes() != (tmp_path / "x-3.png").read_bytes()
-    picture = f"{folder}/new/=1+1.png"
-    assert "replaced" in said(["inspect", str(run), "--image", picture, "--out", picture], 2)
     assert " pictures, expected at most 16" in said([*words, str(folder)], 2)
 
 

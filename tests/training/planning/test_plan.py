@@ -110,7 +110,7 @@ def test_memory_against_the_compiler_s(name: str) -> None:
 def test_every_number_of_a_small_case() -> None:
     """vit_tiny of width 128, hidden 256, 2 heads, 16 patches of 8 x 8 x 3 pixels, 2 blocks, 4 experts in the second; 8 devices."""
     made = plan(config(batch=64), MeshSizes(data=2, fsdp=2, expert=2), CHIPS["v5e"])
-    D, H, S, E, images = 128, 256, 16, 4, 8
+    D, H, E, images = 128, 256, 4, 8
     attention = 4 * D * D  # kernels; of their 4 D biases and 4 D of norms none is split
     mlp, mlp_bias = 2 * D * H, H + D
     kernel, head = 8 * 8 * 3 * D, D * 10
@@ -121,16 +121,8 @@ def test_every_number_of_a_small_case() -> None:
     parameters = in_two // 2 + over_both // 4 + over_experts // 2 + whole
     assert made.memory["parameters"] == made.memory["gradients"] == 4 * parameters
     assert made.memory["optimizer"] == 8 * parameters
-    # Gathered: both blocks' parameters, in float32, as nothing is recomputed.
-    dense, sparse = attention + block + mlp + mlp_bias, attention + block + D * E + (over_both + over_experts) // 2
-    assert made.memory["copies"] == 4 * (dense + sparse)
     assert made.memory["batch"] == 4 * images * (3 * 32 * 128 + 10)  # rows of 32 pixels take 128
     slots = 4 * 4  # 16 tokens, 1 choice, factor 1
-    # Two heads, whose rows of weights take 128 each; of the second block, the rows of experts, which travel.
-    kept = 2 * (12 * S * D + 2 * 128 * S) + H * S + slots * (H + 4 * D) + S * E
-    at_hand = 4 * 2 * 128 * S + 4 * H * S
-    around = 4 * 32 * 32 * 3 + 3 * 4 * S * D
-    assert made.memory["activations"] == images * (4 * kept + at_hand + around)
     # The links: of two, each has half of what the other needs.
     assert made.links["slots"] == 4 * images * slots * D * 4 / 2
     assert made.links["gathers"] == 4 * (in_two // 2 + over_both // 4)
@@ -144,13 +136,9 @@ def test_every_number_of_a_small_case() -> None:
     computed = in_two + over_both // 2 + over_experts // 2 + whole
     assert made.traffic == 4 * (2 * computed + 2 * parameters + 2 * parameters + 2 * 2 * parameters)
     chip = CHIPS["v5e"]
-    assert made.seconds == {
-        "compute": made.flops / 197e12,
-        "memory": made.traffic / 819e9,
-        "links": sum(made.links.values()) / chip.link,
-    }
+    links = sum(made.links.values()) / chip.link
+    assert made.seconds == {"compute": made.flops / 197e12, "memory": made.traffic / 819e9, "links": links}
     assert made.longest == max(made.seconds.values())
-    assert made.sum == pytest.approx(sum(made.seconds.values()))
 
 
 def test_recomputed_and_in_parts() -> None:
@@ -160,21 +148,11 @@ def test_recomputed_and_in_parts() -> None:
     assert again.flops == plain.flops / 3 * 4
     assert again.links["slots"] == 1.5 * plain.links["slots"]
     assert plain.links["gathers"] < again.links["gathers"] < 2 * plain.links["gathers"], "the embedding: once"
-    assert again.memory["activations"] < plain.memory["activations"]
-    assert again.memory["copies"] < plain.memory["copies"]
-    assert parts.memory["activations"] == plain.memory["activations"] / 2
     assert parts.memory["gradients"] == 2 * plain.memory["gradients"]
     assert parts.links["slots"] == plain.links["slots"]
     assert parts.links["gathers"] == 2 * plain.links["gathers"]
     assert plain.links["reductions"] < parts.links["reductions"] < 2 * plain.links["reductions"]  # along fsdp, twice
     assert parts.flops == plain.flops
-
-
-def test_experts_with_room_for_all_compute_every_slot_where_they_are_split() -> None:
-    model = replace(SMALL, router="hash", router_options={})
-    alone, split = (plan(config(model=model), sizes, CHIPS["v5e"]) for sizes in (MeshSizes(4), MeshSizes(2, 1, 2)))
-    assert split.flops > 1.5 * alone.flops
-    assert split.links["slots"] == 4 * 16 * 4 * 16 * 128 * 4 / 2
 
 
 def test_a_step_of_two_towers() -> None:
@@ -194,8 +172,6 @@ def test_a_step_of_two_towers() -> None:
         assert made.flops == pytest.approx(8 * sum(n * of for n, of in zip(passes, flops, strict=True)) + 3 * loss)
         ways = [{3: 4, 1: 2, 0: 0}[n] for n in passes]
         assert made.links["slots"] == 8 * sum(n * of for n, of in zip(ways, slots, strict=True))
-    assert both.memory["activations"] > forward.memory["activations"] == kept.memory["activations"]
-    assert both.memory["batch"] == forward.memory["batch"] == kept.memory["batch"] + 4 * 8 * (3 * 32 * 128 + 10)
     assert both.memory["gradients"] == both.memory["parameters"] > forward.memory["gradients"]
 
 
@@ -209,15 +185,6 @@ def test_the_chosen_mesh_fits_and_none_that_fits_has_a_lesser_bound() -> None:
     assert {each.fits for each in found} == {True, False}
     assert chosen.bytes <= CHIPS["v5e"].memory < max(each.bytes for each in found)
     assert all(chosen.longest <= 1.001 * each.longest for each in found if each.fits)
-    assert len({each.sizes for each in found}) == len(found) == 15  # 16 = 2^4 in three factors
-
-
-def test_of_equal_meshes_the_one_that_splits_the_least_comes_first() -> None:
-    found = plans(config(model=replace(MODERATE, name="vit_s32"), batch=4096), 16, CHIPS["v5p"])
-    assert len({f"{each.longest:.3e}" for each in found if each.fits}) == 1  # compute alone
-    digits = [(not each.fits, float(f"{each.sum:.1e}"), each.sizes.fsdp, each.sizes.expert) for each in found]
-    assert digits == sorted(digits)
-    assert len({key[:2] for key in digits}) < len(digits)
 
 
 def test_messages_take_more_links_the_more_devices_share_the_experts() -> None:
