@@ -123,12 +123,6 @@ def test_the_batch_of_a_recipe_fills_its_groups(name: str) -> None:
         assert families.family(model).moe_layers(model, images) or model.moe == "none"
 
 
-@pytest.mark.parametrize("name", configfile.recipes())
-def test_the_first_line_says_how_to_run_it(name: str) -> None:
-    text = configfile.find_recipe(name).read_text()
-    assert re.match(rf"# .* \(moespec (train|finetune SOURCE)( --config {name}( .*)?)?\)\n#\n", text)
-
-
 SIX = "(softmax|sinkhorn)_(token|expert)_choice|sparsity.*expert.*|soft_moe"
 STUDIED = [name for name in ROUTERS if re.fullmatch(SIX, name)]
 

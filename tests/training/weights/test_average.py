@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec import cli
 from moespec.models import vit
 from moespec.models.pytrees import flatten, nested
 from moespec.training.weights.files import read_safetensors
@@ -45,14 +44,6 @@ def test_a_soup(tmp_path: Path, said: Any) -> None:
     assert (soup.classes, soup.config) == (("cat", "dog"), read(sources[0], Given()).config)
     about = json.loads(read_safetensors(target)[1]["moespec.about"])
     assert about == {"Source": "average of 3", **{f"Source {i + 1}": f"seed {i}" for i in range(3)}}
-
-
-def test_a_soup_of_runs_says_what_they_are(tmp_path: Path) -> None:
-    run = str(Path(__file__).parents[1] / "runs_0_1" / "torch_dselect_k")
-    assert cli.main(["convert", run, run, str(tmp_path / "soup"), "--to", "hub", "--average"]) == 0
-    card = (tmp_path / "soup" / "README.md").read_text()
-    assert "| Source 2 | moespec train, " in card
-    assert "; Data: digits; Steps: 1 of 2 |" in card
 
 
 NAN, MINUS_ZEROS = np.float32([0, np.nan]), -np.zeros((8, 16), np.float32)

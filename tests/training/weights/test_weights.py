@@ -28,7 +28,7 @@ from moespec import cli, training
 from moespec.models import vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
-from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
 from moespec.training import interop
 from moespec.training.loop.runlog import read_log
@@ -145,12 +145,10 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
     assert theirs.params["positions"].shape[1] == 25
     write(tmp_path / "x.safetensors", theirs, "timm")
     with pytest.raises(ConfigError, match="image_size: cannot be inferred from the weights"):
-        read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
-    fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
-    with pytest.warns(
-        UserWarning, match="norm_epsilon and gelu: they cannot be inferred from the weights, so timm's defaults"
-    ):
-        assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
+        read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
+    with pytest.warns(UserWarning, match="norm_epsilon and gelu: they cannot be inferred"):
+        found = read(tmp_path / "x.safetensors", Given(fields={"heads": 2, "image_size": 8, "positions": "learned"}))
+    assert found.config == theirs.config
 
 
 def test_models_of_timm_by_name():
@@ -268,17 +266,11 @@ def test_a_bit_of_converted_weights(tmp_path):
 
 
 def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
-    path = tmp_path / "x.safetensors"
-    weights = tiny()
-    flat = flatten(weights.params)
-    for change, kind, message in (
-        ({"norm/scale": np.ones(9, np.float32)}, ShapeError, r"norm/scale has shape \(9,\), expected \(8,\)"),
-        ({"norm/scale": np.ones(8, np.int32)}, DtypeError, "norm/scale: expected a floating dtype"),
-        ({"more": np.ones(1, np.float32)}, ConfigError, r"unexpected more \(1,\)"),
-    ):
-        files.write_safetensors(path, flat | change, formats.own.metadata_of(weights))
-        with pytest.raises(kind, match=rf"{re.escape(str(path))}.*{message}"):
-            read(path, Given())
+    path, weights = tmp_path / "x.safetensors", tiny()
+    wrong = flatten(weights.params) | {"norm/scale": np.ones(9, np.float32)}
+    files.write_safetensors(path, wrong, formats.own.metadata_of(weights))
+    with pytest.raises(ShapeError, match=rf"{re.escape(str(path))}.*norm/scale has shape \(9,\), expected \(8,\)"):
+        read(path, Given())
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a safetensors file"):
         read(path, Given())
@@ -288,7 +280,6 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
     ("metadata", "message"),
     [
         ("{", "metadata: not JSON"),
-        ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
         ('{"family": "vit", "width": "8"}', "width='8': expected int"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
         ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
@@ -395,7 +386,6 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
         ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
-        ("mixer_expected.npz", Given(), "of no known format; it has x, y"),
         ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
     ],
 )
@@ -430,8 +420,6 @@ def test_the_hub_folder_of_a_run(tmp_path, runs):
     card = (tmp_path / "hub/README.md").read_text()
     last = read_log(run, "evaluation")[-1]
     assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
-    assert "| Steps | 12 of 12 |" in card
-    assert "router soft_moe, blocks 1" in card
     equal(read(tmp_path / "hub", Given()).params, read(run, Given()).params)
     earlier = read(run, Given(step=4))
     assert earlier.about["Steps"] == "4 of 12"
@@ -500,7 +488,6 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     with torch.no_grad():
         module.get_parameter("head.bias").add_(0.5)  # as training would
     module.save_pretrained(tmp_path / "x")
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = json.loads((tmp_path / "x/config.json").read_text())
     assert (config["id2label"], config["moespec_version"]) == ({str(n): str(n) for n in range(10)}, version())
     again = type(module).from_pretrained(tmp_path / "x").eval()
@@ -509,11 +496,6 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     assert again.classes == module.classes == read(run, Given()).classes
     model, params = training.load(tmp_path / "x", backend="torch")
     assert torch.equal(model.forward(params, images).logits, module(images))
-    (tmp_path / "x/LICENSE").write_text("mine")
-    before = runs.files(tmp_path / "x")
-    with pytest.raises(RunError, match="there is 'LICENSE' in it"):
-        module.save_pretrained(tmp_path / "x")
-    assert runs.files(tmp_path / "x") == before
     with pytest.raises(ConfigError, match="map_location='meta': not an option of from_pretrained"):
         type(module).from_pretrained(tmp_path / "x", map_location="meta")
 
@@ -581,11 +563,6 @@ def test_names_of_classes_travel(tmp_path, name, format):
     write(tmp_path / name, named, format)
     assert read(tmp_path / name, Given()).classes == named.classes
     assert training.load(tmp_path / name, backend="numpy").model.classes == named.classes
-    if format == "huggingface":
-        return
-    write(tmp_path / f"wrong_{name}", replace(weights, classes=("one",)), format)
-    with pytest.raises(CheckpointError, match=f"1 names for {weights.config.classes} classes"):
-        read(tmp_path / f"wrong_{name}", Given())
 
 
 def test_a_run_whose_names_are_too_few(runs, tmp_path):
@@ -604,11 +581,6 @@ def test_labels_that_are_no_names(tmp_path, labels):
         path = tmp_path / "x/config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "id2label": labels}))
     assert read(tmp_path / "x", Given()).classes == ()
-
-
-def test_of_many_mismatches_the_first_are_named():
-    with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
-        interop.from_timm({}, interop.config_from_timm(arguments("timm_token")))
 
 
 @pytest.mark.parametrize("wrapper", ["params", "state_dict"])
