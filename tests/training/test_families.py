@@ -14,7 +14,6 @@ from moespec import cli, models
 from moespec.models import families, list_models
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training.inspection.inspect_run import make_route, squarest
 from moespec.training.loop.resolve import load_backend
 from moespec.training.loop.runlog import read_log
 
@@ -60,18 +59,6 @@ def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys:
     assert cli.main(["train", "--run", run, "--resume", "--backend", "torch"]) == 0
     assert json.loads(Path(run, "checkpoints/00000006/state.json").read_text())["backend"] == "torch"
     assert read_log(Path(run), "train")[-1]["loss"] == pytest.approx(whole, rel=1e-4)
-
-
-def test_what_has_no_place_in_the_image_is_drawn_by_number() -> None:
-    B = load_backend("numpy")
-    model = families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", depth=1, moe="last_1", sparse_width=6)
-    params = B.from_numpy(families.family(model).init(model, 0))
-    _, routings = make_route(B, model)(params, np.zeros((8, 8, 1), np.float32))
-    assert [(r.block, r.items, r.experts.shape) for r in routings] == [
-        ("0_tokens", "channels", (2, 3, 4)),
-        ("0_channels", "tokens", (4, 8, 4)),
-    ]
-    assert squarest(392) == (14, 28)
 
 
 def test_names() -> None:

@@ -251,12 +251,6 @@ def test_what_the_configuration_decides_is_rejected_before_a_picture_is_decoded(
     assert "optimizer.rates='haed=0'" in capsys.readouterr().err
 
 
-def test_receive_sees_each_step_and_its_result() -> None:
-    for workers in (0, 1):
-        with Prefetcher(abs, 4, 7, ahead=1, workers=workers, receive=lambda step, item: (step, -item)) as results:
-            assert list(results) == [(4, (4, -4)), (5, (5, -5)), (6, (6, -6))]
-
-
 PARENT = """
 import multiprocessing, os, time
 from moespec.training.data.prefetch import _start_worker

@@ -255,13 +255,6 @@ def test_a_wrong_evaluation_is_named(
     assert not Path("run").exists()
 
 
-def test_tables_must_be_tables(tmp_path: Path) -> None:
-    for text, message in (("evaluation = 3", r"evaluation=3"), ("[evaluation]\nevery = 5", r"evaluation\.every=5")):
-        (tmp_path / "own.toml").write_text(text)
-        with pytest.raises(SpecError, match=message + r": expected tables, \[evaluation\.NAME\]"):
-            configfile.read(tmp_path / "own.toml")
-
-
 def test_the_tables_of_the_documentation(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
     (tmp_path / "docs.toml").write_text(page.split("```toml\n")[1].split("```")[0])

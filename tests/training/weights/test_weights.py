@@ -80,9 +80,6 @@ def equal(one: dict, other: dict) -> None:
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-# ------------------------------------------------------------------------------------------------------------ read
-
-
 @pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
 @pytest.mark.parametrize(("name", "fields"), WITH_OUTPUTS.items())
 def test_outputs_are_those_of_the_other_project(name, fields):
@@ -165,9 +162,6 @@ def test_models_of_timm_by_name():
     assert (len(names), len(counterparts)) == (163, 114)
 
 
-# ----------------------------------------------------------------------------------------------------------- return
-
-
 @pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
 @pytest.mark.parametrize(
     "name", ["big_vision.npz", "big_vision_token.npz", "mixer.npz", "huggingface", "huggingface_headless"]
@@ -246,9 +240,6 @@ def test_what_has_no_place_there_is_not_written(tmp_path, weights, format, messa
     with pytest.raises(ConfigError, match=message):
         write(tmp_path / "x", weights, format)
     assert not list(tmp_path.iterdir())
-
-
-# ---------------------------------------------------------------------------------------------------------- damage
 
 
 def test_a_bit_of_converted_weights(tmp_path):
@@ -410,9 +401,6 @@ def test_faults_of_the_command_are_one_line(tmp_path, said):
         assert ": is read, and would be replaced" in said(["convert", *map(str, words)], 2)
 
 
-# --------------------------------------------------------------------------------------------------- hub, runs, load
-
-
 def test_the_hub_folder_of_a_run(tmp_path, runs):
     run = runs.whole("jax")
     assert cli.main(["convert", str(run), str(tmp_path / "hub"), "--to", "hub"]) == 0
@@ -551,9 +539,6 @@ def test_a_link_to_a_folder_stays_one(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert read(tmp_path / "there", Given()).config == tiny().config
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
-
-
-# ----------------------------------------------------------------------------------------------------------- classes
 
 
 @pytest.mark.parametrize(("name", "format"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
