@@ -89,8 +89,6 @@ def test_what_is_predicted(run: Path, folder: Path, tmp_path: Path, said, monkey
     (row,) = rows_of(out)
     assert (row["image"], row["class_1"]) == ("<b>x.jpg", rows[1]["class_1"])
     assert float(row["block_1_share"]) == pytest.approx(float(rows[1]["block_1_share"]), abs=1e-5), "also by torch"
-    shutil.copy(folder / "new/=1+1.png", tmp_path / "a\nb.png")
-    assert "\na\\nb.png  " in said(["predict", str(run), str(tmp_path / "a\nb.png")])
 
 
 def test_images_of_sparse_mlp_are_alone_in_a_batch() -> None:

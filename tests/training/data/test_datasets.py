@@ -291,11 +291,3 @@ def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
     (photo_folder / ("val" if val == "valid" else "valid")).mkdir()
     with pytest.raises(DataError, match=r"has the validation parts 'val\w*' and 'valid\w*'; expected one"):
         load("folder", str(photo_folder), image_size=6)
-
-
-def test_broken_image_is_named(photo_folder: Path) -> None:
-    content = (photo_folder / "bee" / "2.png").read_bytes()
-    (photo_folder / "bee" / "2.png").write_bytes(content[:-25])
-    data = load("folder", str(photo_folder), image_size=6)
-    with pytest.raises(DataError, match=r"bee/2\.png: not .*--data\.broken skip .* moespec scan .* --data folder"):
-        data.train.read(np.arange(8))

@@ -11,7 +11,6 @@ import pytest
 import moespec.backends.numpy as B
 from moespec import spec
 from moespec.models import vit
-from moespec.models.families import family
 from moespec.spec.errors import ConfigError
 from moespec.spec.routing import Routing
 from moespec.training.evaluation.metrics import make_forward
@@ -140,49 +139,25 @@ def test_inspect_analysis(runs, backend: str, tmp_path: Path, said) -> None:  # 
         assert message in said(["inspect", run, *flags], 2)
 
 
-# What evaluation reports of MoE layers besides their metrics.
+# What evaluation reports of MoE layers besides their metrics; the numbers are those of tests/spec/algorithms/test_metrics.
 
 
-SMALL: dict[str, Any] = {
-    **{"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 6, "heads": 2},
-    **{"moe": "last_1", "experts": 4},
-}
 SOFT = {"dispatch_max", "combine_max"}
 SPARSE = {"experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4"}
 
 
-def reported(router: str, **options: Any) -> tuple[dict[str, float], Any]:
-    """The metrics of the layer at evaluation, and its dense routing."""
-    fields = {} if router != "hash" else {"token_ids": "position"}
-    model = vit.VitConfig(**{**SMALL, **fields}, router=router, router_options=options)
-    params = B.from_numpy(family(model).init(model, 1))
-    images = np.random.default_rng(2).standard_normal((3, 8, 8, 1))
-    _, evaluated = make_forward(B, model)(params, images)
-    (routing,) = family(model).forward(B, model, params, images).routings
-    return {name.removeprefix("moe/1/"): value for name, value in evaluated.items()}, routing.dense()
-
-
-def test_of_a_soft_router_how_close_it_is_to_collapse() -> None:
-    evaluated, routing = reported("soft_moe")
-    assert evaluated["dispatch_max"] == pytest.approx(routing.dispatch.max(axis=1).mean(), rel=1e-12)
-    assert evaluated["combine_max"] == pytest.approx(routing.combine.max(axis=(2, 3)).mean(), rel=1e-12)
-    assert not SPARSE & evaluated.keys()
-
-
-def test_of_a_sparse_router_how_many_experts_process_a_token() -> None:
-    evaluated, routing = reported("softmax_expert_choice", capacity_factor=2.0)
-    count = (routing.dispatch > 0).any(axis=3).sum(axis=2)
-    assert count.min() < count.max(), "tokens differ"
-    assert evaluated["experts_min"] == count.min(axis=1).mean()
-    assert evaluated["experts_max"] == count.max(axis=1).mean()
-    for number in (1, 2, 4):
-        assert evaluated[f"at_least_{number}"] == pytest.approx((count >= number).mean(), rel=1e-12)
-    assert evaluated["at_least_1"] == pytest.approx(evaluated["coverage"], rel=1e-12)
-    assert not SOFT & evaluated.keys()
-
-
-def test_several_hashes_have_none_and_one_hash_has_them() -> None:
+@pytest.mark.parametrize(
+    ("router", "options", "expected"),
+    [
+        ("soft_moe", {}, SOFT),
+        ("softmax_expert_choice", {}, SPARSE),
+        ("hash", {}, SPARSE),
+        ("hash", {"hashes": 2}, set()),
+    ],
+)
+def test_what_is_reported_of_a_router(router: str, options: dict[str, int], expected: set[str]) -> None:
     """The reported routing of MultiHash is that of its first hash, though each token meets the experts of all."""
-    several, one = reported("hash", hashes=2)[0], reported("hash")[0]
-    assert not (SOFT | SPARSE) & several.keys()
-    assert one["experts_min"] == one["experts_max"] == 1
+    fields = {"token_ids": "position"} if router == "hash" else {}
+    config = model(router=router, router_options=options, **fields)
+    _, evaluated = make_forward(B, config)(B.from_numpy(vit.init(config, 1)), IMAGES)
+    assert {name.rpartition("/")[2] for name in evaluated} & (SOFT | SPARSE) == expected

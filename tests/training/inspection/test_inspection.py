@@ -4,7 +4,6 @@ import base64
 import io
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -167,9 +166,7 @@ def test_evaluate_repeats_the_run_s_last_evaluation(runs, backend: str, said) ->
     last = read_log(run, "evaluation")[-1]
     assert f"validation accuracy {last['accuracy']:.4f}" in shown
     assert f"cross-entropy {last['loss']:.4f}" in shown
-    assert "block 1: coverage 1.000, dropped 0.000" in shown
-    names = ("dispatch_max", "combine_max")  # the router is soft
-    assert all(f"{name} {last['moe']['1'][name]:.3f}" in shown for name in names)
+    assert f"dispatch_max {last['moe']['1']['dispatch_max']:.3f}" in shown
     other = {"jax": "torch", "torch": "jax"}[backend]
     pytest.importorskip(other)
     assert f"validation accuracy {last['accuracy']:.4f}" in said(["evaluate", str(run), "--backend", other])
@@ -189,8 +186,6 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     cells = re.search(r"Which class is read as which.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]  # type: ignore[index]
     green, red = (sum(map(int, re.findall(rf"rgb\({colour} [^>]*>(\d+)", cells))) for colour in ("46", "209"))
     assert (green, red) == (last["images"] - wrong, wrong), "the images of the last evaluation"
-    assert re.search(r"speed of training</th><td>[\d.e+]+ images per second<", page)
-    assert f"Python 3.{sys.version_info[1]}." in page
     assert "block 1, validation</th><td>coverage 1.000, dropped 0.000, entropy" in page
     days = last["seconds"] / 86_400
     passes = r"cost of the run</th><td>training on 192 images: [\d.]+ MFLOP \(3 forward passes of each\); "

@@ -18,7 +18,7 @@ from moespec.spec.errors import ConfigError
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
-from moespec.training.transfer.rules import resized_positions, transferred
+from moespec.training.transfer.rules import transferred
 from moespec.training.transfer.start import finetuned, model_of, sized
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights
@@ -109,11 +109,6 @@ def test_positions_of_another_kind():
     of_all = weights(pool="token", registers=8)
     with pytest.raises(ConfigError, match=r"positions has shape \(1, 25, 8\), 9 of them before the patches, the model"):
         taken(of_all, replace(of_all.config, positions="learned_patches", image_size=10))
-
-
-def test_positions_that_are_no_square_are_refused():
-    with pytest.raises(ConfigError, match="positions of 5 patches for 9: expected squares"):
-        resized_positions(np.zeros((1, 5, 2)), 9, prefix=0)
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,3 @@ def test_what_cannot_be_averaged(tmp_path: Path, fields: dict[str, Any], message
     other = source(tmp_path / "other.x", 1, **{**fields, "changed": {**zeros, **fields.get("changed", {})}})
     assert message in said(["convert", str(first), str(other), str(tmp_path / "soup.safetensors"), "--average"], 2)
     assert not (tmp_path / "soup.safetensors").exists()
-
-
-def test_how_many_sources(tmp_path: Path, said: Any) -> None:
-    one, two = (str(source(tmp_path / f"{i}.x", i)) for i in range(2))
-    target = str(tmp_path / "soup.safetensors")
-    assert f"average: expected several sources, got {one}" in said(["convert", one, target, "--average"], 2)
-    assert "2 sources, " in said(["convert", one, two, target], 2)
