@@ -112,7 +112,6 @@ def test_create_names_what_is_wrong(fields: dict[str, Any]) -> None:
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("mixer", {"depth": 0}, "depth=0"),
     ("mixer", {"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
-    ("sparse_mlp", {"sparse_tokens": 0}, "sparse_tokens=0"),
     ("sparse_mlp", {"experts": -1}, "experts=-1"),
     ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
     ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: there are token_experts=3"),

@@ -18,7 +18,7 @@ from moespec import cli
 from moespec.models import sparse_mlp, vit
 from moespec.models.pages import render
 from moespec.training import interop
-from moespec.training.commands.predict import Prediction, make_shares, table
+from moespec.training.commands.predict import make_shares
 from moespec.training.data.pictures import read_image
 from moespec.training.inspection.inspect_run import alone
 from moespec.training.loop.resolve import load_backend, model_config
@@ -114,14 +114,6 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     assert "<b>" not in page
     assert "short.jpg" in page.split("Not read")[1]
     assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
-
-
-def test_a_terminal_shows_few_lines_of_many_pictures() -> None:
-    many = [Prediction(f"{n}.jpg", [("cat", n / 100)], {"1": np.array([0.25, 0.75])}) for n in range(99, 0, -1)]
-    title, _, *rows = table(many)
-    assert title == "the 20 least certain:"
-    assert [row.split()[0] for row in rows] == [f"{n}.jpg" for n in range(1, 21)]
-    assert rows[0].endswith("cat 0.010  1 (75 %), 0 (25 %)")
 
 
 def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ignore[no-untyped-def]

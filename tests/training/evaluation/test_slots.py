@@ -73,10 +73,8 @@ def test_largest_first() -> None:
     np.testing.assert_allclose(largest_first(even)[0], np.arange(1, 11) / 10)
     assert needed(largest_first(even)).tolist() == [9, 9], "rounding does not make it ten"
     sharp = np.array([0.02, 0.91, 0.05, 0.02])
-    assert needed(largest_first(sharp)) == 1
     assert needed(largest_first(sharp), 0.95) == 2
     assert needed(largest_first(sharp / 2)) == 1, "of what there is"
-    assert needed(np.zeros(3)) == 1
 
 
 def one_layer(**changes: Any) -> SlotStatistics:

@@ -200,8 +200,6 @@ def test_faults_of_parameters_are_named(name):
     with pytest.raises(ConfigError, match=re.escape("unexpected extra/bias (3,)")):
         vector.to_ours(params | {"extra/bias": np.zeros(3)})
     ours = flat(vector.to_ours(params))
-    with pytest.raises(ConfigError, match=re.escape("missing embedding/kernel (2, 2, 3, 8); unexpected kernel (1,)")):
-        vector.to_theirs({**{k: v for k, v in ours.items() if k != "embedding/kernel"}, "kernel": np.zeros(1)})
     with pytest.raises(ShapeError, match=re.escape("norm/scale has shape (9,), expected (8,)")):
         vector.to_theirs(ours | {"norm/scale": np.zeros(9)})
 
@@ -313,7 +311,6 @@ def test_a_capacity_no_noise_and_no_positions_of_vmoe():
     [
         ("classifier", "0", "model.classifier='0'"),
         ("patch_size", (16, 14), "model.patch_size=(16, 14)"),
-        ("encoder.position_emb", {"name": "sincos2d", "temperature": 100}, "temperature=100"),
         ("encoder.moe.layers", (0, 99), "model.encoder.moe.layers=(0, 99)"),
         ("encoder.moe.router.name", "Unknown", "Unknown"),
         ("encoder.moe.router.dispatcher.surprise", 1, "model.encoder.moe.router.dispatcher.surprise=1"),

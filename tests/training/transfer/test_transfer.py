@@ -12,7 +12,7 @@ from PIL import Image
 
 import moespec.backends.numpy as B
 from moespec import cli
-from moespec.models import mixer, vit
+from moespec.models import vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration.config import Config, ModelConfig
@@ -155,12 +155,6 @@ def test_what_does_not_fit_is_named(of_source, fields, message):
     source = weights(**of_source)
     with pytest.raises(ConfigError, match=f"init: {message}"):
         taken(source, replace(source.config, **fields))
-
-
-def test_another_family_is_refused():
-    config = mixer.named("mixer_tiny")
-    with pytest.raises(ConfigError, match="init: a VitConfig, but the model is a MixerConfig"):
-        transferred(weights(), config, mixer.init(config))
 
 
 @pytest.mark.parametrize(("kind", "tables"), [("position", True), ("patch_code", False)])
