@@ -80,10 +80,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("vit_tiny", {"pool": "token", "positions": "learned", "router": "softmax_token_choice", **MOE}),
     ("vit_tiny", {"pool": "map", "positions": "sincos2d", "qk_norm": True, "router": "soft_moe", **MOE}),
     ("mixer_tiny", {}),
-    *(
-        ("sparse_mlp_tiny", {**SPARSE_MLP, **fields})
-        for fields in ({}, {"experts": 0}, {"sparse_width": 6}, {"moe": "none"})
-    ),
+    *(("sparse_mlp_tiny", {**SPARSE_MLP, **fields}) for fields in ({}, {"experts": 0}, {"moe": "none"})),
 ]
 
 
@@ -115,11 +112,9 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("sparse_mlp", {"experts": -1}, "experts=-1"),
     ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
     ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: there are token_experts=3"),
-    ("sparse_mlp", {"experts": 3, "choices": 4}, "choices=4: there are experts=3"),
     ("sparse_mlp", {"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
     ("text", {"vocabulary": 0}, "vocabulary=0"),
     ("text", {"pool": "token"}, "pool='token'"),
-    ("text", {"projection": -1}, "projection=-1"),
 ]  # fmt: skip
 
 

@@ -186,7 +186,6 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
-        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one each"),
         ({"val_images": 0, "validation_images": 0}, "has the validation parts 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
@@ -197,7 +196,6 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"labels": (np.arange(10) % 2).astype("u8") * np.uint64(2**63)}, "the label 9223372036854775808"),
         ({"maximum": np.array("white")}, "maximum='white': expected an integer from 1 to 255"),
         ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
-        ({"maximum": np.array([16, 16])}, "maximum='?an array of shape"),
         ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "too few images, 1, to hold out 0.2"),
     ],
 )
@@ -264,13 +262,6 @@ def test_an_idx_file_that_is_not_what_its_header_says(
     check_refused_at_once("idx", idx_folder, "t10k-images-idx3-ubyte: 0 values, but the header says")
 
 
-def test_folder_with_a_split(photo_folder: Path) -> None:
-    data = load("folder", str(photo_folder), image_size=6)
-    assert (data.classes, data.shape) == (("ant", "bee"), (6, 6, 3))
-    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
-    assert data.validation.read(np.array([1]))[0, 3, 3].tolist() == [160, 100, 0], "the fifth image of the second class"
-
-
 @pytest.mark.parametrize("val", ["val", "validation", "valid"])
 def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
     for part in ("train", val):
@@ -287,7 +278,4 @@ def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
         load("folder", str(photo_folder), image_size=6)
     (photo_folder / val / "ant").rmdir()
     with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):
-        load("folder", str(photo_folder), image_size=6)
-    (photo_folder / ("val" if val == "valid" else "valid")).mkdir()
-    with pytest.raises(DataError, match=r"has the validation parts 'val\w*' and 'valid\w*'; expected one"):
         load("folder", str(photo_folder), image_size=6)

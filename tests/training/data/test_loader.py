@@ -105,14 +105,6 @@ def test_pixels_arrive_as_bytes_and_are_normalised_there(backend: str) -> None:
         np.testing.assert_allclose(on_device, data.normalize(images), rtol=2e-7, atol=2e-7)
 
 
-def test_a_batch_has_its_images_and_labels_in_the_range_of_a_model() -> None:
-    digits = load("digits")
-    batch = training_batch(digits, DataConfig(mixup=0), batch=8, seed=1, step=3)
-    indices = batch_indices(1442, 8, 1, 3)
-    np.testing.assert_array_equal(batch["images"], digits.train.read(indices))
-    np.testing.assert_array_equal(batch["targets"], np.eye(10)[digits.train.labels[indices]])
-
-
 def test_leaving_early_ends_the_thread_and_the_work() -> None:
     made: list[int] = []
     before = threading.active_count()

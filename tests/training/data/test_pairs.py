@@ -136,7 +136,6 @@ def test_folders_that_lack_something(folder: Path) -> None:
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
         ("a.jsonl", '{"image": "0/0.png", "caption": []}', r"row 1: 0/0\.png has no caption"),
         ("a.jsonl", '{"image": null, "caption": ""}', "row 1: there is no image None"),
-        ("a.jsonl", "[]", r"row 1: expected an object of JSON, got \[\]"),
         ("a.jsonl", "[" * 100_000, "row 1 cannot be read"),
     ],
 )

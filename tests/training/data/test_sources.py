@@ -226,10 +226,7 @@ LEFT_OUT = {
         "hidden 1 (.DS_Store), beside train/ 2 (test/)",
     ),
     "labels": ("labels.csv 0.png 1.png deep/2.png a.txt", ".txt 1 (a.txt), without a row in labels.csv 1 (1.png)"),
-    "pairs": (
-        "0.png 0.txt 1.txt deep/1.png deep/1.txt x.md .x.png",
-        "hidden 1 (.x.png), .md 1 (x.md), captions without an image 1 (1.txt)",
-    ),
+    "pairs": ("0.png 0.txt 1.txt deep/1.png deep/1.txt", "captions without an image 1 (1.txt)"),
     "shards": (
         "0.png 0.cls 1.png 1.cls 1.jpg 2.cls 22.05.png 22.05.cls x.md ._0.png c",
         ".gz 1 (x.tar.gz) members of shards: left out: pictures of a name that a later one has 1 (x.tar:1.png), "
@@ -290,9 +287,8 @@ def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
     assert white.notes == ("2 pictures may be transparent in places; white is behind them (data.background)",)
     red = load("folder", str(photos), image_size=4, background="#ff0000")
     for data, expected in ((white, (255, 255, 255)), (red, (255, 0, 0))):
-        image = data.train.read(np.array([0]))[0]
-        np.testing.assert_array_equal(image, np.broadcast_to(expected, image.shape))
-        np.testing.assert_array_equal(np.asarray(data.train.picture(1))[0, 0], expected)
+        assert (data.train.read(np.array([0])) == expected).all()
+        assert (np.asarray(data.train.picture(1)) == expected).all()
 
 
 def test_the_middle_of_a_resized_picture(tmp_path: Path) -> None:

@@ -211,7 +211,6 @@ DENSE = vit.VitConfig(image_size=8, patch_size=2, width=8, depth=2, hidden=12, h
     ("peer", "fields", "fault"),
     [
         ("vmoe", {"gelu": "erf"}, "gelu='erf'"),
-        ("vmoe", {"positions": "sincos2d_moco"}, "positions='sincos2d_moco'"),
         ("vmoe", {"qk_norm": True, "qk_norm_bias": True}, "qk_norm_bias=True"),
         ("vmoe", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
         ("big_vision", {"pool": "gap_norm", "gelu": "tanh"}, "pool='gap_norm'"),
@@ -347,7 +346,6 @@ def test_the_released_v_moe_s32_converts():
         ({"class_token": False}, "arguments.class_token=False"),
         ({"fc_norm": True}, "arguments.fc_norm=True"),
         ({"act_layer": "relu"}, "arguments.act_layer='relu'"),
-        ({"final_norm": False}, "arguments.final_norm=False"),
         ({"norm_layer": "RmsNorm"}, "arguments.norm_layer='RmsNorm'"),
         ({"norm_layer": "LayerNorm{'eps': 1e-}"}, "arguments.norm_layer="),
         ({"init_values": True}, "layer_scale=True"),

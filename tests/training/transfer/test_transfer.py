@@ -15,11 +15,11 @@ from moespec import cli
 from moespec.models import vit
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training.configuration.config import Config, ModelConfig
+from moespec.training.configuration.config import Config
 from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config
 from moespec.training.transfer.rules import transferred
-from moespec.training.transfer.start import finetuned, model_of, sized
+from moespec.training.transfer.start import finetuned, model_of
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights
 
@@ -220,15 +220,6 @@ def test_finetune_at_twice_the_resolution(tmp_path, said):
     np.testing.assert_allclose(slots, source.params["blocks"]["1"]["moe"]["router"]["slots"], atol=1e-6)
     assert cli.main([*given, "--run", str(tmp_path / "same")]) == 0
     assert read(tmp_path / "same", Given()).config.image_size == 12
-
-
-@pytest.mark.parametrize(("name", "size"), [("folder", 12), ("webdataset", 12), ("huggingface", 12), ("idx", None)])
-def test_pictures_without_a_size_get_that_of_the_source(tmp_path, name, size):
-    write(tmp_path / "x.safetensors", weights(image_size=12), "moespec")
-    config = replace(Config(), init=str(tmp_path / "x.safetensors"), data=DataConfig(name=name, path="x"))
-    assert sized(config).model.image_size == size
-    asked = replace(config, model=ModelConfig(image_size=24))
-    assert sized(asked).model.image_size == 24
 
 
 def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):

@@ -116,8 +116,6 @@ def test_timm_by_its_names(tmp_path):
     assert ours == replace(config, gelu="erf")
     with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
-    with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
-        read(tmp_path / "x.safetensors", Given(model="deit3_small_patch16_224"))
     with pytest.raises(ConfigError, match="heads: cannot be inferred from the weights; give --set heads=6"):
         read(tmp_path / "x.safetensors", Given())
 
@@ -406,7 +404,6 @@ def test_the_hub_folder_of_a_run(tmp_path, runs):
     assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
     equal(read(tmp_path / "hub", Given()).params, read(run, Given()).params)
     earlier = read(run, Given(step=4))
-    assert earlier.about["Steps"] == "4 of 12"
     assert not np.array_equal(earlier.params["head"]["kernel"], read(run, Given()).params["head"]["kernel"])
 
 
