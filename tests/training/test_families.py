@@ -14,7 +14,6 @@ from moespec import cli, models
 from moespec.models import families, list_models
 from moespec.models.pytrees import flatten
 from moespec.spec.errors import ConfigError
-from moespec.training.inspection.inspect_run import make_route, squarest
 from moespec.training.loop.resolve import load_backend
 from moespec.training.loop.runlog import read_log
 
@@ -62,32 +61,15 @@ def test_a_run_goes_on_with_the_other_backend(name: str, tmp_path: Path, capsys:
     assert read_log(Path(run), "train")[-1]["loss"] == pytest.approx(whole, rel=1e-4)
 
 
-def test_what_has_no_place_in_the_image_is_drawn_by_number() -> None:
-    B = load_backend("numpy")
-    model = families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", depth=1, moe="last_1", sparse_width=6)
-    params = B.from_numpy(families.family(model).init(model, 0))
-    _, routings = make_route(B, model)(params, np.zeros((8, 8, 1), np.float32))
-    assert [(r.block, r.items, r.experts.shape) for r in routings] == [
-        ("0_tokens", "channels", (2, 3, 4)),
-        ("0_channels", "tokens", (4, 8, 4)),
-    ]
-    assert squarest(392) == (14, 28)
-
-
 def test_names() -> None:
     assert {"vit_tiny", "mixer_b16", "sparse_mlp_l"} <= set(list_models())
     configs = [families.of_name(name).named(name) for name in list_models()]
     assert len(set(configs)) == len(list_models())
     for name, config in zip(list_models(), configs, strict=True):
         assert name in families.family(config).NAMES
-    assert families.of_name("mixer_b32").named("mixer_b32").sequence == 49
-    with pytest.raises(ConfigError, match="name='resnet50': expected a size of vit_tiny, vit_ti, "):
-        families.of_name("resnet50")
-    for name in ("vit_x16", "vit_b", "vit_b0", "vit_b16_", "mixer_x16", "mixer_b", "mixer_b0", "sparse_mlp_s16"):
+    for name in ("resnet50", "vit_x16", "vit_b", "vit_b0", "vit_b16_", "mixer_b0", "sparse_mlp_s16"):
         with pytest.raises(ConfigError, match=f"name='{name}'"):
             models.create(name)
-    with pytest.raises(ConfigError, match=r"name=.mixer_b.: expected one of .*, mixer_b<patch>"):
-        models.create("mixer_b", depth=2)
     with pytest.raises(ConfigError, match="experts=2 is not a field of MixerConfig"):
         models.create("mixer_b16", experts=2)
 
@@ -98,10 +80,7 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("vit_tiny", {"pool": "token", "positions": "learned", "router": "softmax_token_choice", **MOE}),
     ("vit_tiny", {"pool": "map", "positions": "sincos2d", "qk_norm": True, "router": "soft_moe", **MOE}),
     ("mixer_tiny", {}),
-    *(
-        ("sparse_mlp_tiny", {**SPARSE_MLP, **fields})
-        for fields in ({}, {"experts": 0}, {"sparse_width": 6}, {"moe": "none"})
-    ),
+    *(("sparse_mlp_tiny", {**SPARSE_MLP, **fields}) for fields in ({}, {"experts": 0}, {"moe": "none"})),
 ]
 
 
@@ -116,8 +95,7 @@ def test_shapes_are_those_of_the_initial_parameters(name: str, fields: dict[str,
 
 
 WRONG: tuple[dict[str, Any], ...] = (
-    *({"patch_size": None}, {"patch_size": np.int8(-3)}, {"router_options": 3}, {"router_options": {1: 2}}),
-    *({"name": None}, {"image_size": np.int8(8), "patch_size": 16}, {"depth": np.float32(2)}, {"moe": b"x"}),
+    *({"patch_size": None}, {"patch_size": np.int8(-3)}, {"router_options": {1: 2}}, {"name": None}, {"moe": b"x"}),
 )
 
 
@@ -130,24 +108,13 @@ def test_create_names_what_is_wrong(fields: dict[str, Any]) -> None:
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("mixer", {"depth": 0}, "depth=0"),
-    ("mixer", {"token_hidden": 0}, "token_hidden=0"),
     ("mixer", {"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
-    ("mixer", {"gelu": "relu"}, "gelu='relu'"),
-    ("mixer", {"dtype": "float16"}, "dtype='float16'"),
-    ("mixer", {"classes": -1}, "classes=-1"),
-    ("sparse_mlp", {"sparse_tokens": 0}, "sparse_tokens=0"),
-    ("sparse_mlp", {"token_experts": 0}, "token_experts=0"),
     ("sparse_mlp", {"experts": -1}, "experts=-1"),
     ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
     ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: there are token_experts=3"),
-    ("sparse_mlp", {"experts": 3, "choices": 4}, "choices=4: there are experts=3"),
     ("sparse_mlp", {"router": "soft_moe"}, "router='soft_moe': expected one of 'importance_score', 'softmax_token_choice'"),
-    ("sparse_mlp", {"expert_init": "copied"}, "expert_init='copied'"),
-    ("sparse_mlp", {"router_options": {"choices": 2}}, r"router_options\.choices=2: importance_score does not have"),
     ("text", {"vocabulary": 0}, "vocabulary=0"),
-    ("text", {"length": 0}, "length=0"),
     ("text", {"pool": "token"}, "pool='token'"),
-    ("text", {"projection": -1}, "projection=-1"),
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec.backends.optimizer import OptimizerConfig
 from moespec.models import families
 from moespec.models.pytrees import flatten, nested
 from moespec.spec.routers import ROUTERS
@@ -19,10 +18,9 @@ from moespec.training.commandline.parse import parse
 from moespec.training.commands.study import entries
 from moespec.training.commands.train import TrainArguments
 from moespec.training.configuration import configfile
-from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.config import Config
 from moespec.training.data.captions import captions_of
 from moespec.training.data.dataset import Dataset, Split
-from moespec.training.data.options import DataConfig
 from moespec.training.loop.resolve import model_config, resolve
 from moespec.training.objectives.table import objective_of, shapes_of
 
@@ -67,24 +65,8 @@ def test_a_recipe_has_what_its_source_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", configfile.recipes())
 def test_a_recipe_is_complete(name: str) -> None:
-    """It has its four sections, and takes nothing of them from where it is read onto: here, every field is another."""
-    path = configfile.find_recipe(name)
-    assert tomllib.loads(path.read_text()).keys() >= {"data", "optimizer", "schedule", "training"}
-    optimizer = OptimizerConfig("adafactor", weight_decay=0.7, decay="head=1", rates="head=2", clip=7.0, ema=0.7)
-    other = Config(
-        data=DataConfig(
-            **{f.name: another(f.default) for f in fields(DataConfig) if type(f.default) in (int, float, bool)}
-        ),
-        optimizer=replace(optimizer, epsilon=0.1, momentum=0.3, decay_rate=0.7, decay_cap=0.7, factored_from=7),
-        schedule=ScheduleConfig("rsqrt", 0.7, 7, 70, 7.0, 0.1),
-        training=TrainingConfig(examples=77, batch=7, accumulate=7, recompute=True, seed=7, loss="sigmoid", keep=7),
-    )
-    assert configfile.read(path, other) == configfile.read(path)
-
-
-def another(value: float) -> float:
-    """A value of the same type, which every number of the section `data` can have."""
-    return not value if isinstance(value, bool) else 3 if isinstance(value, int) else 0.25
+    sections = tomllib.loads(configfile.find_recipe(name).read_text())
+    assert sections.keys() >= {"data", "optimizer", "schedule", "training"}
 
 
 @pytest.mark.parametrize("name", [name for name in LARGE if not re.search(r"l16|h14|jft_.*_(b16|s14)", name)])
@@ -121,12 +103,6 @@ def test_the_batch_of_a_recipe_fills_its_groups(name: str) -> None:
     model = model_config(config.model)
     for images in (config.training.batch, config.training.evaluation_batch):
         assert families.family(model).moe_layers(model, images) or model.moe == "none"
-
-
-@pytest.mark.parametrize("name", configfile.recipes())
-def test_the_first_line_says_how_to_run_it(name: str) -> None:
-    text = configfile.find_recipe(name).read_text()
-    assert re.match(rf"# .* \(moespec (train|finetune SOURCE)( --config {name}( .*)?)?\)\n#\n", text)
 
 
 SIX = "(softmax|sinkhorn)_(token|expert)_choice|sparsity.*expert.*|soft_moe"

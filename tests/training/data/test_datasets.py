@@ -74,9 +74,6 @@ def test_images_of_an_array_at_another_size() -> None:
             np.testing.assert_array_equal(part.picture(int(index)), picture)
         np.testing.assert_array_equal(part.labels, other.labels)
     assert (large.train.read(np.arange(500)).max(), large.maximum) == (16, 16)
-    same = load("digits", image_size=8)
-    assert same.notes == ()
-    assert same.shape == (8, 8, 1)
 
 
 def test_images_of_an_array_that_are_not_square(tmp_path: Path) -> None:
@@ -103,7 +100,6 @@ def test_idx(idx_folder: Path) -> None:
     [
         (lambda content: content[:-1], "24 values, but the header says"),
         (lambda content: content[:6], "truncated in the header"),
-        (lambda content: b"", "not an IDX file"),
         (lambda content: b"\0\0\x0d" + content[3:], "expected unsigned bytes"),
         (lambda content: b"PNG" + content, "not an IDX file"),
         (lambda content: gzip.compress(content)[:-9], "cannot be read"),
@@ -172,11 +168,6 @@ def test_damaged_cifar(cifar_folder: tuple[str, Path]) -> None:
         load(name, str(folder))
 
 
-def test_npz(tmp_path: Path) -> None:
-    data = load("npz", npz(tmp_path / "some.npz"))
-    assert (data.name, len(data.train), len(data.validation), data.shape) == ("some", 8, 2, (4, 4, 1))
-
-
 def test_npz_of_medmnist(tmp_path: Path) -> None:
     parts = {"train": 6, "val": 3, "test": 4}
     arrays = {f"{part}_images": np.zeros((count, 4, 4), np.uint8) for part, count in parts.items()}
@@ -195,7 +186,6 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4), np.uint8), "labels": np.zeros(0, int)}, r"images has shape \(0, 4, 4, 1\)"),
         ({"labels": np.zeros(10)}, "labels has dtype float64, expected integers"),
         ({"labels": np.zeros(9, int)}, r"labels has shape \(9,\) for 10 images"),
-        ({"labels": np.zeros((10, 14), int)}, r"labels has shape \(10, 14\) for 10 images; expected one each"),
         ({"val_images": 0, "validation_images": 0}, "has the validation parts 'val' and 'validation'"),
         ({"labels": np.full(10, -1)}, "labels has the label -1"),
         ({"labels": np.arange(10) % 2 * 2}, "no training image of class 1"),
@@ -204,13 +194,8 @@ def test_npz_of_medmnist(tmp_path: Path) -> None:
         ({"labels": np.array([None] * 10, object)}, "not a readable .npz file of plain arrays"),
         ({"labels": np.arange(10) % 2 * 2**62}, "the label 4611686018427387904, but only 8 training images"),
         ({"labels": (np.arange(10) % 2).astype("u8") * np.uint64(2**63)}, "the label 9223372036854775808"),
-        ({"labels": (np.arange(10) % 2).astype("m8[s]")}, "labels has dtype timedelta64"),
         ({"maximum": np.array("white")}, "maximum='white': expected an integer from 1 to 255"),
-        ({"maximum": np.nan}, "maximum=nan: expected an integer from 1 to 255"),
-        ({"maximum": 1e300}, r"maximum=1e\+300: expected an integer from 1 to 255"),
         ({"maximum": 16.5}, r"maximum=16\.5: expected an integer from 1 to 255"),
-        ({"maximum": 0}, "maximum=0: expected an integer from 1 to 255"),
-        ({"maximum": np.array([16, 16])}, "maximum='?an array of shape"),
         ({"images": np.zeros((1, 4, 4), np.uint8), "labels": np.zeros(1, int)}, "too few images, 1, to hold out 0.2"),
     ],
 )
@@ -243,9 +228,7 @@ LIES = [
     npy_header((10**30, 4, 4)),
     npy_header((10, 4, 4)),
     npy_header((0, 4, 4)) + b"more",
-    npy_header((-1, 4, 4)),
     npy_header((10, 4, 4))[:20],
-    b"",
 ]
 
 
@@ -279,13 +262,6 @@ def test_an_idx_file_that_is_not_what_its_header_says(
     check_refused_at_once("idx", idx_folder, "t10k-images-idx3-ubyte: 0 values, but the header says")
 
 
-def test_folder_with_a_split(photo_folder: Path) -> None:
-    data = load("folder", str(photo_folder), image_size=6)
-    assert (data.classes, data.shape) == (("ant", "bee"), (6, 6, 3))
-    assert (data.train.labels.tolist(), data.validation.labels.tolist()) == ([0] * 4 + [1] * 4, [0, 1])
-    assert data.validation.read(np.array([1]))[0, 3, 3].tolist() == [160, 100, 0], "the fifth image of the second class"
-
-
 @pytest.mark.parametrize("val", ["val", "validation", "valid"])
 def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
     for part in ("train", val):
@@ -303,14 +279,3 @@ def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
     (photo_folder / val / "ant").rmdir()
     with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):
         load("folder", str(photo_folder), image_size=6)
-    (photo_folder / ("val" if val == "valid" else "valid")).mkdir()
-    with pytest.raises(DataError, match=r"has the validation parts 'val\w*' and 'valid\w*'; expected one"):
-        load("folder", str(photo_folder), image_size=6)
-
-
-def test_broken_image_is_named(photo_folder: Path) -> None:
-    content = (photo_folder / "bee" / "2.png").read_bytes()
-    (photo_folder / "bee" / "2.png").write_bytes(content[:-25])
-    data = load("folder", str(photo_folder), image_size=6)
-    with pytest.raises(DataError, match=r"bee/2\.png: not .*--data\.broken skip .* moespec scan .* --data folder"):
-        data.train.read(np.arange(8))

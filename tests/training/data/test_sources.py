@@ -18,7 +18,7 @@ from moespec import cli
 from moespec.models.errors import DataError
 from moespec.training.data import shards
 from moespec.training.data.datasets import load
-from moespec.training.data.folder import find_folder, find_pictures
+from moespec.training.data.folder import find_folder
 from moespec.training.data.pairs import find_pairs
 from moespec.training.data.pictures import read_image
 
@@ -27,14 +27,13 @@ def members(numbers: range) -> list[tuple[str, bytes]]:
     """Pictures with labels, number modulo 2, in both of the ways that there are."""
     found = []
     for number in numbers:
-        found.append((f"./deep/x.{number:03}.png" if number % 3 == 2 else f"{number:03}.png", encoded(number)))
-        label = str(number % 2).encode()
+        name = f"deep.er/{number:03}" if number % 3 == 2 else f"{number:03}"
+        found.append((f"{name}.png", encoded(number)))
         if number % 3 == 2:
-            found[-1] = (f"deep.er/{number:03}.seg.png", b"not the picture")
-            found.append((f"deep.er/{number:03}.png", encoded(number)))
-            found.append((f"deep.er/{number:03}.json", json.dumps({"label": number % 2, "text": "x"}).encode()))
+            found.append((f"{name}.seg.png", b"not the picture"))
+            found.append((f"{name}.json", json.dumps({"label": number % 2, "text": "x"}).encode()))
         else:
-            found.append((f"{number:03}.cls", label))
+            found.append((f"{name}.cls", str(number % 2).encode()))
     return found
 
 
@@ -68,26 +67,16 @@ def test_the_index_is_written_once_and_made_again_when_a_shard_changes(tars: Pat
     write_shard(tars / "data-001.tar", members(range(6, 30)))
     assert len(load("webdataset", str(tars), image_size=4).train) == 24
     (tars / shards.INDEX).write_bytes(b"damaged")
-    labels = load("webdataset", str(tars), image_size=4).train.labels
-    assert len(labels) == 24
-    with np.load(tars / shards.INDEX) as saved:
-        table = dict(saved)
-    np.savez(tars / shards.INDEX, **{**table, "label": 1 - table["label"]})
-    assert np.array_equal(load("webdataset", str(tars), image_size=4).train.labels, labels)
+    assert len(load("webdataset", str(tars), image_size=4).train) == 24
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        *(("shard", -1), ("shard", 2), ("offset", -9), ("offset", 2**62), ("size", -1), ("size", 2**62), ("label", -1)),
-        *(("label", 2**31), ("label", 0.5), ("name", b"x"), ("text", np.uint8(ord("\n"))), ("text", np.uint8(255))),
-    ],
+    [("shard", 2), ("offset", -9), ("size", 2**62), ("label", -1), ("label", 0.5), ("name", b"x")],
 )
 def test_an_index_is_of_places_in_its_shards(tars: Path, monkeypatch: Any, key: str, value: Any) -> None:
     """Whoever wrote it: with another number, and the checksum made anew, it is not taken."""
-    captions, record, members_of, read = key == "text", shards._record, shards._members, []
-    for tar in tars.glob("*.tar") if captions else ():
-        write_shard(tar, [("a.png", encoded(1)), ("a.txt", "wörds".encode())])
+    record, members_of, read = shards._record, shards._members, []
 
     def changed(stamps: Any, table: dict[str, Any]) -> dict[str, Any]:
         table[key] = table[key].astype(np.asarray(value).dtype)
@@ -96,19 +85,11 @@ def test_an_index_is_of_places_in_its_shards(tars: Path, monkeypatch: Any, key: 
 
     with monkeypatch.context() as patch, contextlib.suppress(ValueError, IndexError, DataError):
         patch.setattr(shards, "_record", changed)
-        shards.find_shards(tars, captions=captions)
+        shards.find_shards(tars)
     monkeypatch.setattr(shards, "_members", lambda *given, **how: (read.append(given), members_of(*given, **how))[1])
     for there in (2, 2):  # the second time by the index
-        shards.find_shards(tars, captions=captions)
+        shards.find_shards(tars)
         assert len(read) == there
-
-
-def test_shards_for_validation_by_name(tmp_path: Path) -> None:
-    write_shard(tmp_path / "set-train-0.tar", members(range(4)))
-    write_shard(tmp_path / "set-val-0.tar", members(range(10, 13)))
-    data = load("webdataset", str(tmp_path), image_size=4)
-    assert numbers_of(data.train.read(np.arange(4))) == [0, 1, 2, 3]
-    assert numbers_of(data.validation.read(np.arange(3))) == [10, 11, 12]
 
 
 def test_shards_of_the_library_itself(tmp_path: Path) -> None:
@@ -132,10 +113,7 @@ def test_shards_of_the_library_itself(tmp_path: Path) -> None:
     [
         ([("a\n.png", b"x")], r"a\\n\.png: no label, no a\\n\.cls"),
         ([("a.png", b"x"), ("a.cls", b"cat")], r"a\.cls: expected a label, a whole number .*b'cat'"),
-        ([("a.png", b"x"), ("a.cls", b"-1")], r"a\.cls: expected a label"),
         ([("a.png", b"x"), ("a.json", b'{"label": true}')], r"a\.json: expected a label"),
-        ([("a.png", b"x"), ("a.json", b"{")], r"a\.json: expected a label"),
-        ([("a.png", b"x"), ("a.json", b"{}")], r"a\.png: no label"),
         ([("a.txt", b"x")], "no pictures in its shards"),
         ([("a.png", b"x"), ("a.cls", b"0")], "no class has enough images to hold out 0.2"),
         ([*members(range(10)), ("z.png", b"x"), ("z.cls", b"1")], r"data\.tar:z\.png: not a readable image"),
@@ -235,9 +213,6 @@ def test_broken_pictures_are_skipped_and_counted(photos: Path) -> None:
     (note,) = data.notes
     names = ", ".join(str(photos / name) for name in ("ant/04.png", "bee/07.png", "bee/19.png"))
     assert note == f"3 files are broken and left out: {names}"
-    damage(photos, *(f"ant/{number:02}.png" for number in range(0, 20, 2)))
-    with pytest.raises(DataError, match="no training image of class 'ant' is left"):
-        load("folder", str(photos), image_size=4, broken="skip")
 
 
 LEFT_OUT = {
@@ -251,11 +226,7 @@ LEFT_OUT = {
         "hidden 1 (.DS_Store), beside train/ 2 (test/)",
     ),
     "labels": ("labels.csv 0.png 1.png deep/2.png a.txt", ".txt 1 (a.txt), without a row in labels.csv 1 (1.png)"),
-    "pairs": (
-        "0.png 0.txt 1.txt deep/1.png deep/1.txt x.md .x.png",
-        "hidden 1 (.x.png), .md 1 (x.md), captions without an image 1 (1.txt)",
-    ),
-    "predict": ("0.png deep/1.png deep/x.md .x/0.png", "hidden 1 (.x/), .md 1 (deep/x.md)"),
+    "pairs": ("0.png 0.txt 1.txt deep/1.png deep/1.txt", "captions without an image 1 (1.txt)"),
     "shards": (
         "0.png 0.cls 1.png 1.cls 1.jpg 2.cls 22.05.png 22.05.cls x.md ._0.png c",
         ".gz 1 (x.tar.gz) members of shards: left out: pictures of a name that a later one has 1 (x.tar:1.png), "
@@ -277,11 +248,10 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
     for name, content in files if layout != "shards" else []:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to("..") if name.endswith("up") else (tmp_path / name).write_bytes(content)
-    find: Any = {"pairs": find_pairs, "predict": find_pictures, "shards": shards.find_shards}.get(layout, find_folder)
+    find: Any = {"pairs": find_pairs, "shards": shards.find_shards}.get(layout, find_folder)
     for _ in range(2):  # shards the second time from the index
         _, others = find(tmp_path)[:2]
-        notes = others if layout == "predict" else others.notes
-        assert " ".join(notes).replace(f"{tmp_path}: ", "") == f"left out: {said}"
+        assert " ".join(others.notes).replace(f"{tmp_path}: ", "") == f"left out: {said}"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +262,6 @@ def test_what_is_left_out_is_counted(tmp_path: Path, layout: str) -> None:
         ("id,text\n0,7\n", "line 1: none of the columns label, .* among id, text"),
         ("id,label\n0,7\n\n9,7\n", "line 4, column 'id': '9' stands for no picture in"),
         ("id,label\n0,7\n0.png,7\n", r"line 3, column 'id': '0\.png' is the picture of line 2"),
-        ("id,label\n0,\n", "line 2, column 'label': empty"),
         ("id,label\n0,7,8\n", "line 2, column 'label': empty, or other columns"),
         ("id,label\n../out,7\n", "stands for no picture"),
         ("id,label\n\xff,7\n", "line 1: cannot be read"),
@@ -318,9 +287,8 @@ def test_transparency_has_the_background_and_one_note(photos: Path) -> None:
     assert white.notes == ("2 pictures may be transparent in places; white is behind them (data.background)",)
     red = load("folder", str(photos), image_size=4, background="#ff0000")
     for data, expected in ((white, (255, 255, 255)), (red, (255, 0, 0))):
-        image = data.train.read(np.array([0]))[0]
-        np.testing.assert_array_equal(image, np.broadcast_to(expected, image.shape))
-        np.testing.assert_array_equal(np.asarray(data.train.picture(1))[0, 0], expected)
+        assert (data.train.read(np.array([0])) == expected).all()
+        assert (np.asarray(data.train.picture(1)) == expected).all()
 
 
 def test_the_middle_of_a_resized_picture(tmp_path: Path) -> None:
@@ -336,12 +304,8 @@ def test_the_middle_of_a_resized_picture(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_from_a_file(tmp_path: Path) -> None:
-    names = tmp_path / "names.txt"
-    names.write_text("zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n\nnine\n")
-    assert load("digits", classes=str(names)).classes[9] == "nine"
-    names.write_text("a\nb\n")
-    with pytest.raises(Exception, match=r"data\.classes='.*names\.txt': 2 names for 10 classes"):
-        load("digits", classes=str(names))
+    (tmp_path / "names.txt").write_text("zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n\nnine\n")
+    assert load("digits", classes=str(tmp_path / "names.txt")).classes[9] == "nine"
 
 
 # Each kind of file is read as a viewer shows it, the right way up, on white.
@@ -417,8 +381,6 @@ QUARTERS = np.kron(np.array([[0, 80], [160, 240]], np.uint8), np.ones((4, 4), np
 STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     1: lambda seen: seen,
     2: np.fliplr,
-    3: lambda seen: np.rot90(seen, 2),
-    4: np.flipud,
     5: np.transpose,
     6: lambda seen: np.rot90(seen, 1),
     7: lambda seen: np.transpose(np.rot90(seen, 2)),
@@ -475,8 +437,7 @@ def test_a_tiff_of_any_bits_is_scaled_or_named(tmp_path: Path, bits: int, photom
 
 TURNED = (0x0112, 3, 1, 3)
 DAMAGED = {
-    **{"two bytes": b"II", "text": b"garbage!", "a header": b"II*\0", "cut": ifd(TURNED)[:14], "an ending": b"\0"},
-    **{"itself": ifd((0x8769, 4, 1, 8)), "far": b"II*\0\xff\xff\xff\x7f", "many": b"II*\0\x08\0\0\0\xff\xff"},
+    **{"text": b"garbage!", "cut": ifd(TURNED)[:14], "itself": ifd((0x8769, 4, 1, 8)), "far": b"II*\0\xff\xff\xff\x7f"},
     **{"a count": ifd((0x0112, 3, 2**32 - 1, 3)), "a type": ifd((0x0112, 99, 1, 3))},
 }
 
@@ -505,20 +466,8 @@ def test_damage_beside_the_pixels_of_a_png_is_passed_over(tmp_path: Path, kind: 
         np.testing.assert_array_equal(read_image(tmp_path / "x.png", 8, channels=1)[..., 0], QUARTERS)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
-        (np.ones((4, 4), np.float32), r"x\.tif: its pixels are floating-point numbers, of which white is not known"),
-        (np.full((4, 4), 70000, np.int32), r"x\.tif: its pixels are integers with a sign or of 32 bits"),
-    ],
-)
-def test_pixels_whose_white_is_not_known(tmp_path: Path, pixels: np.ndarray, message: str) -> None:
-    Image.fromarray(pixels).save(tmp_path / "x.tif")
-    with pytest.raises(DataError, match=message):
+def test_pixels_whose_white_is_not_known(tmp_path: Path) -> None:
+    """Floating-point numbers, of which `inspect` is refused one in test_nonsense, and large integers."""
+    Image.fromarray(np.full((4, 4), 70000, np.int32)).save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=r"x\.tif: its pixels are integers with a sign or of 32 bits"):
         read_image(tmp_path / "x.tif", 4)
-
-
-def test_a_model_of_two_channels(tmp_path: Path) -> None:
-    Image.new("L", (4, 4)).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: a picture is grey or RGB, but the model takes 2 channels"):
-        read_image(tmp_path / "x.png", 4, channels=2)

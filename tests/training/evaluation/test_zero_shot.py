@@ -30,8 +30,6 @@ def test_recall_is_that_of_a_sort_of_all_cosines(monkeypatch):
     assert retrieval(equal, equal)["image_to_text"]["recall_1"] == 1 / 3, "the lower index comes first"
     with pytest.raises(ConfigError, match="labels: 29 is that of a text alone"):
         retrieval((images[:29], of_images[:29]), (texts, labels))
-    with pytest.raises(ConfigError, match="labels: 8 is that of an image alone"):
-        retrieval((images, of_images), (texts[labels != 8], labels[labels != 8]))
 
 
 def test_zero_shot_averages_the_directions_of_prompts():
@@ -56,9 +54,6 @@ def test_files_of_prompts(tmp_path):
         ({"classes": ["cat"], "prompts": ["a {}", "a cat"]}, r"the prompt 'a cat' has no \{\} for the name"),
         ({"classes": ["cat", "dog", "cat"], "prompts": ["{}"]}, "the class 'cat' is there twice"),
         ({"classes": ["cat", " "], "prompts": ["{}"]}, r"classes\[1\]: an empty caption"),
-        ({"classes": ["cat", 3], "prompts": ["{}"]}, r"classes\[1\]: expected a caption, a text, got 3"),
-        ({"classes": ["cat"], "prompts": []}, 'expected {"classes"'),
-        ({"classes": "cat", "prompts": ["{}"]}, 'expected {"classes"'),
         (["cat"], 'expected {"classes"'),
     ):
         file.write_text(json.dumps(table))

@@ -143,38 +143,6 @@ def test_the_specification_agrees(name):
     check_close(loss.imag / STEP, sum(terms), np.abs(terms).sum(), "directional derivative")
 
 
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        *((f"vmoe_token_choice_k{k}", {"router_options": options}) for k, options in (
-            (1, {"batch_priority": "max"}), (1, {"multiple_of": 1}), (1, {"noise_multiplier": 0.5}), (1, {"load_weight": 0.0}),
-            (1, {"importance_weight": 0.0}), (2, {"choices": 1}), (2, {"rounding": "round"}), (2, {"balance_weight": 0.0}),
-        )),
-        ("vmoe_soft_moe", {"router_options": {"norm_form": "paper"}}),
-        ("vmoe_sinkhorn_token_choice", {"router_options": {"sinkhorn_iterations": 2}}),
-        ("vmoe_sparse_token_choice", {"router_options": {"transport_steps": 2}}),
-        ("vmoe_dense_gap_sincos_qk_norm", {"positions": "sincos2d_moco"}),
-        ("vmoe_dense_token", {"gelu": "erf"}),
-        ("vmoe_soft_moe", {"round_experts": False}),
-        ("vmoe_halves_bfloat16", {"round_experts": False}),
-        ("vmoe_halves_bfloat16", {"group_tokens": 16}),
-        ("timm_avg_norm", {"norm_epsilon": 1e-5}),
-        ("timm_avg_norm", {"pool": "gap"}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_another_setting_disagrees(name, fields):
-    """The vectors tell settings apart: tokens are dropped, noise and losses matter. The suite has those of each router."""
-    vector = load(name)
-    options = {**vector.config.router_options, **fields.get("router_options", {})}
-    other = replace(vector, config=replace(vector.config, **{**fields, "router_options": options}))
-    with float64("numpy") as B:
-        _, (logits, auxiliary) = objective(B, other)(vector.to_ours(vector.flat("params")))
-    errors = [np.abs(logits - vector.tensors["logits"]).max() / np.abs(vector.tensors["logits"]).max()]
-    errors.append(np.abs(auxiliary - vector.tensors.get("auxiliary_loss", 0.0)))
-    assert max(errors) > 10 * TOLERANCE
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round_trip_of_their_parameters_is_exact(name, dtype):
@@ -216,13 +184,11 @@ def test_the_two_scales_of_query_and_key_are_not_swapped():
             np.testing.assert_array_equal(scale, theirs[f"{other}/{which}_ln/scale"])
 
 
-@pytest.mark.parametrize(
-    "name", ["vmoe_soft_moe", "vmoe_token_choice_k1", "vmoe_dense_map_qk_norm", "timm_map_gelu_tanh"]
-)
+@pytest.mark.parametrize("name", ["vmoe_soft_moe", "timm_map_gelu_tanh"])
 def test_faults_of_parameters_are_named(name):
     vector = load(name)
     params = vector.flat("params")
-    for key, value in params.items():
+    for key, value in list(params.items())[::9]:
         without = {other: params[other] for other in params if other != key}
         with pytest.raises(ConfigError, match=re.escape(f"missing {key} {value.shape}")):
             vector.to_ours(without)
@@ -234,8 +200,6 @@ def test_faults_of_parameters_are_named(name):
     with pytest.raises(ConfigError, match=re.escape("unexpected extra/bias (3,)")):
         vector.to_ours(params | {"extra/bias": np.zeros(3)})
     ours = flat(vector.to_ours(params))
-    with pytest.raises(ConfigError, match=re.escape("missing embedding/kernel (2, 2, 3, 8); unexpected kernel (1,)")):
-        vector.to_theirs({**{k: v for k, v in ours.items() if k != "embedding/kernel"}, "kernel": np.zeros(1)})
     with pytest.raises(ShapeError, match=re.escape("norm/scale has shape (9,), expected (8,)")):
         vector.to_theirs(ours | {"norm/scale": np.zeros(9)})
 
@@ -247,19 +211,13 @@ DENSE = vit.VitConfig(image_size=8, patch_size=2, width=8, depth=2, hidden=12, h
     ("peer", "fields", "fault"),
     [
         ("vmoe", {"gelu": "erf"}, "gelu='erf'"),
-        ("vmoe", {"positions": "sincos2d_moco"}, "positions='sincos2d_moco'"),
         ("vmoe", {"qk_norm": True, "qk_norm_bias": True}, "qk_norm_bias=True"),
-        ("vmoe", {"layer_scale": 0.5}, "layer_scale=0.5"),
-        ("vmoe", {"stem": 1}, "stem=1"),
-        ("vmoe", {"pool": "gap_norm"}, "pool='gap_norm'"),
         ("vmoe", {"norm_epsilon": 1e-5}, "norm_epsilon=1e-05"),
-        ("big_vision", {"registers": 1}, "registers=1"),
         ("big_vision", {"pool": "gap_norm", "gelu": "tanh"}, "pool='gap_norm'"),
         ("vision_transformer", {"pre_norm": True}, "pre_norm=True"),
         ("huggingface", {"layer_scale": 0.5}, "layer_scale=0.5"),
         ("timm", {"stem": 1}, "stem=1"),
         ("timm", {"moe": "last_1", "experts": 2}, "moe='last_1'"),
-        ("timm", {"positions": "sincos2d"}, "positions='sincos2d'"),
         ("timm", {"qk_norm": True}, "qk_norm_bias=False"),
         ("timm", {"qk_norm": True, "qk_norm_bias": True, "pool": "map"}, "qk_norm=True with pool='map'"),
     ],
@@ -338,14 +296,9 @@ def test_placements_of_vmoe(layers, moe):
     assert (config.moe, vit.moe_blocks(config)) == (moe, layers)
 
 
-@pytest.mark.parametrize(("capacity", "choices"), [(7, 2), (13, 1), (49, 2), (64, 1)])
-def test_an_absolute_capacity_of_vmoe(capacity, choices):
-    dispatcher = {"name": "indices", "capacity": capacity}
-    config = changed(encoder__moe__router__num_selected_experts=choices, encoder__moe__router__dispatcher=dispatcher)
-    assert vit.router_config(config).capacity() == capacity
-
-
-def test_no_noise_and_no_positions_of_vmoe():
+def test_a_capacity_no_noise_and_no_positions_of_vmoe():
+    dispatcher = {"name": "indices", "capacity": 49}
+    assert vit.router_config(changed(encoder__moe__router__dispatcher=dispatcher)).capacity() == 49
     config = changed(encoder__moe__router__noise_std=0.0, encoder__position_emb={"name": "none"})
     assert (config.router_options["noise_multiplier"], config.router_options["load_weight"]) == (0.0, 0.0)
     assert config.positions == "none"
@@ -357,18 +310,12 @@ def test_no_noise_and_no_positions_of_vmoe():
     [
         ("classifier", "0", "model.classifier='0'"),
         ("patch_size", (16, 14), "model.patch_size=(16, 14)"),
-        ("surprise", 1, "model.surprise=1"),
-        ("encoder.position_emb", {"name": "rope"}, "model.encoder.position_emb.name='rope'"),
-        ("encoder.position_emb", {"name": "sincos2d", "temperature": 100}, "temperature=100"),
         ("encoder.moe.layers", (0, 99), "model.encoder.moe.layers=(0, 99)"),
         ("encoder.moe.router.name", "Unknown", "Unknown"),
         ("encoder.moe.router.dispatcher.surprise", 1, "model.encoder.moe.router.dispatcher.surprise=1"),
         ("encoder.moe.router.dispatcher.capacity", 3, "expected one of capacity=3 and capacity_factor=1.05"),
-        ("encoder.moe.router.dispatcher.bfloat16", "x", "dispatcher.bfloat16='x'"),
         ("encoder.moe.router.dispatcher", "einsum", "model.encoder.moe.router.dispatcher='einsum': expected a mapping"),
-        ("encoder.moe.router.num_selected_experts", 0, "num_selected_experts=0: expected an integer of at least 1"),
         ("encoder.moe.group_size", 0, "model.encoder.moe.group_size=0: expected an integer of at least 1"),
-        ("encoder.moe.layers", "1", "model.encoder.moe.layers='1': expected the numbers of layers"),
         ("encoder.moe.layers", (1, "x"), "model.encoder.moe.layers='x': expected an integer"),
         ("encoder.mlp_dim", ..., "model.encoder.mlp_dim is missing"),
     ],
@@ -388,11 +335,8 @@ def test_the_released_v_moe_s32_converts():
     assert (config.representation, config.moe) == (512, "every_2_last_2")
     shapes = flat(vit.parameter_shapes(config))
     assert (shapes["representation/kernel"], shapes["head/kernel"]) == ((512, 512), (512, 1000))
-    small = replace(
-        config, image_size=32, width=8, heads=2, hidden=12, depth=2, representation=6, classes=3, moe="none"
-    )
-    theirs = flat(interop.to_vmoe(vit.init(small), small))
-    assert (theirs["pre_logits/kernel"].shape, theirs["head/kernel"].shape) == ((8, 6), (6, 3))
+    small = replace(DENSE, representation=6, gelu="tanh")
+    assert flat(interop.to_vmoe(vit.init(small), small))["pre_logits/kernel"].shape == (8, 6)
 
 
 @pytest.mark.parametrize(
@@ -401,17 +345,10 @@ def test_the_released_v_moe_s32_converts():
         ({"global_pool": "avg", "class_token": True, "fc_norm": False}, "arguments.class_token=True"),
         ({"class_token": False}, "arguments.class_token=False"),
         ({"fc_norm": True}, "arguments.fc_norm=True"),
-        ({"global_pool": "avgmax"}, "arguments.global_pool='avgmax'"),
         ({"act_layer": "relu"}, "arguments.act_layer='relu'"),
-        ({"final_norm": False}, "arguments.final_norm=False"),
-        ({"mlp_layer": "SwiGLU"}, "arguments.mlp_layer='SwiGLU'"),
         ({"norm_layer": "RmsNorm"}, "arguments.norm_layer='RmsNorm'"),
-        ({"img_size": (224, 192)}, "arguments.img_size=(224, 192)"),
-        ({"surprise": 1}, "arguments.surprise=1"),
         ({"norm_layer": "LayerNorm{'eps': 1e-}"}, "arguments.norm_layer="),
         ({"init_values": True}, "layer_scale=True"),
-        ({"no_embed_class": []}, "arguments.no_embed_class=[]: expected one of True, False"),
-        ({"patch_size": "16"}, "arguments.patch_size='16': expected an integer"),
         ({"mlp_ratio": "4"}, "arguments.mlp_ratio='4': expected a finite number"),
         ({"qk_norm": True, "global_pool": "map", "class_token": False}, "qk_norm=True with pool='map'"),
     ],

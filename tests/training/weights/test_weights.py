@@ -4,8 +4,6 @@ The files in `weight_files` were written by those projects, see record.json ther
 parameters in `interop/interop_vectors`.
 """
 
-import importlib
-import importlib.util
 import io
 import json
 import random
@@ -25,16 +23,16 @@ from safetensors.numpy import load_file
 
 import moespec.backends.numpy as numpy_backend
 from moespec import cli, training
-from moespec.models import families, vit
+from moespec.models import vit
 from moespec.models.errors import CheckpointError, RunError
 from moespec.models.pytrees import flatten
-from moespec.spec.errors import ConfigError, DtypeError, ShapeError
+from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routers import ROUTERS
 from moespec.training import interop
 from moespec.training.loop.runlog import read_log
 from moespec.training.weights import files, formats, hub, vmoe_files
 from moespec.training.weights.formats import Given, read, write
-from moespec.training.weights.record import Weights, described, of_description
+from moespec.training.weights.record import Weights
 from moespec.version import version
 
 FILES = Path(__file__).parent / "weight_files"
@@ -80,9 +78,6 @@ def equal(one: dict, other: dict) -> None:
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-# ------------------------------------------------------------------------------------------------------------ read
-
-
 @pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
 @pytest.mark.parametrize(("name", "fields"), WITH_OUTPUTS.items())
 def test_outputs_are_those_of_the_other_project(name, fields):
@@ -121,12 +116,8 @@ def test_timm_by_its_names(tmp_path):
     assert ours == replace(config, gelu="erf")
     with pytest.raises(ConfigError, match="model='vit_base_patch16_224': has width=768, the parameters 192"):
         read(tmp_path / "x.safetensors", Given(model="vit_base_patch16_224"))
-    with pytest.raises(ConfigError, match=r"model='deit3_small_patch16_224': neither .*: --arguments FILE"):
-        read(tmp_path / "x.safetensors", Given(model="deit3_small_patch16_224"))
     with pytest.raises(ConfigError, match="heads: cannot be inferred from the weights; give --set heads=6"):
         read(tmp_path / "x.safetensors", Given())
-    with pytest.raises(ConfigError, match="name='vit_tiny_patch16_224': expected a size of vit_tiny, "):
-        read(FILES / "big_vision.npz", Given(model="vit_tiny_patch16_224"))
 
 
 @pytest.mark.parametrize(
@@ -145,41 +136,17 @@ def test_positions_that_fit_two_grids_are_asked_for(tmp_path):
     assert theirs.params["positions"].shape[1] == 25
     write(tmp_path / "x.safetensors", theirs, "timm")
     with pytest.raises(ConfigError, match="image_size: cannot be inferred from the weights"):
-        read(tmp_path / "x.safetensors", Given(fields={"heads": theirs.config.heads}))
-    fields = {"heads": theirs.config.heads, "image_size": theirs.config.image_size, "positions": "learned"}
-    with pytest.warns(
-        UserWarning, match="norm_epsilon and gelu: they cannot be inferred from the weights, so timm's defaults"
-    ):
-        assert read(tmp_path / "x.safetensors", Given(fields=fields)).config == theirs.config
-
-
-def test_an_average_beside_a_class_token_is_refused(tmp_path):
-    weights = tiny(pool="token", gelu="erf")
-    arrays = {**interop.to_timm(weights.params, weights.config), "fc_norm.weight": np.zeros(8, np.float32)}
-    safetensors.numpy.save_file(arrays, tmp_path / "x.safetensors")
-    with pytest.raises(ConfigError, match=r"fc_norm\.weight beside cls_token"):
         read(tmp_path / "x.safetensors", Given(fields={"heads": 2}))
+    with pytest.warns(UserWarning, match="norm_epsilon and gelu: they cannot be inferred"):
+        found = read(tmp_path / "x.safetensors", Given(fields={"heads": 2, "image_size": 8, "positions": "learned"}))
+    assert found.config == theirs.config
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"architecture": "vit_base_patch16_224", "num_classes": 10}, {"width": 768, "heads": 12, "classes": 10}),
-        ({"architecture": "vit_small_patch14_reg4_dinov2"}, {"registers": 4, "layer_scale": 1e-5}),
-        ({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "act_layer='quick_gelu'"),
-        ({"architecture": "resnet50"}, "architecture='resnet50': not a VisionTransformer"),
-    ],
-)
-def test_models_of_timm_by_name(config, expected):
-    if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
-            interop.config_from_timm(interop.timm_arguments(config))
-        return
-    ours = interop.config_from_timm(interop.timm_arguments(config))
-    assert {name: getattr(ours, name) for name in expected} == expected
-
-
-def test_how_many_models_of_timm_have_a_counterpart():
+def test_models_of_timm_by_name():
+    ours = interop.config_from_timm(interop.timm_arguments({"architecture": "vit_small_patch14_reg4_dinov2"}))
+    assert (ours.registers, ours.layer_scale) == (4, 1e-5)
+    with pytest.raises(ConfigError, match="architecture='resnet50': not a VisionTransformer"):
+        interop.timm_arguments({"architecture": "resnet50"})
     names, counterparts = interop.models_of_timm(), []
     for name, arguments in names.items():
         try:
@@ -187,9 +154,6 @@ def test_how_many_models_of_timm_have_a_counterpart():
         except ConfigError:
             continue
     assert (len(names), len(counterparts)) == (163, 114)
-
-
-# ----------------------------------------------------------------------------------------------------------- return
 
 
 @pytest.mark.filterwarnings("ignore:config.layer_norm_eps")
@@ -219,16 +183,12 @@ def test_vision_transformer_comes_back_with_the_names_of_its_released_files(tmp_
 
 
 @pytest.mark.filterwarnings("ignore:norm_epsilon and gelu")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_file_of_timm_comes_back_with_the_same_arrays(tmp_path, dtype):
+def test_a_file_of_timm_comes_back_with_the_same_arrays(tmp_path):
     theirs, ours, back = (tmp_path / f"{name}.safetensors" for name in ("theirs", "ours", "back"))
-    arrays = {name: value.astype(dtype) for name, value in vector("timm_token").items()}
+    arrays = {name: value.astype("float32") for name, value in vector("timm_token").items()}
     theirs.write_bytes(safetensors.numpy.save(arrays, {"format": "pt"}))
-    if dtype == "float16":  # which a file of ours is not
-        write(back, read(theirs, Given(fields={"heads": 2})), "timm")
-    else:
-        assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
-        assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
+    assert cli.main(["convert", str(theirs), str(ours), "--set", "heads=2"]) == 0
+    assert cli.main(["convert", str(ours), str(back), "--to", "timm"]) == 0
     found, metadata = files.read_safetensors(back)
     assert metadata["format"] == "pt"
     equal(found, arrays)
@@ -276,9 +236,6 @@ def test_what_has_no_place_there_is_not_written(tmp_path, weights, format, messa
     assert not list(tmp_path.iterdir())
 
 
-# ---------------------------------------------------------------------------------------------------------- damage
-
-
 def test_a_bit_of_converted_weights(tmp_path):
     """Is noticed wherever it is, but in the name of the checksum; a file without one is read, as those of others are."""
     path, weights = tmp_path / "x.safetensors", tiny()
@@ -294,17 +251,11 @@ def test_a_bit_of_converted_weights(tmp_path):
 
 
 def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
-    path = tmp_path / "x.safetensors"
-    weights = tiny()
-    flat = flatten(weights.params)
-    for change, kind, message in (
-        ({"norm/scale": np.ones(9, np.float32)}, ShapeError, r"norm/scale has shape \(9,\), expected \(8,\)"),
-        ({"norm/scale": np.ones(8, np.int32)}, DtypeError, "norm/scale: expected a floating dtype"),
-        ({"more": np.ones(1, np.float32)}, ConfigError, r"unexpected more \(1,\)"),
-    ):
-        files.write_safetensors(path, flat | change, formats.own.metadata_of(weights))
-        with pytest.raises(kind, match=rf"{re.escape(str(path))}.*{message}"):
-            read(path, Given())
+    path, weights = tmp_path / "x.safetensors", tiny()
+    wrong = flatten(weights.params) | {"norm/scale": np.ones(9, np.float32)}
+    files.write_safetensors(path, wrong, formats.own.metadata_of(weights))
+    with pytest.raises(ShapeError, match=rf"{re.escape(str(path))}.*norm/scale has shape \(9,\), expected \(8,\)"):
+        read(path, Given())
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(CheckpointError, match=rf"{re.escape(str(path))}: not a safetensors file"):
         read(path, Given())
@@ -314,11 +265,8 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
     ("metadata", "message"),
     [
         ("{", "metadata: not JSON"),
-        ("[]", "metadata: not a JSON object"),
-        ('{"family": "cnn"}', "family='cnn': expected one of vit, mixer, sparse_mlp"),
         ('{"family": "vit", "width": "8", "depth": 1, "hidden": 8, "heads": 1}', "width='8': expected an integer"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
-        ('{"family": "vit", "width": 8}', "missing 3 required keyword-only arguments"),
         ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
     ],
 )
@@ -372,14 +320,6 @@ def cut_off(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-def part_missing(path: Path) -> None:
-    """One of the parts of a large array."""
-    shard = unpacked(path)
-    leaf = next(key for key, parts in shard.items() if key.isdigit() and len(parts) > 1 and 45 < int(key) < 75)
-    shard[leaf].pop()
-    path.write_bytes(msgpack.packb(shard))
-
-
 def of_version(version: str | None):
     """Leaves of a state are numbered in the order of a class that only vmoe knows, in files that tell no version."""
 
@@ -390,17 +330,17 @@ def of_version(version: str | None):
     return change
 
 
-HOLD = r"'\w.* is incomplete: \d+ values are missing from the shards"
-
-
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
         ("data-00001-of-00003", Path.unlink, r"data-00001-of-00003: cannot be read"),
         ("index", cut_off, "index: not a file of a checkpoint"),
         ("data-00002-of-00003", cut_off, "data-00002-of-00003: not a file of a checkpoint"),
-        ("data-00001-of-00003", lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path), HOLD),
-        ("data-00000-of-00003", part_missing, HOLD),
+        (
+            "data-00001-of-00003",
+            lambda path: shutil.copy(path.with_suffix(".data-00000-of-00003"), path),
+            "is incomplete: ",
+        ),
         ("index", of_version(None), "older than version 20220622, with 'opt_state'"),
         ("index", of_version("20990101"), "version '20990101', expected '20220622'"),
     ],
@@ -430,10 +370,7 @@ def test_the_leaves_of_vmoe_are_numbered_by_sorted_keys(tmp_path):
         ("vmoe_soft_moe", Given(), "the routers of the MoE blocks cannot be inferred from the weights"),
         ("big_vision_map.npz", Given(), "image_size: cannot be inferred from the weights; give --set image_size=224"),
         ("big_vision.npz", Given(model="vit_s16"), "model='vit_s16': has patch_size=16, the parameters 2"),
-        ("big_vision.npz", Given(model="mixer_s16"), "model='mixer_s16': expected a ViT"),
         ("mixer.npz", Given(fields={"heads": 2}), "heads=2 is not a field of MixerConfig"),
-        ("mixer_expected.npz", Given(), "of no known format; it has x, y"),
-        ("nowhere.npz", Given(), "cannot be read"),
         ("", Given(), "neither a run (config.toml) nor a folder of the hub"),
     ],
 )
@@ -442,7 +379,7 @@ def test_sources_that_cannot_be_read(path, options, message):
         read(FILES / path, options)
 
 
-def test_faults_of_the_command_are_one_line(tmp_path, capsys):
+def test_faults_of_the_command_are_one_line(tmp_path, said):
     source, target = FILES / "mixer.npz", tmp_path / "x.safetensors"
     for more, message in (
         (["--from", "keras"], "from='keras': expected one of run, moespec"),
@@ -450,23 +387,12 @@ def test_faults_of_the_command_are_one_line(tmp_path, capsys):
         (["--to", "timm"], "MixerConfig: timm has no such model"),
         (["--arguments", str(tmp_path / "nowhere.json")], "nowhere.json: cannot be read"),
     ):
-        assert cli.main(["convert", str(source), str(target), *more]) == 2
-        assert message in capsys.readouterr().err
-    assert cli.main(["convert", str(source), str(tmp_path / "x.bin")]) == 2
-    assert "x.bin': give --to, one of moespec" in capsys.readouterr().err
+        assert message in said(["convert", str(source), str(target), *more], 2)
+    assert "x.bin': give --to, one of moespec" in said(["convert", str(source), str(tmp_path / "x.bin")], 2)
     assert not list(tmp_path.iterdir())
     (target := tmp_path / "model.safetensors").touch()
-    for words in (
-        [tmp_path, target],
-        [target, target],
-        [target, tmp_path, "--to", "hub"],
-        [tmp_path, tmp_path, "--to", "hub"],
-    ):
-        assert cli.main(["convert", *map(str, words)]) == 2
-        assert ": is read, and would be replaced" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------------------------------- hub, runs, load
+    for words in ([tmp_path, target], [target, tmp_path, "--to", "hub"]):
+        assert ": is read, and would be replaced" in said(["convert", *map(str, words)], 2)
 
 
 def test_the_hub_folder_of_a_run(tmp_path, runs):
@@ -476,11 +402,8 @@ def test_the_hub_folder_of_a_run(tmp_path, runs):
     card = (tmp_path / "hub/README.md").read_text()
     last = read_log(run, "evaluation")[-1]
     assert f"| Validation accuracy | {last['accuracy']:.4f} of 355 images |" in card
-    assert "| Steps | 12 of 12 |" in card
-    assert "router soft_moe, blocks 1" in card
     equal(read(tmp_path / "hub", Given()).params, read(run, Given()).params)
     earlier = read(run, Given(step=4))
-    assert earlier.about["Steps"] == "4 of 12"
     assert not np.array_equal(earlier.params["head"]["kernel"], read(run, Given()).params["head"]["kernel"])
 
 
@@ -512,7 +435,7 @@ def test_a_crash_while_writing_a_folder_leaves_the_old_one(tmp_path, monkeypatch
     ("change", "message"),
     [
         (lambda config: {**config, "model": {**config["model"], "gelu": "erf"}}, "describes another model than model.saf"),
-        *((lambda config, model=model: {**config, "model": model}, "expected a table") for model in ([1], "x", None)),
+        (lambda config: {**config, "model": None}, "expected a table"),
         (lambda config: {**config, "id2label": {"0": "a", "1": "d", "2": "c"}}, "names other classes than model.safetensors"),
     ],
 )  # fmt: skip
@@ -524,21 +447,6 @@ def test_a_config_json_that_does_not_fit_is_refused(tmp_path, change, message):
         read(tmp_path / "x", Given())
 
 
-def test_load_gives_a_module_of_torch(runs):
-    torch = pytest.importorskip("torch")
-    loaded = training.load(runs.whole("torch"), backend="torch")
-    module = loaded.module().eval()
-    images = torch.rand(2, 8, 8, 1)
-    assert torch.equal(module(images), loaded.model.forward(loaded.params, images).logits)
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    module.zero_grad()
-    module(images).sum().backward()
-    with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
-        training.load(runs.whole("torch"), backend="numpy").module()
-    with pytest.raises(ConfigError, match="backend='keras': expected one of jax, torch, numpy"):
-        training.load(runs.whole("torch"), backend="keras")
-
-
 def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("huggingface_hub")
@@ -547,7 +455,6 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     with torch.no_grad():
         module.get_parameter("head.bias").add_(0.5)  # as training would
     module.save_pretrained(tmp_path / "x")
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["README.md", "config.json", "model.safetensors"]
     config = json.loads((tmp_path / "x/config.json").read_text())
     assert (config["id2label"], config["moespec_version"]) == ({str(n): str(n) for n in range(10)}, version())
     again = type(module).from_pretrained(tmp_path / "x").eval()
@@ -556,11 +463,10 @@ def test_a_module_is_saved_for_the_hub_and_comes_back(runs, tmp_path):
     assert again.classes == module.classes == read(run, Given()).classes
     model, params = training.load(tmp_path / "x", backend="torch")
     assert torch.equal(model.forward(params, images).logits, module(images))
-    (tmp_path / "x/LICENSE").write_text("mine")
-    before = runs.files(tmp_path / "x")
-    with pytest.raises(RunError, match="there is 'LICENSE' in it"):
-        module.save_pretrained(tmp_path / "x")
-    assert runs.files(tmp_path / "x") == before
+    module(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    with pytest.raises(ConfigError, match="backend='numpy': a module is one of torch"):
+        training.load(run, backend="numpy").module()
     with pytest.raises(ConfigError, match="map_location='meta': not an option of from_pretrained"):
         type(module).from_pretrained(tmp_path / "x", map_location="meta")
 
@@ -608,19 +514,6 @@ def test_a_saved_module_of_every_router_is_read(router, tmp_path):
     equal(read(tmp_path / "y", Given()).params, read(tmp_path / "x", Given()).params)
 
 
-def test_a_link_to_a_folder_stays_one(tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to("there")
-    for _ in range(2):
-        write(tmp_path / "link", tiny(), "hub")
-    assert (tmp_path / "link").is_symlink()
-    assert read(tmp_path / "there", Given()).config == tiny().config
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
-
-
-# ----------------------------------------------------------------------------------------------------------- classes
-
-
 @pytest.mark.parametrize(("name", "format"), [("hub", "hub"), ("x.safetensors", "moespec"), ("hf", "huggingface")])
 def test_names_of_classes_travel(tmp_path, name, format):
     weights = read(FILES / "huggingface", Given()) if format == "huggingface" else tiny()
@@ -628,11 +521,6 @@ def test_names_of_classes_travel(tmp_path, name, format):
     write(tmp_path / name, named, format)
     assert read(tmp_path / name, Given()).classes == named.classes
     assert training.load(tmp_path / name, backend="numpy").model.classes == named.classes
-    if format == "huggingface":
-        return
-    write(tmp_path / f"wrong_{name}", replace(weights, classes=("one",)), format)
-    with pytest.raises(CheckpointError, match=f"1 names for {weights.config.classes} classes"):
-        read(tmp_path / f"wrong_{name}", Given())
 
 
 def test_a_run_whose_names_are_too_few(runs, tmp_path):
@@ -653,14 +541,6 @@ def test_labels_that_are_no_names(tmp_path, labels):
     assert read(tmp_path / "x", Given()).classes == ()
 
 
-# ------------------------------------------------------------------------------------------------------------- trees
-
-
-def test_of_many_mismatches_the_first_are_named():
-    with pytest.raises(ConfigError, match=r"missing patch_embed\.proj\.weight .*; and \d\d more$"):
-        interop.from_timm({}, interop.config_from_timm(arguments("timm_token")))
-
-
 @pytest.mark.parametrize("wrapper", ["params", "state_dict"])
 def test_a_wrapped_tree_is_taken(wrapper):
     config = interop.config_from_timm(arguments("timm_token"))
@@ -668,21 +548,9 @@ def test_a_wrapped_tree_is_taken(wrapper):
     equal(interop.from_timm({wrapper: theirs, "epoch": 3}, config), interop.from_timm(theirs, config))
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_arrays_in_bfloat16_become_float32(backend):
-    """Also tensors of torch with a gradient."""
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    B = importlib.import_module(f"moespec.backends.{backend}")
-    narrow = {name: B.cast(B.from_numpy(value), "bfloat16") for name, value in vector("timm_token").items()}
-    if backend == "torch":
-        narrow = {name: value.requires_grad_() for name, value in narrow.items()}
+def test_tensors_in_bfloat16_with_a_gradient_become_float32():
+    torch = pytest.importorskip("torch")
+    narrow = {name: torch.tensor(v).bfloat16().requires_grad_() for name, v in vector("timm_token").items()}
     ours = interop.from_timm(narrow, interop.config_from_timm(arguments("timm_token")))
     assert {value.dtype for value in flatten(ours).values()} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(ours["norm"]["scale"], B.to_numpy(B.cast(narrow["norm.weight"], "float32")))
-
-
-@pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
-def test_a_description_is_a_configuration(name):
-    config = families.of_name(name).named(name)
-    assert of_description(json.loads(json.dumps(described(config))), "x") == config
+    np.testing.assert_array_equal(ours["norm"]["scale"], narrow["norm.weight"].detach().float())
