@@ -4,14 +4,12 @@
 checksums could come from another version, or from someone who edits.
 """
 
-import errno
 import hashlib
 import json
 import os
 import random
 import shutil
 import stat
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,9 @@ import pytest
 import safetensors.numpy
 from damaged import damaged, safetensors_of
 
-from moespec.conformance import manifest
 from moespec.conformance.check import files
-from moespec.conformance.format import VectorError
-from moespec.conformance.suite import VECTORS
 from moespec.models.errors import CheckpointError, DataError
-from moespec.models.files import named_errors, signed, sync_directory, unfinished, write_atomically, write_synced
+from moespec.models.files import signed, unfinished, write_atomically, write_synced
 from moespec.models.pytrees import flatten
 from moespec.models.tensors import decoded
 from moespec.models.vit import VitConfig, named
@@ -88,18 +83,16 @@ def test_exact_bits_and_nothing_pickled(tmp_path: Path) -> None:
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
+    """And no other folder is taken for one."""
+    others = {"5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000030 (copy)"}
+    for name in others:
+        (tmp_path / name).mkdir()
     for step in (5, 10, 15, 20):
         written(tmp_path, step=step, keep=2)
     assert checkpoint.steps(tmp_path) == [15, 20]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000015", "00000020"]
+    assert {path.name for path in tmp_path.iterdir()} == {"00000015", "00000020", *others}
     assert checkpoint.latest(tmp_path) == tmp_path / "00000020"
     assert checkpoint.latest(tmp_path / "empty") is None
-
-
-def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:
-    for name in ("5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000012 (copy)"):
-        (tmp_path / name).mkdir()
-    assert checkpoint.steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
@@ -137,9 +130,8 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
         ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
         ({"logged": "7"}, r"state\.json: logged='7': invalid entry of a checkpoint"),
-        ({"step": "7"}, r"state\.json: step='7': invalid entry of a checkpoint"),
-        ({"step": 7.0}, r"state\.json: step=7\.0: invalid"),
         ({"step": True}, r"state\.json: step=True: invalid"),
+        ({"config": {"optimizer": {"name": "shampoo"}}}, "config.optimizer: name='shampoo': expected one of adamw"),
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
     ],
 )
@@ -243,37 +235,6 @@ def test_the_log_reaches_the_disk(tmp_path: Path, calls: list[str]) -> None:
     assert calls == [f"sync metrics.jsonl of {size}"]
 
 
-def full(*arguments: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@POSIX
-@pytest.mark.parametrize("failing", [("fsync",), ("rename", "replace")], ids=["write", "rename"])
-def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
-) -> None:
-    (tmp_path / "x").write_bytes(b"old")
-    log = RunLog(tmp_path, 0)
-    for name in failing:
-        monkeypatch.setattr(os, name, full)
-    writes: list[tuple[str, Callable[[], Any]]] = [("", lambda: write_atomically(tmp_path / "x", b"newer"))]
-    if "fsync" in failing:
-        writes = [
-            (r"\w\.tmp'", writes[0][1]),
-            (f"'{tmp_path}'", lambda: sync_directory(tmp_path)),
-            ("jsonl'", log.sync),
-        ]
-    for name, write in writes:
-        with pytest.raises(OSError, match=f"No space left on device.*{name}"):
-            write()
-    log.close()
-    assert [path.name for path in tmp_path.glob("*x*")] == ["x"]
-    assert (tmp_path / "x").read_bytes() == b"old"
-    with pytest.raises(OSError, match="no number") as error, named_errors(tmp_path / "x"):
-        raise OSError("no number")
-    assert error.value.filename is None
-
-
 # --------------------------------------------------------------------- safetensors that lie, or have what NumPy does not
 
 
@@ -287,15 +248,12 @@ UNKNOWN = {"F8_E4M3": 4, "F8_E5M2": 4, "F8_E8M0": 4, "F6_E2M3": 3, "F4": 2, "F16
 LONG = {"many axes": of("F32", 4, [1] * 100), "a long axis": of("F32", 0, [0, 2**63])}
 LIES = {
     "nothing": b"",
-    "a long header": safetensors_of(b"{}", length=2**62),
     "a header of 100 MB": safetensors_of(b"{}", length=100_000_000),
-    "deep lists": safetensors_of(b"[" * 100_000),
     "deep metadata": safetensors_of(b'{"__metadata__":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
     "a shape of texts": safetensors_of({"tables": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, bytes(4)),
     "no such dtype": of("X9", 4, [1]),
     "fewer bytes": safetensors_of({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}, bytes(8)),
     "more bytes": of("I32", 16, [4]) + b"\0",
-    "a product beyond 64 bits": of("F32", 0, [2**62, 4]),
     "a negative axis": of("F32", 4, [-1]),
 }
 FILES = {
@@ -318,14 +276,6 @@ def as_checkpoint(path: Path) -> Path:
     return folder
 
 
-def as_vector(path: Path) -> Path:
-    """The file beside a manifest that has its checksum."""
-    digest, beside = hashlib.sha256(path.read_bytes()).hexdigest(), path.with_suffix(".json")
-    content = json.loads((VECTORS / "base_layers" / "coarse.json").read_text())
-    beside.write_text(json.dumps(content | {"tensors": {"file": path.name, "sha256": digest}}))
-    return beside
-
-
 HASH_TABLE = r"x\.safetensors.*not a readable file of moespec hash-table"
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "content": (lambda path: decoded(path.read_bytes()), ValueError, ""),
@@ -335,7 +285,6 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         *(CheckpointError, r"00000007/arrays\.safetensors: "),
     ),
     "results": (files.read, files.FileError, r"x\.safetensors: "),
-    "vector": (lambda path: manifest.read(as_vector(path)), VectorError, r"x\.safetensors: "),
 }
 
 
@@ -365,34 +314,11 @@ def test_what_can_be_read() -> None:
     assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
 
 
-@pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F64", 8), ("I32", 4)])
-def test_a_codebook_is_of_float32(tmp_path: Path, dtype: str, bytes_: int) -> None:
-    """bfloat16 too would lose what k-means found."""
-    path, codebook = tmp_path / "x", np.zeros((2, 16), np.float32)
-    hash_tables.write(path, hash_tables.HashTables(codebook, np.zeros((1, 2), np.int32)), hashed(codes=2))
-    hash_tables.read(path, hashed(codes=2))
-    (length,) = struct.unpack("<Q", path.read_bytes()[:8])
-    end = 8 + bytes_ * codebook.size
-    header = json.loads(path.read_bytes()[8 : 8 + length]) | {
-        "codebook": {"dtype": dtype, "shape": [2, 16], "data_offsets": [8, end]},
-        "tables": {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]},
-    }
-    del header["__metadata__"]["moespec.sha256"]  # as of another program
-    path.write_bytes(safetensors_of(header, bytes(end)))
-    with pytest.raises(DataError, match=f"x: codebook has dtype {dtype}, expected F32"):
-        hash_tables.read(path, hashed(codes=2))
-
-
 # --------------------------------------------------------------------------------------------------- damage at random
 
 DAMAGES, SEED = (
     int(os.environ.get(name, value)) for name, value in (("MOESPEC_DAMAGES", "500"), ("MOESPEC_DAMAGES_SEED", "0"))
 )
-STATE: list[bytes] = [
-    *(b"", b"null", b"[]", b"36.0", b"{}", b'{"sha256": 1}', b"\xff\xfe", b"1" * 10_000),
-    *(b'"\\ud800"', b'{"sha256": NaN}'),
-    *(b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900),
-]
 
 
 def spoiled(content: bytes, draw: random.Random) -> bytes:
@@ -437,8 +363,6 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
         where = f"seed {SEED}, damage {number}: {name}"
         if number % 3:
             contents[name] = spoiled(originals[name], draw)
-        elif number % 2:
-            contents["state.json"] = draw.choice(STATE)
         else:
             what, entries = next(forged)
             contents["state.json"], where = signed(entries), f"{where}, {what}"

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,14 +22,10 @@ from of_models import params_of
 from moespec import cli
 from moespec.backends.mesh import Pieces, mesh_sizes
 from moespec.models.errors import CheckpointError, RunError
-from moespec.models.parameters import Drawn
 from moespec.models.pytrees import flatten
-from moespec.models.vit import init, parameter_shapes
 from moespec.training.commands import train as command
-from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.loop import checkpoint, checkpoint_writer
 from moespec.training.loop.checkpoint_writer import Saver
-from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 
 PROGRAM = "import sys; from moespec.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -305,16 +300,6 @@ def test_process_0_does_not_wait_for_ever(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="process 1 has not saved its part"):
         first.wait()
     assert checkpoint.steps(tmp_path) == []
-
-
-def test_values_are_drawn_when_they_are_read():
-    config = model_config(replace(Config(), model=ModelConfig(image_size=8, channels=1, classes=10)).model)
-    eager, lazy = (flatten(init(config, 3, lazily=lazily)) for lazily in (False, True))
-    assert eager.keys() == lazy.keys() == flatten(parameter_shapes(config)).keys()
-    for name, value in eager.items():
-        assert isinstance(lazy[name], Drawn)
-        assert lazy[name].shape == value.shape
-        np.testing.assert_array_equal(lazy[name][(slice(0, 1),) * value.ndim], value[(slice(0, 1),) * value.ndim])
 
 
 @pytest.mark.full

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -19,21 +18,18 @@ from of_models import saved
 import moespec.backends.numpy as numpy_backend
 from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.errors import CheckpointError, Interrupted, RunError
+from moespec.models.errors import Interrupted, RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.options import DataConfig
-from moespec.training.evaluation.evaluate import evaluate
 from moespec.training.interruption import Interruption
 from moespec.training.loop import checkpoint, divergence, resolve
-from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.loop.resume import begin
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import RunLog, read_log
 from moespec.training.loop.train import train
@@ -54,16 +50,6 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert len(training[0]["moe"]["1"]["load"]) == 2
     assert evaluations[-1]["images"] == 355
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
-
-
-@pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
-def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dict, entry: str) -> None:  # type: ignore[no-untyped-def]
-    """Checkpoints that were moved between runs of models of one shape."""
-    directory = RunDirectory(runs.broken("jax", tmp_path / "run", step=4))
-    config = replace(runs.config, training=replace(runs.config.training, **changes))
-    resolved = resolve.resolve(config, resolve.load_data(config), "jax")
-    with pytest.raises(CheckpointError, match=f"step 4: {entry}"):
-        begin(resolve.load_backend("jax"), resolved, directory, stamp={NUMBER: 1442}, initial=dict)
 
 
 def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -174,23 +160,6 @@ def test_tensorboard_when_installed(tmp_path: Path) -> None:
     files = map(str, (tmp_path / "tensorboard").iterdir())
     tags = {v.tag for file in files for event in loader.EventFileLoader(file).Load() for v in event.summary.value}
     assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
-
-
-@pytest.mark.parametrize("batch", [100, 355, 400])
-def test_evaluation_counts_every_image_once(batch: int) -> None:
-    """A model that always says 0, however the images are split into batches."""
-    B, digits = resolve.load_backend("numpy"), resolve.load_data(Config())
-
-    def forward(params: object, images: np.ndarray) -> tuple[np.ndarray, dict]:
-        logits = np.zeros((batch, 10))
-        logits[:, 0] = np.log(11)
-        return logits, {"moe/1/load": np.array([0.25, 0.75])}
-
-    result = evaluate(B, forward, None, digits, batch=batch, kind="softmax")
-    zeros = np.mean(digits.validation.labels == 0)
-    assert (result["images"], result["accuracy"]) == (355, zeros)
-    assert result["loss"] == pytest.approx(np.log(20) - zeros * np.log(11))
-    np.testing.assert_allclose(result["moe"]["1"]["load"], [0.25, 0.75])
 
 
 def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path, monkeypatch: Any) -> None:
@@ -367,15 +336,6 @@ def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **optio
 
     more = {"compiled": False} if B.name == "torch" else {}
     return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
-
-
-def test_large_pages_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
-    load_backend("torch")
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
-    load_backend("torch")
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
