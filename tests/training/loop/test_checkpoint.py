@@ -190,7 +190,7 @@ def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch
 
 @POSIX
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
-    """And the older one goes after that, under a name that is none of a checkpoint; a record is replaced whole."""
+    """And the older one goes after that, under a name that is none of a checkpoint; records are replaced whole, logs grow."""
     written(tmp_path, step=1, keep=1)
     del calls[:]
     written(tmp_path, step=2, keep=1)
@@ -203,6 +203,12 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, call
     amended(tmp_path / "00000002", seconds=2.0)
     size, temporary = (tmp_path / "00000002/state.json").stat().st_size, "00000002/.state.json.random.tmp"
     assert calls == [f"sync {temporary} of {size}", f"{temporary} to 00000002/state.json", "sync 00000002"]
+    log = RunLog(tmp_path, 0)
+    log.write("train", 1, {"loss": 0.5})
+    assert len(calls) == 3, "each line is written at once"
+    log.sync()
+    log.close()
+    assert calls[3:] == [f"sync metrics.jsonl of {(tmp_path / 'metrics.jsonl').stat().st_size}"]
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any, monkeypatch: Any) -> None:
@@ -221,18 +227,6 @@ def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any,
     assert order == ["log", "checkpoint"]
     assert not any(rest.exists() for rest in left)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000008", "00000012"]
-
-
-@POSIX
-def test_the_log_reaches_the_disk(tmp_path: Path, calls: list[str]) -> None:
-    log = RunLog(tmp_path, 0)
-    log.write("train", 1, {"loss": 0.5})
-    size = (tmp_path / "metrics.jsonl").stat().st_size
-    assert size > 0, "each line is written at once"
-    assert calls == []
-    log.sync()
-    log.close()
-    assert calls == [f"sync metrics.jsonl of {size}"]
 
 
 # --------------------------------------------------------------------- safetensors that lie, or have what NumPy does not
@@ -329,13 +323,6 @@ def spoiled(content: bytes, draw: random.Random) -> bytes:
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     zeroed = content[:start] + bytes(len(content[start : start + end])) + content[start + 4096 :]
     return draw.choice([bytes(flipped), content[:start], zeroed, content + draw.randbytes(draw.randint(1, 64))])
-
-
-def test_an_old_checkpoint_that_stays_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path)
-    monkeypatch.setattr("shutil.rmtree", lambda path, **how: how or os.rmdir(path))
-    with pytest.warns(UserWarning, match="the old checkpoint 7 cannot be removed .Directory not empty"):
-        assert written(tmp_path, step=8, keep=1).is_dir()
 
 
 def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def test_a_file_sets_rates_by_pattern(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_older_keeps_its_rule(tmp_path: Path) -> None:
-    """Its file says a format, or has the options of every router; slots decayed then, and the scale did not."""
+    """Its file says a format, or has the options of every router; slots decayed then, and the scale did not.
+
+    So a checkpoint that was recorded before there was the field is of no other configuration.
+    """
     older = {"format": 2, "optimizer": {"weight_decay": 0.25}}
     every = {"sinkhorn_iterations": 20, "norm_form": "paper", "selector_gamma": 1.0}
     first = {"model": {"router": "soft_moe", "router_options": every}, "optimizer": {"weight_decay": 0.25}}
@@ -118,11 +121,7 @@ def test_a_run_that_is_older_keeps_its_rule(tmp_path: Path) -> None:
         assert rates(read(written(tmp_path, table)).optimizer) == [0.25, 0.25, 0.25, 0.0]
     recipe = {"optimizer": {"weight_decay": 0.25}}
     assert rates(read(written(tmp_path, recipe)).optimizer) == [0.25, 0.25, 0.0, 0.25]
-
-
-def test_a_record_that_is_older_is_no_change(tmp_path: Path) -> None:
-    """What a checkpoint recorded before there was the field is compared by the rule of that time."""
-    config = read(written(tmp_path, {"format": 2, "optimizer": {"weight_decay": 0.25}}))
+    config = read(written(tmp_path, older))
     record = asdict(config)
     del record["optimizer"]["decay"]
     assert changes(record, config) == {}

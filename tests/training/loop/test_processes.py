@@ -158,13 +158,11 @@ def test_a_signal_stops_all_processes_and_saves(tmp_path):
 @pytest.mark.parametrize(
     ("processes", "options", "message"),
     [
-        (3, (), r"training.batch=64 does not divide among 3 devices \(data 3\)"),
+        (3, (), "training.batch=64 does not divide among 3 devices (data 3)"),
         (2, ("--mesh.data", "4"), "mesh.data=4, mesh.fsdp=1, mesh.expert=1: a mesh of 4 devices, there are 2"),
-        (2, ("--mesh.fsdp", "3"), "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices"),
         (2, ("--mesh.expert", "2", "--experts", "3"), "mesh.expert=2 does not divide the 3 experts of MoE layer 2"),
         (2, ("--model", "sparse_mlp_tiny"), "a group of 2048 channels of layer 2_tokens would span the devices"),
         (2, ("--model.group-images", "64"), "32 images at a time on each device (data 2). images: 32 images"),
-        (2, ("--training.accumulate", "64"), r"does not divide among 2 devices \(data 2\) in 64 parts"),
         (2, ("--router", "hash", "--mesh.expert", "2", "--model.router-options.hashes", "2"), "MultiHash"),
     ],
 )
@@ -178,7 +176,7 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
     monkeypatch.setattr(command, "connected", connected)
     run = tmp_path / "run"
     assert cli.main(["train", "--backend", "torch", *options, "--run", str(run)]) == 2
-    assert message.replace("\\", "") in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not run.exists()
 
 

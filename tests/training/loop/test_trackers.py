@@ -70,16 +70,6 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, stubs, tmp_path: Path, said) 
     assert own == [(9, True, []), (10, True, []), (11, True, []), (12, True, ["evaluation"]), "closed"]
 
 
-def test_a_new_run_has_a_new_run_of_the_tracker(runs, stubs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    """Although the folder has what is left of one without a checkpoint."""
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "trackers.json").write_text('{"trackio": "run-5"}')
-    words = ["--run", str(tmp_path / "run"), *runs.flags, "--training.steps", "3", "--log", "trackio"]
-    said(["train", "--backend", "torch", *words])
-    assert stubs.trackio.init.call_args.kwargs["name"].startswith("run-")
-    assert stubs.trackio.init.call_args.kwargs["resume"] == "never"
-
-
 @pytest.mark.parametrize(
     ("log", "message"),
     [

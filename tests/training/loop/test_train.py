@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,12 @@ from of_models import saved
 import moespec.backends.numpy as numpy_backend
 from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.errors import Interrupted, RunError
+from moespec.models.errors import RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import training_batch
 from moespec.training.data.normalize_batch import prepared
 from moespec.training.data.options import DataConfig
-from moespec.training.interruption import Interruption
 from moespec.training.loop import checkpoint, divergence, resolve
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
@@ -287,32 +285,14 @@ def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_ste
         assert (last.state["step"], last.record["random"]) == (step, {"seed": 3, "step": step})
 
 
-def test_hooks_see_evaluations_that_a_signal_left(config: Config, tmp_path: Path) -> None:
-    """When the run goes on, once more for their step and without metrics."""
-    seen: list[tuple[int, bool, list[str]]] = []
-
-    def hook(after: AfterStep) -> None:
-        seen.append((after.done, after.logs, list(after.evaluations)))
-        if after.done == 3:
-            Interruption.current.signal = signal.SIGTERM  # type: ignore[union-attr]
-
-    with pytest.raises(Interrupted):
-        trained(config, tmp_path, hook)
-    trained(config, tmp_path, hook)
-    assert seen[3:] == [(4, True, []), (4, False, ["evaluation"]), (5, True, []), (6, True, ["evaluation"])]
+# ----------------------------------------------------------------------------------------------- runs that diverge
 
 
-BACKENDS = ("jax", "torch")
-ADVICE = "a smaller schedule.peak may help"
-
-
-def diverging(
-    B: Any, *, peak: float = 1e-2, clip: float | None = 1.0, b1: float = 0.9
-) -> tuple[Config, Any, dict[str, Any]]:
-    """A configuration of 6 steps, a loss of the parameters `a` and `b/kernel` with a batch of factors, and a state."""
+def first_of(B: Any, bad: dict[int, dict[str, float]], **options: Any) -> str:
+    """The error of 6 steps, where the batches of some have other factors than 1 and 1, and something else added than 0."""
     config = Config(
-        optimizer=OptimizerConfig(clip=clip, b1=b1, weight_decay=0.0),
-        schedule=ScheduleConfig(name="linear", peak=peak, warmup=1, end=peak),
+        optimizer=OptimizerConfig(weight_decay=0.0, **options),
+        schedule=ScheduleConfig(name="linear", peak=1e-2, warmup=1, end=1e-2),
         training=TrainingConfig(steps=6),
     )
 
@@ -322,37 +302,24 @@ def diverging(
         other = B.sum(params["b"]["kernel"] ** 2 * batch["b"]) ** 0.5
         return one + other + batch["loss"], {}
 
-    params = {"a": np.ones(2, np.float32), "b": {"kernel": np.ones(2, np.float32)}}
-    return config, loss, B.export_state(B.init_state(params, config.optimizer))
-
-
-def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **options: Any) -> str:
-    """The error, where the batches of some steps have other factors than 1 and 1, and something else added than 0."""
-    config, loss, state = diverging(B, **options)
-
     def make_batch(step: int) -> Any:
         values = {"a": 1.0, "b": 1.0, "loss": 0.0, **bad.get(step, {})}
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
+    params = {"a": np.ones(2, np.float32), "b": {"kernel": np.ones(2, np.float32)}}
+    state = B.export_state(B.init_state(params, config.optimizer))
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+    return str(divergence.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=6))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_first_is_named(backend: str) -> None:
     """And no rate is blamed for what came before it: the first step has the rate 0, the second the initial parameters."""
-    B = load_backend(backend)
-    nan, huge = float("nan"), 1e30
-    for step, advice in ((0, ""), (1, ""), (3, f"; {ADVICE}")):
+    B, nan = load_backend(backend), float("nan")
+    for step, advice in ((0, ""), (1, ""), (3, "; a smaller schedule.peak may help")):
         first = first_of(B, {step: {"loss": nan}, 4: {"a": nan}})
         assert first == f"training diverged at step {step + 1}: the loss is nan{advice}"
-        assert (ADVICE in first_of(B, {step: {"b": 0.0}})) == bool(advice)
     for clip in (1.0, None):
         first = first_of(B, {2: {"b": 0.0}, 3: {"loss": nan}}, clip=clip)
         assert "at step 3: the gradient of b/kernel is not finite (the loss is " in first
-    first = first_of(B, {2: {"a": huge}}, clip=None)
-    assert "at step 3: the norm of the gradient is not finite" in first or "second moment of a has infinity" in first
-    # After a gradient of 0, and without a first moment, the update is larger than the rate.
-    first = first_of(B, {0: {"a": 0.0}}, peak=3e38, b1=0.0)
-    assert ("at step 2: the parameter a has infinity" in first, ADVICE in first) == (True, True)
     assert "between step 1 and 6, but not when these were done once more" in first_of(B, {})
