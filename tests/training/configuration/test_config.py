@@ -194,7 +194,6 @@ def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, caps
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
     assert "data.cache" in help_of(capsys, "study", "--data", "folder") - shown
-    assert "schedule.timescale" in help_of(capsys, "plan", "--schedule.name", "rsqrt") - shown
     assert "optimizer.nesterov" in help_of(capsys, "train", "--optimizer.name", "sgd") - shown
     for router in ("hash", "dselect_k"):
         options = {f"model.router_options.{name}" for name in names(type(ModelConfig(router=router).router_options))}
@@ -223,13 +222,12 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
     ("program", "absent"),
     [
         ("from moespec import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
-        ("from moespec import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
         ("from moespec import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
         ("import moespec.training.commands.train", "jax torch matplotlib"),
     ],
-    ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
+    ids=["help", "ledger", "the specification", "the help of all", "training and its report"],
 )  # fmt: skip
 def test_what_is_not_used_is_not_imported(program: str, absent: str) -> None:
     program += f"\nimport sys; sys.exit(not set({absent.split()}).isdisjoint(sys.modules))"
@@ -248,8 +246,6 @@ def test_a_file_says_how_it_is_written(tmp_path: Path) -> None:
 def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> None:
     """Which a file of version 0.1, without a format, has; see `test_old_runs`."""
     old = (Path(__file__).parents[1] / "runs_0_1/jax_soft_moe/config.toml").read_text()
-    (tmp_path / "c.toml").write_text(old)
-    assert read(tmp_path / "c.toml").model.router_options == ModelConfig(router="soft_moe").router_options
     (tmp_path / "c.toml").write_text(f"format = 2\n{old}")
     with pytest.raises(ConfigError, match=r"model\.router_options\.choices=1: soft_moe does not have this option"):
         read(tmp_path / "c.toml")
@@ -263,8 +259,7 @@ def test_a_file_of_a_model_without_a_router_may_have_a_table_of_no_options(tmp_p
 
 def test_list(said: Any) -> None:
     shown = said(["list"])
-    for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
-        assert name in shown
+    assert all(name in shown for name in ("vit_tiny", "sparsity_constrained_expert_choice", "fashion_mnist"))
     shown = said(["list", "routers"])
     for router in ROUTERS.values():
         facts = (router.name, router.source, ", ".join(router.models), router.balances, router.cost, router.drops)

@@ -111,7 +111,6 @@ def test_a_missing_file(tmp_path: Path, name: str) -> None:
     [
         ({"mu/head/bias": ...}, "no array 'mu/head/bias'"),
         ({"params/head/kernel": np.zeros((2, 3), np.float32)}, r"kernel is F32 \(2, 3\)"),
-        ({"nu/scale": np.zeros((), np.int32)}, r"nu/scale is I32 \(\)"),
         ({"params/x": np.zeros(1, np.float32)}, "'params/x' is not a parameter of the model"),
     ],
 )
@@ -127,7 +126,6 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
     ("changes", "message"),
     [
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
-        ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
         ({"logged": "7"}, r"state\.json: logged='7': invalid entry of a checkpoint"),
         ({"step": True}, r"state\.json: step=True: invalid"),
@@ -262,22 +260,10 @@ def hashed(**fields: Any) -> VitConfig:
     return named("vit_tiny", router="hash", moe="last_1", **{**sizes, **fields})
 
 
-def as_checkpoint(path: Path) -> Path:
-    """The file as the arrays of a checkpoint whose checksums are right."""
-    trees = {tree: {"tables": np.zeros(4, np.float32)} for tree in TREES}
-    folder = checkpoint.write(path.parent, Checkpoint({**trees, "step": 7}, {**RECORD, "step": 7}), keep=1)
-    with_arrays(folder, path.read_bytes())
-    return folder
-
-
 HASH_TABLE = r"x\.safetensors.*not a readable file of moespec hash-table"
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "content": (lambda path: decoded(path.read_bytes()), ValueError, ""),
     "hash_table": (lambda path: hash_tables.read(path, hashed(token_ids="position")), DataError, HASH_TABLE),
-    "checkpoint": (
-        lambda path: checkpoint.read(as_checkpoint(path), {"tables": (4,)}),
-        *(CheckpointError, r"00000007/arrays\.safetensors: "),
-    ),
     "results": (files.read, files.FileError, r"x\.safetensors: "),
 }
 
@@ -293,16 +279,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, reader: str) -> No
         read(path)
 
 
-def test_what_can_be_read() -> None:
-    """The numbers as they were written; bfloat16 as float32, with the dtype that the file has."""
-    numbers = ("float32", "float64", "int8", "uint16", "int64")
-    arrays = {dtype: np.arange(6, dtype=dtype).reshape(2, 3) for dtype in numbers}
-    arrays |= {"bool": np.array([True, False]), "scalar": np.array(2.5), "empty": np.zeros((0, 3), np.float32)}
-    tensors = decoded(safetensors.numpy.save(arrays))
-    assert tensors.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert tensors[name].array.dtype == array.dtype
-        np.testing.assert_array_equal(tensors[name].array, array)
+def test_bfloat16_is_read_as_float32() -> None:
+    """All other dtypes are in the vectors of the suite."""
     header = {"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
     dtype, array = decoded(safetensors_of(header, b"\x80\x3f\x20\xc0"))["x"]
     assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
@@ -343,7 +321,7 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
         directory.claim(config, resume=True)
         return flatten(B.export_state(begin(B, config, directory, stamp={NUMBER: examples}, initial=dict).state))
 
-    expected, notices = read(), 0
+    expected, notices = read(), list[str]()
     assert expected["step"] == 12
     for number in range(DAMAGES):
         name, contents = draw.choice(list(originals)), dict(originals)
@@ -355,19 +333,18 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
             contents["state.json"], where = signed(entries), f"{where}, {what}"
         for file, text in contents.items():
             (newest / file).write_bytes(text)
+        print(where)
         try:
             values = read()
         except SpecError as error:
-            notices += 1
-            if str(run) not in str(error):
-                raise AssertionError(f"{where}: the file is not named") from error
-        except BaseException as error:
-            raise AssertionError(where) from error
-        else:  # a checkpoint that says the same in other words
-            assert values.pop("step") == 12, where
-            for path, value in values.items():
-                assert value.tobytes() == expected[path].tobytes(), f"{where}: {path}"
-            assert json.loads((newest / "state.json").read_text()) | sums == record | sums, where
-    assert notices > 0.95 * DAMAGES
+            notices.append(str(error))
+            continue
+        # A checkpoint that says the same in other words.
+        assert values.pop("step") == 12
+        for path, value in values.items():
+            assert value.tobytes() == expected[path].tobytes(), path
+        assert json.loads((newest / "state.json").read_text()) | sums == record | sums
+    assert len(notices) > 0.95 * DAMAGES
+    assert [text for text in notices if str(run) not in text] == [], "the file is named"
     shutil.rmtree(newest)
     assert trained_params(directory, config)[1] == 8, "the one before it is as it was"

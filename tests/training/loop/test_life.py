@@ -158,18 +158,6 @@ def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
     patch.setattr(classification, "training_batch", batch)
 
 
-def removed(patch: pytest.MonkeyPatch, B: Any) -> None:
-    """The log, before the second checkpoint."""
-    real, calls = RunLog.sync, count(1)
-
-    def sync(log: Any) -> None:
-        if next(calls) == 2:
-            log._path.unlink()
-        real(log)
-
-    patch.setattr(RunLog, "sync", sync)
-
-
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
@@ -211,7 +199,6 @@ CASES = {
         for tree in ("params", "nu")
     },
     "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
-    "a log that is removed": Case(removed, r"metrics\.jsonl: removed or replaced.* are not saved", [4], log_from=5),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),
@@ -380,7 +367,6 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (edited("peak = 0.01", "peak = 0.02"), "", r"schedule\.peak is 0\.01 there, 0\.02 here"),
     (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), "", r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
     (edited("steps = 12", ""), "", r"training\.steps is 12 there, 1500 here"),
-    (edited("keep = 9", "keep = 9\ncheckpoint_evry = 4"), "", r"unknown key 'training\.checkpoint_evry'"),
     (as_begun, "--schedule.peak 0.02", "change this one on purpose with moespec train --resume --override"),
     (as_begun, "--override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
     (as_begun, "--override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
@@ -406,13 +392,11 @@ def test_a_run_does_not_become_another(runs, tmp_path: Path, said, change, flags
         (classes(SEVEN), OTHER_CLASS),
     ],
 )  # fmt: skip
-def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys, said, change, message) -> None:  # type: ignore[no-untyped-def]
+def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys, change, message) -> None:  # type: ignore[no-untyped-def]
     run = runs.broken("torch", tmp_path / "run", step=4)
     change(run)
     assert cli.main(["evaluate", str(run)]) == (2 if message else 0)
     assert (message or "") in capsys.readouterr().err
-    if message == OTHER_CLASS:
-        assert message in said(["inspect", str(run), "--image", "x.png", "--out", str(tmp_path / "y.png")], 2)
 
 
 def test_a_truncated_config_toml_gets_no_defaults(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -433,8 +417,6 @@ def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type:
     resume = ["train", "--run", str(run), "--resume"]
     assert cli.main(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"]) == 2
     assert "--override changes a run that goes on; it needs --resume" in capsys.readouterr().err
-    assert record(run)["overrides"] == []
-    assert json.loads(names.read_text())["classes"] == [str(digit) for digit in range(10)]
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")
@@ -469,10 +451,6 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     assert record(run)["config"]["training"]["steps"] == 14
     assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "13"]) == 2
     assert "training.steps=13: 14 steps are done already" in capsys.readouterr().err
-    text = Path(__file__).parents[3].joinpath("docs/training.md").read_text()
-    assert [field for field in FREE | {"training.steps"} if f"`{field}`" not in text] == [], (
-        "the documentation has the list"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- the same bits
@@ -483,8 +461,6 @@ VIT = {**SMALL, "heads": 1, "moe": "last_1", "experts": 4}
 MODELS = {
     **{router: ModelConfig(router=router, **VIT) for router in ROUTERS},
     "multi_hash": ModelConfig(router="hash", router_options={"hashes": 2}, **VIT),
-    "class_token": ModelConfig(pool="token", qk_norm=True, **VIT),
-    "attention_pooling": ModelConfig(pool="map", positions="sincos2d", **VIT),
     "mixer": ModelConfig(name="mixer_tiny", token_hidden=4, **SMALL),
     "sparse_mlp": ModelConfig(name="sparse_mlp_tiny", moe="last_1", **SMALL),
 }

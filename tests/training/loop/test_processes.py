@@ -180,16 +180,6 @@ def test_what_cannot_be_spread_is_refused_before_anything_is_written(
     assert not run.exists()
 
 
-def test_a_usage_error_of_the_processes_is_that_of_the_launch(tmp_path):
-    run = tmp_path / "run"
-    launch = ("launch", "-n", 2, "--restarts", 1, "train", "--backend", "torch", "--mesh.fsdp", 3, "--run", run)
-    ended = moespec(*launch)
-    assert ended.returncode == 2
-    assert "mesh.fsdp=3, mesh.expert=1: 3 does not divide the 2 devices" in ended.stderr
-    assert "start 2 of 2" not in ended.stderr
-    assert not run.exists()
-
-
 @pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.full)])
 def test_processes_with_other_configurations_are_refused_by_name(backend, tmp_path):
     with socket.socket() as free:
@@ -211,14 +201,6 @@ def test_processes_with_other_configurations_are_refused_by_name(backend, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-class Process:
-    """As much of a backend as a `Saver` needs."""
-
-    def __init__(self, process, processes):
-        self.process, self.processes = process, processes
-        self.sizes = type("Sizes", (), {"devices": processes})
-
-
 SHAPES = {"w": (4, 3), "b": (3,)}
 PARTS = [f"arrays-{number:05d}-of-00002.safetensors" for number in (1, 2)]
 
@@ -231,7 +213,8 @@ def saving(folder, processes=(0, 1)):
     for process in processes:
         half, both = whole[2 * process : 2 * process + 2], ((((0,), np.ones(3, np.float32)),), ())[process]
         params = {"w": Pieces((4, 3), whole.dtype, (((2 * process, 0), half),)), "b": Pieces((3,), whole.dtype, both)}
-        savers.append(Saver(Process(process, 2), folder, keep=2, spare=None))
+        B = SimpleNamespace(process=process, processes=2, sizes=SimpleNamespace(devices=2))
+        savers.append(Saver(B, folder, keep=2, spare=None))
         savers[-1].save({"params": params, "step": 4}, record)
     return savers
 

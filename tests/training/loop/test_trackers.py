@@ -23,8 +23,6 @@ def make(config, run):
     return hook
 def nothing(config, run):
     return None
-def broken(config, run):
-    raise OSError("no network")
 """
 
 
@@ -56,7 +54,6 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, stubs, tmp_path: Path, said) 
     assert ids == {"wandb": "wandb-1", "mlflow": "mlflow-1", "trackio": "run-5"}
     assert stubs.wandb.init.call_args.kwargs["id"] == "wandb-1"
     assert [call.kwargs["run_id"] for call in stubs.mlflow.start_run.call_args_list] == ["gone", None]
-    assert all(len(call.args[0]) <= 100 for call in stubs.mlflow.log_params.call_args_list)
     started = stubs.trackio.init.call_args.kwargs
     assert (started["name"], started["resume"], started["config"]["training"]["steps"]) == ("run-5", "allow", 12)
     for log in (stubs.wandb.init.return_value.log, stubs.mlflow.log_metrics, stubs.trackio.log):
@@ -76,9 +73,7 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, stubs, tmp_path: Path, said) 
         ("wandbb", "log='wandbb': expected one of tensorboard, wandb, mlflow, trackio, or package.module:function"),
         ("trackio", "log='trackio': trackio is not installed. Install it: pip install 'moespec[trackio]'"),
         ("mlflow", "log='mlflow': RuntimeError: there is no such run"),
-        ("own_hooks:absent", "log='own_hooks:absent': cannot be imported"),
         ("own_hooks:nothing", "log='own_hooks:nothing': returned None, expected a hook"),
-        ("own_hooks:broken", "log='own_hooks:broken': OSError: no network"),
     ],
 )
 def test_what_cannot_log_is_said_before_a_step(
