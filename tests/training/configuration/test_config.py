@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import math
 import re
 import subprocess
 import sys
@@ -42,18 +41,6 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     monkeypatch.setattr(train, "train_command", lambda config, **options: seen.append(config))
     assert cli.main(["train", *arguments]) == 0
     return seen[0]
-
-
-def test_the_folder_of_a_run_has_the_name_of_its_router(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    monkeypatch.setattr(train, "_train", lambda B, config, dataset, path, *rest, **options: seen.append(path))
-    for arguments in ((), ("--router", "switch"), ("--model", "mixer_tiny")):
-        assert cli.main(["train", "--backend", "numpy", *arguments]) == 0
-    assert list(map(str, seen)) == [
-        "runs/digits-soft_moe-numpy",
-        "runs/digits-switch-numpy",
-        "runs/digits-mixer_tiny-numpy",
-    ]
 
 
 FAMILIES = [("vit_s16", VitConfig), ("mixer_b16", MixerConfig), ("sparse_mlp_b", SparseMlpConfig)]
@@ -96,8 +83,6 @@ def test_a_change_of_the_model_keeps_what_is_set() -> None:
 WRONG_OPTIONS = [
     ("soft_moe", "choices", "7", r"=7: soft_moe does not have this option; it has capacity_factor, rounding, "),
     ("switch", "jitter", "-1", "=-1(.0)?: expected a finite number of at least 0"),
-    ("softmax_token_choice", "load_weight", "nan", "=nan: expected a finite number of at least 0"),
-    ("softmax_token_choice", "choices", "0", "=0: expected an integer of at least 1"),
     ("softmax_token_choice", "multiple_of", "1.5", r"='?1\.5'?: expected an integer"),
     ("softmax_token_choice", "batch_priority", "mean", "='mean': expected one of 'none', 'max', 'sum'"),
     ("soft_moe", "normalize", "3", "='?3'?: expected True or False"),
@@ -105,22 +90,16 @@ WRONG_OPTIONS = [
 
 
 @pytest.mark.parametrize(("router", "name", "value", "message"), WRONG_OPTIONS)
-def test_wrong_options(tmp_path: Path, said: Any, router: str, name: str, value: str, message: str) -> None:
-    """In Python, in a TOML file and on the command line: before anything is loaded or written, in one line."""
+def test_wrong_options(tmp_path: Path, router: str, name: str, value: str, message: str) -> None:
+    """In Python and in a TOML file; test_nonsense has those of the command line."""
     message = rf"model\.router_options\.{name}{message}"
-    text = f"'{value}'" if value.isalpha() and value != "nan" else value
+    text = f"'{value}'" if value.isalpha() else value
     with pytest.raises(ConfigError, match=message):
-        ModelConfig(router=router, router_options={name: {"nan": math.nan}.get(value) or ast.literal_eval(text)})
+        ModelConfig(router=router, router_options={name: ast.literal_eval(text)})
     file = tmp_path / "wrong.toml"
     file.write_text(f"[model]\nrouter = '{router}'\n[model.router_options]\n{name} = {text}")
     with pytest.raises(ConfigError, match=rf"wrong\.toml: {message}"):
         read(file)
-    flag = f"--model.router-options.{name.replace('_', '-')}"
-    for flags in ([flag, value], [f"{flag}={value}"]):
-        given = ["train", "--data", "idx", "--data.path", "/nowhere", "--run", str(tmp_path / "run")]
-        shown = said([*given, "--router", router, *flags], 2)
-        assert re.fullmatch(rf"moespec: {message}.*\n", shown), shown
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_the_router_of_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +131,9 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     assert read(tmp_path / "c.toml").evaluation["x"].capacity_factor is None
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("vit_tiny", VitConfig), ("mixer_tiny", MixerConfig), ("sparse_mlp_tiny", SparseMlpConfig)]
-)
-def test_a_resolved_configuration_is_read_as_it_was_written(tmp_path: Path, name: str, kind: type) -> None:
+@pytest.mark.parametrize("name", ["vit_tiny", "mixer_tiny", "sparse_mlp_tiny"])
+def test_a_resolved_configuration_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     resolved = resolve(replace(Config(), model=ModelConfig(name=name)), load("digits"), "jax")
-    assert isinstance(model_config(resolved.model), kind)
     (tmp_path / "c.toml").write_text(dump(resolved))
     assert resolve(read(tmp_path / "c.toml"), load("digits"), "jax") == resolved
     assert model_config(resolved.model).image_size == 8
@@ -203,49 +179,6 @@ def rare(name: str) -> bool:
     return bool(getattr(kind, "__dataclass_fields__", {}).get(field) and marks(kind, field).get("rare"))
 
 
-JITTER = "data.brightness data.contrast data.hue data.saturation"
-FILES = "data.background data.broken data.path data.resize data.workers"
-TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"
-MOE = "experts router shared_experts round_experts group_images group_tokens expert_init expert_hidden expert_activation expert_bias"
-
-
-@pytest.mark.parametrize(
-    ("change", "on", "off"),
-    [
-        ({"data.name": "folder"}, FILES, ""),
-        ({"data.jitter": 0.5}, JITTER, ""),
-        ({"data.randaugment": 2}, "data.magnitude", ""),
-        ({"data.crop": "inception"}, "data.crop_area", ""),
-        ({"model.moe": "none"}, "", " ".join(f"model.{name}" for name in MOE.split())),
-        ({"model.router": "hash"}, "hash.images hash.kind model.codes model.token_ids", ""),
-        ({"model.stem": (8,)}, "model.stem_depth", ""),
-        ({"model.dtype": "bfloat16"}, "", "model.round_experts"),
-        ({"training.loss": "sigmoid"}, "model.head_bias", ""),
-        ({"schedule.name": "rsqrt"}, "schedule.cooldown schedule.timescale", "schedule.end"),
-        ({"mesh.expert": 2}, "mesh.transport", ""),
-        ({"init": "runs/x"}, "init_skip", ""),
-        (
-            {"objective": "moco"},
-            "moco.blur moco.cosine moco.hidden moco.output moco.solarise moco.temperature",
-            TARGETS,
-        ),
-        ({"objective": "lit", "lit.loss": "sigmoid"}, "lit.bias lit.locked text.width", TARGETS),
-        ({"objective": "lit", "lit.tokenizer": "x"}, "lit.end text.depth", TARGETS),
-        ({"objective": "lit", "text.moe": "last"}, "text.router text.experts text.group_texts", TARGETS),
-    ],
-)
-def test_which_option_has_an_effect_when(change: dict[str, Any], on: str, off: str) -> None:
-    """Each row: what is changed in the default configuration, and options that gain and lose their effect by it."""
-    config = digits()
-    for name, value in change.items():
-        section, _, field = name.rpartition(".")
-        part = replace(getattr(config, section), **{field: value}) if section else value
-        config = replace(config, **{section or field: part})
-    for listed, before in ((on.split(), False), (off.split(), True)):
-        assert {name: not no_effect(digits(), name) for name in listed} == dict.fromkeys(listed, before)
-        assert {name: not no_effect(config, name) for name in listed} == dict.fromkeys(listed, not before)
-
-
 def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown, every = help_of(capsys, "train"), set(configfile.flat(asdict(Config())))
@@ -261,24 +194,12 @@ def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, caps
     assert "model.heads" in shown - help_of(capsys, "train", "--model", "mixer_b16")
     assert "data.hue" in help_of(capsys, "train", "--data.jitter", "1") - shown
     assert "data.resize" in help_of(capsys, "study", "--data", "folder") - shown
-    assert "schedule.timescale" in help_of(capsys, "plan", "--schedule.name", "rsqrt") - shown
     assert "optimizer.nesterov" in help_of(capsys, "train", "--optimizer.name", "sgd") - shown
     for router in ("hash", "dselect_k"):
         options = {f"model.router_options.{name}" for name in names(type(ModelConfig(router=router).router_options))}
         found = help_of(capsys, "train", "--router", router)
         assert {name for name in found if name.startswith("model.router_options.")} == options
         assert ("model.codes" in found) == (router == "hash")
-
-
-def test_a_model_of_larger_images_than_the_data_set_has() -> None:
-    with pytest.raises(ConfigError, match=r"model\.image_size=16: the data set 'digits' has 8"):
-        resolve(replace(Config(), model=ModelConfig(image_size=16)), load("digits"), "jax")
-
-
-@pytest.mark.parametrize(("name", "option"), [("mixer_tiny", "={'choices': 2}"), ("sparse_mlp_tiny", r"\.choices=2")])
-def test_options_that_a_model_does_not_leave_open(name: str, option: str) -> None:
-    with pytest.raises(ConfigError, match=rf"model\.router_options{option}: .* does not have this option"):
-        ModelConfig(name=name, router_options={"choices": 2})
 
 
 def test_a_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,13 +222,12 @@ SLOW = "jax torch scipy matplotlib jinja2 grain tensorboard moespec.conformance"
     ("program", "absent"),
     [
         ("from moespec import cli\ntry: cli.main(['train', '--help'])\nexcept SystemExit: pass", "jax torch matplotlib scipy"),
-        ("from moespec import cli\ncli.main(['list', 'routers'])", "jax torch matplotlib scipy"),
         ("from moespec import cli\ncli.main(['ledger', 'gshard', '--json'])", "jax torch moespec.conformance"),
         ("import moespec.spec", SLOW),
         ("from moespec.__main__ import main\nmain(['--help'])", SLOW),
         ("import moespec.training.commands.train", "jax torch matplotlib"),
     ],
-    ids=["help", "list", "ledger", "the specification", "the help of all", "training and its report"],
+    ids=["help", "ledger", "the specification", "the help of all", "training and its report"],
 )  # fmt: skip
 def test_what_is_not_used_is_not_imported(program: str, absent: str) -> None:
     program += f"\nimport sys; sys.exit(not set({absent.split()}).isdisjoint(sys.modules))"
@@ -326,8 +246,6 @@ def test_a_file_says_how_it_is_written(tmp_path: Path) -> None:
 def test_a_new_file_may_not_have_the_options_of_all_routers(tmp_path: Path) -> None:
     """Which a file of version 0.1, without a format, has; see `test_old_runs`."""
     old = (Path(__file__).parents[1] / "runs_0_1/jax_soft_moe/config.toml").read_text()
-    (tmp_path / "c.toml").write_text(old)
-    assert read(tmp_path / "c.toml").model.router_options == ModelConfig(router="soft_moe").router_options
     (tmp_path / "c.toml").write_text(f"format = 2\n{old}")
     with pytest.raises(ConfigError, match=r"model\.router_options\.choices=1: soft_moe does not have this option"):
         read(tmp_path / "c.toml")
@@ -341,8 +259,7 @@ def test_a_file_of_a_model_without_a_router_may_have_a_table_of_no_options(tmp_p
 
 def test_list(said: Any) -> None:
     shown = said(["list"])
-    for name in ("vit_tiny", "vit_s16", "sparsity_constrained_expert_choice", "digits", "fashion_mnist"):
-        assert name in shown
+    assert all(name in shown for name in ("vit_tiny", "sparsity_constrained_expert_choice", "fashion_mnist"))
     shown = said(["list", "routers"])
     for router in ROUTERS.values():
         facts = (router.name, router.source, ", ".join(router.models), router.balances, router.cost, router.drops)

@@ -1,7 +1,6 @@
 """How long a run is: steps, epochs and examples, short warm-ups, runs that go on for longer; and the learning rate of each step."""
 
 import doctest
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ from moespec.spec.errors import ConfigError
 from moespec.training.commands.study import entries
 from moespec.training.configuration import configfile, length, schedules
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
-from moespec.training.configuration.length import before_cooldown, in_steps, settled, shrunk
+from moespec.training.configuration.length import in_steps, settled, shrunk
 from moespec.training.configuration.schedules import SCHEDULES, cosine, linear, rsqrt
 from moespec.training.data.datasets import load
 from moespec.training.loop import checkpoint
@@ -30,20 +29,15 @@ from moespec.training.loop.runlog import read_log
     [
         ({"steps": 7}, 7),
         ({}, 1500),
-        ({"epochs": 3.0}, 8),  # 30 images, 2.5 batches an epoch
-        ({"epochs": 0.1}, 1),
-        ({"epochs": 1.2}, 3),
-        ({"examples": 24}, 2),
-        ({"examples": 25}, 3),
+        ({"epochs": 3.0}, 30),  # 100 images, 10 batches an epoch
+        ({"epochs": 0.03}, 1),
+        ({"epochs": 1.1}, 11),  # though 1.1 * 100 / 10 is more than that in binary
+        ({"examples": 20}, 2),
+        ({"examples": 21}, 3),
     ],
 )
 def test_units(given: dict[str, Any], steps: int) -> None:
-    assert in_steps(TrainingConfig(**given, batch=12), 30) == TrainingConfig(steps=steps, batch=12)
-
-
-def test_epochs_are_the_decimal_number_that_was_written() -> None:
-    """1.1 epochs of 100 images are 11 batches of 10, though 1.1 * 100 / 10 is more than that in binary."""
-    assert in_steps(TrainingConfig(epochs=1.1, batch=10), 100).steps == 11
+    assert in_steps(TrainingConfig(**given, batch=10), 100) == TrainingConfig(steps=steps, batch=10)
 
 
 def chosen(words: str, base: Config) -> Config:
@@ -66,11 +60,6 @@ def test_what_is_given_takes_the_place_of_what_was(tmp_path: Path) -> None:
     config = configfile.read(tmp_path / "c.toml", base)
     assert config.training == TrainingConfig(epochs=2.0)
     assert (config.optimizer.name, config.optimizer.b2, config.optimizer.epsilon) == ("lamb", 0.999, 1e-6)
-    (tmp_path / "again.toml").write_text(configfile.dump(config))
-    assert configfile.read(tmp_path / "again.toml") == config
-    (tmp_path / "c.toml").write_text("[training]\nepochs = 2\nsteps = 4\n")
-    with pytest.raises(ConfigError, match="expected only one of them"):
-        configfile.read(tmp_path / "c.toml", base)
 
 
 def test_a_run_shorter_than_its_warm_up() -> None:
@@ -101,12 +90,6 @@ def test_settled_are_the_rates_that_no_longer_run_changes(name: str, cooldown: i
     count = settled(schedule, 12)
     # That the first step of the cooldown has the rate of before is not made use of.
     assert same == list(range(count + (1 if cooldown and name == "rsqrt" else 0)))
-
-
-def test_the_step_before_the_cooldown() -> None:
-    schedule = ScheduleConfig(name="rsqrt", cooldown=3)
-    assert before_cooldown(Config(schedule=schedule, training=TrainingConfig(steps=12))) == 9
-    assert before_cooldown(Config()) is None
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +134,11 @@ def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Pat
         (tmp_path / "rsqrt", "'rsqrt' with 16 steps has the same rates as with 12 for the first 7 steps only"),
         (cosine, "'cosine' with 16 steps has the same rates as with 12 for the first 3 steps only"),
     ):
-        files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+        files = runs.files(run)
         error = said(["train", "--run", str(run), "--resume", "--training.steps", "16"], 2)
         assert message in error
         assert ("rsqrt is the schedule whose runs can go on for longer" in error) == (run == cosine)
-        assert {path: path.read_bytes() for path in files} == files
+        assert files.items() <= runs.files(run).items()
     assert cli.main(["train", "--run", str(cosine), "--resume", "--override", "--training.steps", "9"]) == 0
 
 
@@ -166,17 +149,10 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     shown = said(["train", "--backend", "torch", "--run", str(run), *flags, *epochs])
     assert "training.epochs=0.04: 4 steps" in shown
     assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
-    config = configfile.read(run / "config.toml")
-    assert (config.training.steps, config.training.epochs, config.schedule.warmup) == (4, None, 2)
     assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")
-
-
-def test_a_schedule_is_made_of_a_resolved_length() -> None:
-    with pytest.raises(ConfigError, match=r"^training\.steps=None: not resolved"):
-        _ = replace(Config(), training=TrainingConfig(epochs=1.0)).training.total
 
 
 @pytest.mark.parametrize("module", [configfile, schedules])
@@ -184,44 +160,15 @@ def test_docstrings(module: ModuleType) -> None:
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_warm_up_is_linear_and_peaks_at_its_end(name: str) -> None:
-    rate = SCHEDULES[name](0.003, total=100, warmup=10)
-    assert [rate(n) for n in range(11)] == [0.003 * n / 10 for n in range(11)]
-    assert all(isinstance(rate(n), float) and 0 <= rate(n) <= 0.003 for n in range(100))
-    later = [rate(n) for n in range(10, 100)]
-    assert later == sorted(later, reverse=True)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_without_warm_up_the_first_step_has_the_peak(name: str) -> None:
-    assert SCHEDULES[name](1.0, total=7)(0) == 1.0
-
-
-def test_values() -> None:
-    assert cosine(2.0, total=10)(5) == pytest.approx(1.0)
-    assert cosine(2.0, total=10)(9) == pytest.approx(1 + math.cos(0.9 * math.pi))
-    assert linear(1.0, total=10, end=0.1)(9) == pytest.approx(0.1 + 0.9 * 0.1)
-    rate = rsqrt(1.0, total=300, warmup=100, cooldown=50, timescale=50)
-    assert rate(250) == pytest.approx(rate(249), rel=0.01)
-    assert rate(250) == pytest.approx(1 / math.sqrt(4))
-    assert rate(275) == pytest.approx(rate(250) / 2)
-    assert rate(299) == pytest.approx(rate(250) / 50)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: cosine(-1.0, total=10), "peak=-1.0"),
-        (lambda: cosine(math.nan, total=10), "peak=nan"),
-        (lambda: linear(1.0, total=0), "total=0"),
         (lambda: linear(1.0, total=10, warmup=10), "warmup=10"),
-        (lambda: linear(1.0, total=10, warmup=-1), "warmup=-1"),
         (lambda: linear(1.0, total=10, end=-0.1), "end=-0.1"),
         (lambda: rsqrt(1.0, total=10, warmup=5, cooldown=6), "cooldown=6"),
         (lambda: rsqrt(1.0, total=10, timescale=0), "timescale=0"),
         (lambda: cosine(1.0, total=10)(10), "step=10"),
-        (lambda: rsqrt(1.0, total=10)(-1), "step=-1"),
     ],
 )
 def test_errors(make: Callable[[], Any], message: str) -> None:

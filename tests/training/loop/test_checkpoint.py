@@ -4,7 +4,6 @@
 checksums could come from another version, or from someone who edits.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -20,12 +19,9 @@ import pytest
 import safetensors.numpy
 from damaged import damaged, safetensors_of
 
-from moespec.conformance import manifest
 from moespec.conformance.check import files
-from moespec.conformance.format import VectorError
-from moespec.conformance.suite import VECTORS
 from moespec.models.errors import CheckpointError
-from moespec.models.files import named_errors, signed, sync_directory, unfinished, write_atomically, write_synced
+from moespec.models.files import signed, unfinished, write_atomically, write_synced
 from moespec.models.pytrees import flatten
 from moespec.models.tensors import decoded
 from moespec.spec.errors import SpecError
@@ -85,18 +81,16 @@ def test_exact_bits_and_nothing_pickled(tmp_path: Path) -> None:
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
+    """And no other folder is taken for one."""
+    others = {"5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000030 (copy)"}
+    for name in others:
+        (tmp_path / name).mkdir()
     for step in (5, 10, 15, 20):
         written(tmp_path, step=step, keep=2)
     assert checkpoint.steps(tmp_path) == [15, 20]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000015", "00000020"]
+    assert {path.name for path in tmp_path.iterdir()} == {"00000015", "00000020", *others}
     assert checkpoint.latest(tmp_path) == tmp_path / "00000020"
     assert checkpoint.latest(tmp_path / "empty") is None
-
-
-def test_folders_that_are_not_checkpoints_do_not_count(tmp_path: Path) -> None:
-    for name in ("5", "9²", "00000009.old", "0000001²", "٠٠٠٠٠٠٠١", "000000012", "00000012 (copy)"):
-        (tmp_path / name).mkdir()
-    assert checkpoint.steps(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
@@ -115,7 +109,6 @@ def test_a_missing_file(tmp_path: Path, name: str) -> None:
     [
         ({"mu/head/bias": ...}, "no array 'mu/head/bias'"),
         ({"params/head/kernel": np.zeros((2, 3), np.float32)}, r"kernel is F32 \(2, 3\)"),
-        ({"nu/scale": np.zeros((), np.int32)}, r"nu/scale is I32 \(\)"),
         ({"params/x": np.zeros(1, np.float32)}, "'params/x' is not a parameter of the model"),
     ],
 )
@@ -131,12 +124,10 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
     ("changes", "message"),
     [
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
-        ({"format": 3}, "no entry 'files'"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
         ({"logged": "7"}, r"state\.json: logged='7': invalid entry of a checkpoint"),
-        ({"step": "7"}, r"state\.json: step='7': invalid entry of a checkpoint"),
-        ({"step": 7.0}, r"state\.json: step=7\.0: invalid"),
         ({"step": True}, r"state\.json: step=True: invalid"),
+        ({"config": {"optimizer": {"name": "shampoo"}}}, "config.optimizer: name='shampoo': expected one of adamw"),
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
     ],
 )
@@ -195,7 +186,7 @@ def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch
 
 @POSIX
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, calls: list[str]) -> None:
-    """And the older one goes after that, under a name that is none of a checkpoint; a record is replaced whole."""
+    """And the older one goes after that, under a name that is none of a checkpoint; records are replaced whole, logs grow."""
     written(tmp_path, step=1, keep=1)
     del calls[:]
     written(tmp_path, step=2, keep=1)
@@ -208,6 +199,12 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, call
     amended(tmp_path / "00000002", seconds=2.0)
     size, temporary = (tmp_path / "00000002/state.json").stat().st_size, "00000002/.state.json.random.tmp"
     assert calls == [f"sync {temporary} of {size}", f"{temporary} to 00000002/state.json", "sync 00000002"]
+    log = RunLog(tmp_path, 0)
+    log.write("train", 1, {"loss": 0.5})
+    assert len(calls) == 3, "each line is written at once"
+    log.sync()
+    log.close()
+    assert calls[3:] == [f"sync metrics.jsonl of {(tmp_path / 'metrics.jsonl').stat().st_size}"]
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any, monkeypatch: Any) -> None:
@@ -228,49 +225,6 @@ def test_the_log_is_on_the_disk_before_the_checkpoint(tmp_path: Path, runs: Any,
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["00000008", "00000012"]
 
 
-@POSIX
-def test_the_log_reaches_the_disk(tmp_path: Path, calls: list[str]) -> None:
-    log = RunLog(tmp_path, 0)
-    log.write("train", 1, {"loss": 0.5})
-    size = (tmp_path / "metrics.jsonl").stat().st_size
-    assert size > 0, "each line is written at once"
-    assert calls == []
-    log.sync()
-    log.close()
-    assert calls == [f"sync metrics.jsonl of {size}"]
-
-
-def full(*arguments: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@POSIX
-@pytest.mark.parametrize("failing", [("fsync",), ("rename", "replace")], ids=["write", "rename"])
-def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...]
-) -> None:
-    (tmp_path / "x").write_bytes(b"old")
-    log = RunLog(tmp_path, 0)
-    for name in failing:
-        monkeypatch.setattr(os, name, full)
-    writes: list[tuple[str, Callable[[], Any]]] = [("", lambda: write_atomically(tmp_path / "x", b"newer"))]
-    if "fsync" in failing:
-        writes = [
-            (r"\w\.tmp'", writes[0][1]),
-            (f"'{tmp_path}'", lambda: sync_directory(tmp_path)),
-            ("jsonl'", log.sync),
-        ]
-    for name, write in writes:
-        with pytest.raises(OSError, match=f"No space left on device.*{name}"):
-            write()
-    log.close()
-    assert [path.name for path in tmp_path.glob("*x*")] == ["x"]
-    assert (tmp_path / "x").read_bytes() == b"old"
-    with pytest.raises(OSError, match="no number") as error, named_errors(tmp_path / "x"):
-        raise OSError("no number")
-    assert error.value.filename is None
-
-
 # --------------------------------------------------------------------- safetensors that lie, or have what NumPy does not
 
 
@@ -284,15 +238,12 @@ UNKNOWN = {"F8_E4M3": 4, "F8_E5M2": 4, "F8_E8M0": 4, "F6_E2M3": 3, "F4": 2, "F16
 LONG = {"many axes": of("F32", 4, [1] * 100), "a long axis": of("F32", 0, [0, 2**63])}
 LIES = {
     "nothing": b"",
-    "a long header": safetensors_of(b"{}", length=2**62),
     "a header of 100 MB": safetensors_of(b"{}", length=100_000_000),
-    "deep lists": safetensors_of(b"[" * 100_000),
     "deep metadata": safetensors_of(b'{"__metadata__":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001),
     "a shape of texts": safetensors_of({"tables": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, bytes(4)),
     "no such dtype": of("X9", 4, [1]),
     "fewer bytes": safetensors_of({"tables": {"dtype": "I32", "shape": [4], "data_offsets": [0, 16]}}, bytes(8)),
     "more bytes": of("I32", 16, [4]) + b"\0",
-    "a product beyond 64 bits": of("F32", 0, [2**62, 4]),
     "a negative axis": of("F32", 4, [-1]),
 }
 FILES = {
@@ -302,30 +253,9 @@ FILES = {
 }  # fmt: skip
 
 
-def as_checkpoint(path: Path) -> Path:
-    """The file as the arrays of a checkpoint whose checksums are right."""
-    trees = {tree: {"tables": np.zeros(4, np.float32)} for tree in TREES}
-    folder = checkpoint.write(path.parent, Checkpoint({**trees, "step": 7}, {**RECORD, "step": 7}), keep=1)
-    with_arrays(folder, path.read_bytes())
-    return folder
-
-
-def as_vector(path: Path) -> Path:
-    """The file beside a manifest that has its checksum."""
-    digest, beside = hashlib.sha256(path.read_bytes()).hexdigest(), path.with_suffix(".json")
-    content = json.loads((VECTORS / "base_layers" / "coarse.json").read_text())
-    beside.write_text(json.dumps(content | {"tensors": {"file": path.name, "sha256": digest}}))
-    return beside
-
-
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "content": (lambda path: decoded(path.read_bytes()), ValueError, ""),
-    "checkpoint": (
-        lambda path: checkpoint.read(as_checkpoint(path), {"tables": (4,)}),
-        *(CheckpointError, r"00000007/arrays\.safetensors: "),
-    ),
     "results": (files.read, files.FileError, r"x\.safetensors: "),
-    "vector": (lambda path: manifest.read(as_vector(path)), VectorError, r"x\.safetensors: "),
 }
 
 
@@ -340,16 +270,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, reader: str) -> No
         read(path)
 
 
-def test_what_can_be_read() -> None:
-    """The numbers as they were written; bfloat16 as float32, with the dtype that the file has."""
-    numbers = ("float32", "float64", "int8", "uint16", "int64")
-    arrays = {dtype: np.arange(6, dtype=dtype).reshape(2, 3) for dtype in numbers}
-    arrays |= {"bool": np.array([True, False]), "scalar": np.array(2.5), "empty": np.zeros((0, 3), np.float32)}
-    tensors = decoded(safetensors.numpy.save(arrays))
-    assert tensors.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert tensors[name].array.dtype == array.dtype
-        np.testing.assert_array_equal(tensors[name].array, array)
+def test_bfloat16_is_read_as_float32() -> None:
+    """All other dtypes are in the vectors of the suite."""
     header = {"x": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}
     dtype, array = decoded(safetensors_of(header, b"\x80\x3f\x20\xc0"))["x"]
     assert (dtype, array.dtype, array.tolist()) == ("BF16", np.float32, [1.0, -2.5])
@@ -360,11 +282,6 @@ def test_what_can_be_read() -> None:
 DAMAGES, SEED = (
     int(os.environ.get(name, value)) for name, value in (("MOESPEC_DAMAGES", "500"), ("MOESPEC_DAMAGES_SEED", "0"))
 )
-STATE: list[bytes] = [
-    *(b"", b"null", b"[]", b"36.0", b"{}", b'{"sha256": 1}', b"\xff\xfe", b"1" * 10_000),
-    *(b'"\\ud800"', b'{"sha256": NaN}'),
-    *(b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900),
-]
 
 
 def spoiled(content: bytes, draw: random.Random) -> bytes:
@@ -375,13 +292,6 @@ def spoiled(content: bytes, draw: random.Random) -> bytes:
         flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     zeroed = content[:start] + bytes(len(content[start : start + end])) + content[start + 4096 :]
     return draw.choice([bytes(flipped), content[:start], zeroed, content + draw.randbytes(draw.randint(1, 64))])
-
-
-def test_an_old_checkpoint_that_stays_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path)
-    monkeypatch.setattr("shutil.rmtree", lambda path, **how: how or os.rmdir(path))
-    with pytest.warns(UserWarning, match="the old checkpoint 7 cannot be removed .Directory not empty"):
-        assert written(tmp_path, step=8, keep=1).is_dir()
 
 
 def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
@@ -402,33 +312,30 @@ def test_damaged_checkpoints(runs: Any, tmp_path: Path) -> None:
         directory.claim(config, resume=True)
         return flatten(B.export_state(begin(B, config, directory, stamp={NUMBER: examples}, initial=dict).state))
 
-    expected, notices = read(), 0
+    expected, notices = read(), list[str]()
     assert expected["step"] == 12
     for number in range(DAMAGES):
         name, contents = draw.choice(list(originals)), dict(originals)
         where = f"seed {SEED}, damage {number}: {name}"
         if number % 3:
             contents[name] = spoiled(originals[name], draw)
-        elif number % 2:
-            contents["state.json"] = draw.choice(STATE)
         else:
             what, entries = next(forged)
             contents["state.json"], where = signed(entries), f"{where}, {what}"
         for file, text in contents.items():
             (newest / file).write_bytes(text)
+        print(where)
         try:
             values = read()
         except SpecError as error:
-            notices += 1
-            if str(run) not in str(error):
-                raise AssertionError(f"{where}: the file is not named") from error
-        except BaseException as error:
-            raise AssertionError(where) from error
-        else:  # a checkpoint that says the same in other words
-            assert values.pop("step") == 12, where
-            for path, value in values.items():
-                assert value.tobytes() == expected[path].tobytes(), f"{where}: {path}"
-            assert json.loads((newest / "state.json").read_text()) | sums == record | sums, where
-    assert notices > 0.95 * DAMAGES
+            notices.append(str(error))
+            continue
+        # A checkpoint that says the same in other words.
+        assert values.pop("step") == 12
+        for path, value in values.items():
+            assert value.tobytes() == expected[path].tobytes(), path
+        assert json.loads((newest / "state.json").read_text()) | sums == record | sums
+    assert len(notices) > 0.95 * DAMAGES
+    assert [text for text in notices if str(run) not in text] == [], "the file is named"
     shutil.rmtree(newest)
     assert trained_params(directory, config)[1] == 8, "the one before it is as it was"

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from of_models import params_of, saved
+from of_models import saved
 from tqdm import tqdm
 
 from moespec import cli
 from moespec.models import files, vit
-from moespec.models.errors import CheckpointError, DataError, RunError
+from moespec.models.errors import DataError
 from moespec.models.pytrees import flatten
-from moespec.spec.errors import SpecError
 from moespec.spec.routers import ROUTERS
 from moespec.training import interruption
 from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
@@ -159,18 +158,6 @@ def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
     patch.setattr(classification, "training_batch", batch)
 
 
-def removed(patch: pytest.MonkeyPatch, B: Any) -> None:
-    """The log, before the second checkpoint."""
-    real, calls = RunLog.sync, count(1)
-
-    def sync(log: Any) -> None:
-        if next(calls) == 2:
-            log._path.unlink()
-        real(log)
-
-    patch.setattr(RunLog, "sync", sync)
-
-
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
@@ -212,7 +199,6 @@ CASES = {
         for tree in ("params", "nu")
     },
     "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
-    "a log that is removed": Case(removed, r"metrics\.jsonl: removed or replaced.* are not saved", [4], log_from=5),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),
@@ -274,16 +260,6 @@ def test_a_signal_ends_an_evaluation_between_batches(runs, tmp_path: Path, capsy
 # ------------------------------------------------------------------------------------------------- signals and the lock
 
 
-def program(code: str, *arguments: str) -> Any:
-    """A process that says "ready"; after a minute or two it is killed, which ends the wait for it."""
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    watch = threading.Timer(120, process.kill)
-    watch.daemon = True
-    watch.start()
-    assert process.stdout.readline() == b"ready\n"
-    return process
-
-
 SECOND = """
 import hashlib, os, signal, sys
 from moespec.training.interruption import Interruption
@@ -297,57 +273,42 @@ with Interruption() as interruption:
 
 @POSIX
 def test_a_second_signal_ends_at_once() -> None:
-    with program(SECOND) as process:
+    with subprocess.Popen([sys.executable, "-c", SECOND], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        watch = threading.Timer(120, process.kill)  # which ends each wait for it
+        watch.start()
         try:
+            assert process.stdout.readline() == b"ready\n"  # type: ignore[union-attr]
             process.send_signal(signal.SIGWINCH)  # as a terminal does that is made larger
             process.send_signal(signal.SIGINT)
-            process.stderr.readline()
-            assert b"SIGINT: finishing this step" in process.stderr.readline()
+            process.stderr.readline()  # type: ignore[union-attr]
+            assert b"SIGINT: finishing this step" in process.stderr.readline()  # type: ignore[union-attr]
             assert process.poll() is None
             process.send_signal(signal.SIGWINCH)
             process.send_signal(signal.SIGTERM)
             assert process.wait() == 128 + signal.SIGTERM
         finally:
             process.kill()
+            watch.cancel()
 
 
 @POSIX
-def test_a_signal_that_is_ignored_stays_so(handlers: None) -> None:
-    """As `nohup` makes it."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Interruption() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
-        time.sleep(0.1)
-        assert stop.signal is None
-    assert signal.signal(signal.SIGHUP, not_handled) is signal.SIG_IGN
-
-
-@POSIX
-def test_the_descriptor_of_the_program_around_comes_back(handlers: None) -> None:
+def test_the_program_around_keeps_its_descriptor_and_the_signals_that_it_ignores(handlers: None) -> None:
+    """As `nohup` makes it ignore one."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     outer = signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interruption() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGINT)
             wait_until(lambda: stop.signal)
         assert stop.signal is signal.SIGINT
-        assert signal.set_wakeup_fd(writer) == writer
+        assert signal.signal(signal.SIGHUP, not_handled) is signal.SIG_IGN
+        assert signal.set_wakeup_fd(outer) == writer
     finally:
-        signal.set_wakeup_fd(outer)
         os.close(reader)
         os.close(writer)
-
-
-@POSIX
-def test_a_terminal_that_is_gone_ends_no_thread(monkeypatch: pytest.MonkeyPatch, handlers: None) -> None:
-    """The second signal must still be read."""
-    statuses: list[int] = []
-    monkeypatch.setattr("builtins.print", gone)
-    monkeypatch.setattr(interruption.os, "_exit", statuses.append)
-    with Interruption():
-        wait_until(lambda: statuses or os.kill(os.getpid(), signal.SIGTERM) or time.sleep(0.05))
-    assert set(statuses) == {128 + signal.SIGTERM}
 
 
 def test_outside_of_the_main_thread_nothing_changes() -> None:
@@ -361,30 +322,15 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
         assert pool.submit(train).result() is None
 
 
-LOCK = """
-import sys, time
-from pathlib import Path
-from moespec.training.loop.rundirectory import RunDirectory
-with RunDirectory(Path(sys.argv[1])).locked():
-    print("ready", flush=True)
-    time.sleep(600)
-"""
-
-
-@POSIX
-def test_a_second_process_is_rejected_until_the_first_is_killed(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_process_is_rejected(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    """While the first has the lock, which the system ends with its process."""
     run = runs.broken("torch", tmp_path / "run", step=4)
-    files = runs.files(run)
-    with program(LOCK, str(run)) as process:
-        try:
-            assert cli.main(["train", "--run", str(run), "--resume"]) == 2
-            assert f"run='{run}': another process is training there" in capsys.readouterr().err
-            assert runs.files(run) == files
-            assert cli.main(["evaluate", str(run)]) == 0, "reading is allowed"
-        finally:
-            process.kill()
-    with RunDirectory(run).locked(), pytest.raises(RunError, match="another process"), RunDirectory(run).locked():
-        pass
+    with RunDirectory(run).locked():
+        files = runs.files(run)
+        assert cli.main(["train", "--run", str(run), "--resume"]) == 2
+        assert f"run='{run}': another process is training there" in capsys.readouterr().err
+        assert runs.files(run) == files
+        assert cli.main(["evaluate", str(run)]) == 0, "reading is allowed"
 
 
 # ------------------------------------------------------------------------------------------- what would be another run
@@ -415,33 +361,17 @@ def as_begun(run: Path) -> None:
     """Nothing is changed but by flags."""
 
 
-def with_nan(run: Path) -> None:
-    """A newer checkpoint has NaN, as an older version may have left it: all checksums are right."""
-    last = saved(run, 4)
-    last.state["params"]["head"]["bias"][0] = np.nan
-    checkpoint.write(run / "checkpoints", checkpoint.Checkpoint(last.state, {**last.record, "step": 8}), keep=9)
-    with pytest.raises(CheckpointError, match=r"params/head/bias has NaN or infinity\. To go on from step 4, remove"):
-        params_of(run)
-
-
 SEVEN = json.dumps([*"0123456", "seven", *"89"])
 OTHER_CLASS = "class 7 is '7' in the data, 'seven' in classes.json"
 OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
-    (edited("weight_decay = 0.3", "weight_decay = 0.1"), "", r"optimizer\.weight_decay is 0\.3 there, 0\.1 here"),
     (edited("peak = 0.01", "peak = 0.02"), "", r"schedule\.peak is 0\.01 there, 0\.02 here"),
-    (edited('gelu = "tanh"', 'gelu = "erf"'), "", r"model\.gelu is 'tanh' there, 'erf' here"),
-    (edited("mixup = 0.5", "mixup = 0.0"), "", r"data\.mixup is 0\.5 there, 0\.0 here"),
     (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), "", r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
-    (edited("seed = 0", "seed = 1"), "", r"training\.seed is 0 there, 1 here"),
     (edited("steps = 12", ""), "", r"training\.steps is 12 there, 1500 here"),
-    (edited("keep = 9", "keep = 9\ncheckpoint_evry = 4"), "", r"unknown key 'training\.checkpoint_evry'"),
     (as_begun, "--schedule.peak 0.02", "change this one on purpose with moespec train --resume --override"),
     (as_begun, "--override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
     (as_begun, "--override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
     (as_begun, "--override --model.width 32", "expected F32"),
     (classes(SEVEN), "", OTHER_CLASS),
-    *((classes(text), "", "run/classes.json") for text in ("{}", "[1]", "[", '{"classes": ["0"], "sha256": "0"}')),
-    (with_nan, "", r"params/head/bias has NaN(?!.*schedule\.peak)"),
 ]  # fmt: skip
 
 
@@ -462,36 +392,19 @@ def test_a_run_does_not_become_another(runs, tmp_path: Path, said, change, flags
         (classes(SEVEN), OTHER_CLASS),
     ],
 )  # fmt: skip
-def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys, said, change, message) -> None:  # type: ignore[no-untyped-def]
+def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys, change, message) -> None:  # type: ignore[no-untyped-def]
     run = runs.broken("torch", tmp_path / "run", step=4)
     change(run)
     assert cli.main(["evaluate", str(run)]) == (2 if message else 0)
     assert (message or "") in capsys.readouterr().err
-    if message == OTHER_CLASS:
-        assert message in said(["inspect", str(run), "--image", "x.png", "--out", str(tmp_path / "y.png")], 2)
 
 
-@pytest.mark.parametrize("begun", [True, False], ids=["checkpoint", "no_checkpoint"])
-def test_a_truncated_config_toml_gets_no_defaults(runs, tmp_path: Path, begun: bool) -> None:  # type: ignore[no-untyped-def]
-    """After any of its lines, with a checkpoint to compare with or before the first."""
+def test_a_truncated_config_toml_gets_no_defaults(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+    """Before the first checkpoint, which it is compared with afterwards."""
     run = runs.broken("torch", tmp_path / "run", step=4)
-    if not begun:
-        (run / "checkpoints" / "00000004").rename(tmp_path / "aside")
-    directory, dataset = RunDirectory(run), load_data(runs.config)
-    text, expected = (run / "config.toml").read_text(), directory.config()
-    lines = text.splitlines(keepends=True)
-    # What of these tables is lost is what the defaults say; of the others, only a checkpoint or the file can say it.
-    least = lines.index("[mesh]\n" if begun else "[evaluation]\n") - 1
-    for number in range(len(lines)):
-        (run / "config.toml").write_text("".join(lines[:number]))
-        try:
-            config = directory.config()
-            config = resolve(config, dataset, "torch")
-            directory.claim(config, resume=True)
-        except SpecError:
-            continue
-        assert config == expected, f"after {number} lines"
-        assert number >= least, f"after {number} lines"
+    (run / "checkpoints" / "00000004").rename(tmp_path / "aside")
+    edited("batch = 16", "")(run)
+    assert "training.batch missing, which the run wrote" in said(["train", "--run", str(run), "--resume"], 2)
 
 
 def record(run: Path) -> dict[str, Any]:
@@ -504,8 +417,6 @@ def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type:
     resume = ["train", "--run", str(run), "--resume"]
     assert cli.main(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"]) == 2
     assert "--override changes a run that goes on; it needs --resume" in capsys.readouterr().err
-    assert record(run)["overrides"] == []
-    assert json.loads(names.read_text())["classes"] == [str(digit) for digit in range(10)]
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")
@@ -540,10 +451,6 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     assert record(run)["config"]["training"]["steps"] == 14
     assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "13"]) == 2
     assert "training.steps=13: 14 steps are done already" in capsys.readouterr().err
-    text = Path(__file__).parents[3].joinpath("docs/training.md").read_text()
-    assert [field for field in FREE | {"training.steps"} if f"`{field}`" not in text] == [], (
-        "the documentation has the list"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------- the same bits
@@ -554,8 +461,6 @@ VIT = {**SMALL, "heads": 1, "moe": "last_1", "experts": 4}
 MODELS = {
     **{router: ModelConfig(router=router, **VIT) for router in ROUTERS},
     "multi_hash": ModelConfig(router="hash", router_options={"hashes": 2}, **VIT),
-    "class_token": ModelConfig(pool="token", qk_norm=True, **VIT),
-    "attention_pooling": ModelConfig(pool="map", positions="sincos2d", **VIT),
     "mixer": ModelConfig(name="mixer_tiny", token_hidden=4, **SMALL),
     "sparse_mlp": ModelConfig(name="sparse_mlp_tiny", moe="last_1", **SMALL),
 }

@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,20 +17,17 @@ from of_models import saved
 import moespec.backends.numpy as numpy_backend
 from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.errors import CheckpointError, Interrupted, RunError
+from moespec.models.errors import RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import prepared, training_batch
 from moespec.training.data.options import DataConfig
-from moespec.training.evaluation.evaluate import evaluate
-from moespec.training.interruption import Interruption
 from moespec.training.loop import checkpoint, hooks, resolve
-from moespec.training.loop.config_compatibility import NUMBER
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.progress import Progress
 from moespec.training.loop.resolve import load_backend, model_config
-from moespec.training.loop.resume import Start, begin
+from moespec.training.loop.resume import Start
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import RunLog, read_log
 from moespec.training.loop.train import train
@@ -55,40 +50,22 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
 
 
-@pytest.mark.parametrize(("changes", "entry"), [({"seed": 1}, "random"), ({"batch": 32}, "data")])
-def test_checkpoints_of_another_seed_or_batch(runs, tmp_path: Path, changes: dict, entry: str) -> None:  # type: ignore[no-untyped-def]
-    """Checkpoints that were moved between runs of models of one shape."""
-    directory = RunDirectory(runs.broken("jax", tmp_path / "run", step=4))
-    config = replace(runs.config, training=replace(runs.config.training, **changes))
-    resolved = resolve.resolve(config, resolve.load_data(config), "jax")
-    with pytest.raises(CheckpointError, match=f"step 4: {entry}"):
-        begin(resolve.load_backend("jax"), resolved, directory, stamp={NUMBER: 1442}, initial=dict)
-
-
-def test_finished_begun_and_foreign_folders(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
+def test_finished_and_begun_folders(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     run = runs.whole("jax")
     same = ["train", "--backend", "jax", "--run"]
     before = (run / "metrics.jsonl").read_bytes()
     for more in ([], ["--resume"]):
         assert "finished already, 12 steps" in said([*same, str(run), *runs.flags, *more])
     assert (run / "metrics.jsonl").read_bytes() == before
-
     begun = runs.broken("jax", tmp_path / "begun", step=4)
     assert "begun but not finished; go on with --resume" in said([*same, str(begun), *runs.flags], 2)
-
-    (tmp_path / "letters").mkdir()
-    (tmp_path / "letters" / "a.txt").touch()
-    assert "not a run, there is 'a.txt' in it" in said([*same, str(tmp_path / "letters"), *runs.flags, "--resume"], 2)
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeypatch, resume: list[str]) -> None:  # type: ignore[no-untyped-def]
     """Stopped before its first checkpoint, it gives way to the corrected command, whatever it is; other files do not."""
-    begun, mine = runs.broken("jax", tmp_path / "begun", step=4), tmp_path / "mine"
+    begun = runs.broken("jax", tmp_path / "begun", step=4)
     shutil.rmtree(begun / "checkpoints" / "00000004")
-    (begun / "tensorboard").mkdir(exist_ok=True)
-    seed = "seed = 1" if resume else "seed = -1"  # what goes on with the run's own configuration needs one that can be
-    (begun / "config.toml").write_text((begun / "config.toml").read_text().replace("seed = 0", seed))
     started: list[Config] = []
 
     def stop(B, config, dataset, run, **options):  # type: ignore[no-untyped-def]
@@ -96,20 +73,13 @@ def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeyp
         raise RunError("stopped")
 
     monkeypatch.setattr(train_command, "train", stop)
-    command = ["train", "--backend", "jax", *runs.flags, "--model.depth", "3", "--run"]
-    assert cli.main([*command, str(begun), *resume]) == 2
+    command = ["train", "--backend", "jax", *runs.flags, "--model.depth", "3", "--run", str(begun)]
+    assert cli.main([*command, *resume]) == 2
     assert started[0].model.depth == 3
     assert RunDirectory(begun).config() == started[0]
-    (begun / "config.toml").unlink()
-    assert cli.main([*command, str(begun)]) == 2
-    assert len(started) == 2, "stopped between the two files"
     (begun / "letter.txt").touch()
-    mine.mkdir()
-    (mine / "config.toml").write_text("[model]\ndepth = 2")
-    for run in (begun, mine):
-        assert cli.main([*command, str(run)]) == 2
-    assert (mine / "config.toml").read_text() == "[model]\ndepth = 2", "not a run's, and not overwritten"
-    assert len(started) == 2
+    assert cli.main(command) == 2
+    assert len(started) == 1
 
 
 def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
@@ -120,6 +90,11 @@ def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
     log.write("train", 3, {**LOGGED, "loss": 0.25})
     log.close()
     assert [(line["step"], line["loss"]) for line in read_log(tmp_path, "train")] == [(1, 0.5), (2, 0.5), (3, 0.25)]
+    log = RunLog(tmp_path, 3)
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "aside.jsonl")
+    with pytest.raises(RunError, match=r"metrics\.jsonl: removed or replaced while the run wrote to it"):
+        log.sync()
+    log.close()
     with pytest.raises(RunError, match="no line of the kind 'evaluation'"):
         read_log(tmp_path, "evaluation", some=True)
 
@@ -131,16 +106,12 @@ LOGGED = {"loss": 0.5, "images_per_second": 9.0}
     ("old", "new", "message"),
     [
         (b"0.5", b"0.7", "its checksum is not"),
-        (b"sha256", b"sha356", "sha356='.*' is not a number"),
         (b"\n", b"\x0b", "not JSON"),  # line 3 is then a part of line 2
-        (b".+", b'[{"kind": 3}]', "its checksum is not"),
         (b".+", b'{"kind": "train", "step": 2, "loss": 1}', "train without 'images_per_second'"),
         (b".+", b'{"kind": "train", "step": "2"}', 'not the "kind" and the "step"'),
     ],
 )
-def test_a_damaged_line_of_the_log_is_named_and_kept(
-    old: bytes, new: bytes, message: str, tmp_path, capsys, monkeypatch
-) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_line_of_the_log_is_named_and_kept(old: bytes, new: bytes, message: str, tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
     log, path = RunLog(tmp_path, 0), tmp_path / "metrics.jsonl"
     for step in (1, 2, 3, 4):
         log.write("train", step, LOGGED)
@@ -156,12 +127,7 @@ def test_a_damaged_line_of_the_log_is_named_and_kept(
     assert {1, 4} <= {record["step"] for record in read_log(tmp_path, "train")} <= {1, 3, 4}
     path.write_bytes(first + b"[1, 2]")
     RunLog(tmp_path, 4, logged=4).close()
-    fewer = "metrics.jsonl: has 1 of the 4 lines that were there at step 4"
-    assert fewer in capsys.readouterr().out
-    monkeypatch.setattr(checkpoint, "read_record", lambda newest: {"step": int(newest.name), "logged": 4})
-    (tmp_path / "checkpoints" / "00000004").mkdir(parents=True)
-    with pytest.warns(UserWarning, match=fewer):
-        read_log(tmp_path, "train")
+    assert "metrics.jsonl: has 1 of the 4 lines that were there at step 4" in capsys.readouterr().out
 
 
 def test_tensorboard_when_installed(tmp_path: Path) -> None:
@@ -173,23 +139,6 @@ def test_tensorboard_when_installed(tmp_path: Path) -> None:
     files = map(str, (tmp_path / "tensorboard").iterdir())
     tags = {v.tag for file in files for event in loader.EventFileLoader(file).Load() for v in event.summary.value}
     assert tags == {"train/loss", "train/moe/1/load/0", "train/moe/1/load/1"}
-
-
-@pytest.mark.parametrize("batch", [100, 355, 400])
-def test_evaluation_counts_every_image_once(batch: int) -> None:
-    """A model that always says 0, however the images are split into batches."""
-    B, digits = resolve.load_backend("numpy"), resolve.load_data(Config())
-
-    def forward(params: object, images: np.ndarray) -> tuple[np.ndarray, dict]:
-        logits = np.zeros((batch, 10))
-        logits[:, 0] = np.log(11)
-        return logits, {"moe/1/load": np.array([0.25, 0.75])}
-
-    result = evaluate(B, forward, None, digits, batch=batch, kind="softmax")
-    zeros = np.mean(digits.validation.labels == 0)
-    assert (result["images"], result["accuracy"]) == (355, zeros)
-    assert result["loss"] == pytest.approx(np.log(20) - zeros * np.log(11))
-    np.testing.assert_allclose(result["moe"]["1"]["load"], [0.25, 0.75])
 
 
 def test_images_per_second_are_of_the_steps_since_the_last_record(tmp_path: Path, monkeypatch: Any) -> None:
@@ -317,32 +266,14 @@ def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_ste
         assert (last.state["step"], last.record["random"]) == (step, {"seed": 3, "step": step})
 
 
-def test_hooks_see_evaluations_that_a_signal_left(config: Config, tmp_path: Path) -> None:
-    """When the run goes on, once more for their step and without metrics."""
-    seen: list[tuple[int, bool, list[str]]] = []
-
-    def hook(after: AfterStep) -> None:
-        seen.append((after.done, after.logs, list(after.evaluations)))
-        if after.done == 3:
-            Interruption.current.signal = signal.SIGTERM  # type: ignore[union-attr]
-
-    with pytest.raises(Interrupted):
-        trained(config, tmp_path, hook)
-    trained(config, tmp_path, hook)
-    assert seen[3:] == [(4, True, []), (4, False, ["evaluation"]), (5, True, []), (6, True, ["evaluation"])]
+# ----------------------------------------------------------------------------------------------- runs that diverge
 
 
-BACKENDS = ("jax", "torch")
-ADVICE = "a smaller schedule.peak may help"
-
-
-def diverging(
-    B: Any, *, peak: float = 1e-2, clip: float | None = 1.0, b1: float = 0.9
-) -> tuple[Config, Any, dict[str, Any]]:
-    """A configuration of 6 steps, a loss of the parameters `a` and `b/kernel` with a batch of factors, and a state."""
+def first_of(B: Any, bad: dict[int, dict[str, float]], **options: Any) -> str:
+    """The error of 6 steps, where the batches of some have other factors than 1 and 1, and something else added than 0."""
     config = Config(
-        optimizer=OptimizerConfig(clip=clip, b1=b1, weight_decay=0.0),
-        schedule=ScheduleConfig(name="linear", peak=peak, warmup=1, end=peak),
+        optimizer=OptimizerConfig(weight_decay=0.0, **options),
+        schedule=ScheduleConfig(name="linear", peak=1e-2, warmup=1, end=1e-2),
         training=TrainingConfig(steps=6),
     )
 
@@ -352,46 +283,24 @@ def diverging(
         other = B.sum(params["b"]["kernel"] ** 2 * batch["b"]) ** 0.5
         return one + other + batch["loss"], {}
 
-    params = {"a": np.ones(2, np.float32), "b": {"kernel": np.ones(2, np.float32)}}
-    return config, loss, B.export_state(B.init_state(params, config.optimizer))
-
-
-def first_of(B: Any, bad: dict[int, dict[str, float]], *, last: int = 6, **options: Any) -> str:
-    """The error, where the batches of some steps have other factors than 1 and 1, and something else added than 0."""
-    config, loss, state = diverging(B, **options)
-
     def make_batch(step: int) -> Any:
         values = {"a": 1.0, "b": 1.0, "loss": 0.0, **bad.get(step, {})}
         return B.from_numpy({name: np.float32(value) for name, value in values.items()})
 
+    params = {"a": np.ones(2, np.float32), "b": {"kernel": np.ones(2, np.float32)}}
+    state = B.export_state(B.init_state(params, config.optimizer))
     more = {"compiled": False} if B.name == "torch" else {}
-    return str(hooks.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=last))
+    return str(hooks.diverged(B, config, partial(B.make_step, loss, **more), make_batch, state, last=6))
 
 
-def test_large_pages_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
-    load_backend("torch")
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
-    load_backend("torch")
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_first_is_named(backend: str) -> None:
     """And no rate is blamed for what came before it: the first step has the rate 0, the second the initial parameters."""
-    B = load_backend(backend)
-    nan, huge = float("nan"), 1e30
-    for step, advice in ((0, ""), (1, ""), (3, f"; {ADVICE}")):
+    B, nan = load_backend(backend), float("nan")
+    for step, advice in ((0, ""), (1, ""), (3, "; a smaller schedule.peak may help")):
         first = first_of(B, {step: {"loss": nan}, 4: {"a": nan}})
         assert first == f"training diverged at step {step + 1}: the loss is nan{advice}"
-        assert (ADVICE in first_of(B, {step: {"b": 0.0}})) == bool(advice)
     for clip in (1.0, None):
         first = first_of(B, {2: {"b": 0.0}, 3: {"loss": nan}}, clip=clip)
         assert "at step 3: the gradient of b/kernel is not finite (the loss is " in first
-    first = first_of(B, {2: {"a": huge}}, clip=None)
-    assert "at step 3: the norm of the gradient is not finite" in first or "second moment of a has infinity" in first
-    # After a gradient of 0, and without a first moment, the update is larger than the rate.
-    first = first_of(B, {0: {"a": 0.0}}, peak=3e38, b1=0.0)
-    assert ("at step 2: the parameter a has infinity" in first, ADVICE in first) == (True, True)
     assert "between step 1 and 6, but not when these were done once more" in first_of(B, {})

@@ -13,9 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from moespec.spec.errors import ConfigError
 from moespec.training.commands.launch import _free_port
-from moespec.training.configuration.config import MeshConfig
 
 PROGRAM = """
 import os, sys, time
@@ -101,14 +99,7 @@ def test_who_does_not_come_is_named(index, missing):
 def test_strangers_at_the_port_do_no_harm():
     port = _free_port()
     first = start(0, port)
-    for said in (
-        b"",
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"{}\n",
-        b"[" * 4000 + b"\n",
-        b'{"index": 9, "count": 2, "host": 1}\n',
-        b"\n" * 99,
-    ):
+    for said in (b"", b"GET / HTTP/1.0\r\n\r\n", b"[" * 4000 + b"\n", b'{"index": 9, "count": 2, "host": 1}\n'):
         until = time.monotonic() + 60
         while time.monotonic() < until:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port + 1), timeout=5) as stranger:
@@ -122,10 +113,7 @@ def test_strangers_at_the_port_do_no_harm():
     second.communicate()
 
 
-def test_a_port_that_is_taken_and_a_timeout_that_is_none_are_named():
+def test_a_port_that_is_taken_is_named():
     port = _free_port()
     with socket.create_server(("127.0.0.1", port + 1)):
         assert f"port {port + 1}, the next after MASTER_PORT, is not free: " in ended(start(0, port), 3)
-    for timeout in (0.0, float("nan"), 1e9):
-        with pytest.raises(ConfigError, match=r"mesh\.timeout="):
-            MeshConfig(timeout=timeout)

@@ -14,7 +14,6 @@ from moespec.models import families, mixer, sparse_mlp, vit
 from moespec.models.families import Config, draws, family
 from moespec.models.random_keys import gating_noise, of_step
 from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
-from moespec.spec.routing import Noise
 from moespec.training.objectives.classification import make_loss
 
 SMALL: dict[str, Any] = {"image_size": 8, "patch_size": 4, "channels": 1, "classes": 3, "width": 8, "depth": 2}
@@ -73,12 +72,6 @@ def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(nam
     assert auxiliary > 0.01
     assert metrics["cross_entropy"] == pytest.approx(main, rel=1e-12)
     assert loss == pytest.approx(main + auxiliary, rel=1e-12)
-
-
-def test_noise_is_of_the_distribution_of_its_router() -> None:
-    switch, gshard = Noise((4, 4, 8), (-1.0, 1.0)), Noise((4, 4), (0.0, 1.0))
-    for router, noise in (("switch", switch), ("gshard", gshard), ("softmax_token_choice", Noise((4, 4, 2)))):
-        assert vit.moe_noise(transformer(router, {}), 4) == [noise] * 2
 
 
 def test_only_what_is_drawn_needs_integers() -> None:

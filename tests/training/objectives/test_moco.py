@@ -15,7 +15,6 @@ from moespec.training.configuration.config import Config, MocoConfig, ModelConfi
 from moespec.training.data.datasets import load
 from moespec.training.data.loader import training_batch, views_of_step
 from moespec.training.data.options import DataConfig
-from moespec.training.evaluation.neighbours import spread
 from moespec.training.loop.resolve import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.loop.train import Batches
@@ -121,10 +120,6 @@ def test_views_have_noise_of_their_own() -> None:
     batch = Batches(B, config, dataset)(3)
     first, second = (batch[view]["random"] for view in ("first", "second"))
     assert not set(map(tuple, first.tolist())) & set(map(tuple, second.tolist()))
-
-
-def test_spread() -> None:
-    assert [spread(np.array([[1.0, 0.0], [x, 0.0]])) for x in (3.0, -3.0)] == [0, 1]
 
 
 def test_a_head_cannot_be_evaluated(tmp_path: Path, said: Any) -> None:
