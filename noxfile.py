@@ -274,12 +274,10 @@ def full(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Which statements of each file `pytest -m fast` covers, of what runs in its own processes; other tests after `--`."""
+    """Before a release: count the statements of each room that tests cover, `benchmarks/results/coverage.json`."""
     _install(session, "jax", "torch", "flax", "equinox", "dev")
     session.install(*CONSTRAINTS, "coverage")
-    rooms = "spec,backends,models,training,conformance"
-    session.run("coverage", "run", f"--source={rooms}", "-m", "pytest", *(session.posargs or ("-m", "fast")), env=QUIET)
-    session.run("coverage", "report")
+    session.run("python", "benchmarks/covered.py", *session.posargs, env=QUIET)
 
 
 @nox.session
@@ -338,6 +336,7 @@ def bench(session: nox.Session, backend: str) -> None:
     for name, more in 2 * runs:  # the second confirms the first
         command = (f"benchmarks/{name}.py", "--backend", backend, *more, *arguments)
         session.run("python", *command, env={**QUIET, "PYTHONPATH": given.vmoe})
+    session.run("python", "benchmarks/growth.py", "--backend", backend, env=QUIET)
     session.run("python", "benchmarks/speed.py")
 
 

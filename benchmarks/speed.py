@@ -1,6 +1,6 @@
-"""Write the tables of docs/speed.md from what the benchmarks measured last, `benchmarks/results/*.json`.
+"""Write the tables of docs/speed.md and its picture from what the benchmarks measured last, `benchmarks/results/*.json`.
 
-python benchmarks/speed.py            # rewrites what stands between the marks there
+python benchmarks/speed.py            # rewrites what stands between the marks there, and docs/_static/speed.png
 """
 
 import json
@@ -8,7 +8,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from table import DOCS, rewrite, table
+import matplotlib.pyplot as plt
+import page
+import summary
 
 from moespec.spec.routers import ROUTERS
 
@@ -17,26 +19,33 @@ BACKENDS = ("jax", "torch")
 
 
 def main() -> None:
-    layers, larger, steps = (
-        {name: read(f"{kind}-{name}-cpu") for name in BACKENDS} for kind in ("layers", "layers-32", "steps")
+    layers, larger, steps, growth = (
+        {name: read(f"{kind}-{name}-cpu") for name in BACKENDS} for kind in ("layers", "layers-32", "steps", "growth")
     )
+    picture(layers, page.DOCS / "_static" / "speed.png")
+    tpu, tpu_steps = read("layers-tpu"), read("steps-tpu")
     tables = {
-        "cpu": in_short(layers, larger),
+        "cpu": page.table(summary.HEAD, list(summary.cpu_rows(layers, larger, steps))),
+        "tpu": page.table(summary.HEAD_TPU, list(summary.tpu_rows(tpu, tpu_steps))),
         "layers": of_layers(layers),
         "larger layers": of_layers(larger),
         "models": of_layers(steps, "steps"),
-        "layers on a TPU": of_tpu_layers(read("layers-tpu")),
-        "steps on a TPU": of_tpu_steps(read("steps-tpu")),
+        "growth": of_growth(growth),
+        "layers on a TPU": of_tpu_layers(tpu),
+        "steps on a TPU": of_tpu_steps(tpu_steps),
         "collectives": of_mesh(read("mesh-tpu")),
         "steps on a GPU": of_gpu(sorted(RESULTS.glob("gpu-*.json"))),
         "recipes": of_recipes(read("recipes-tpu")),
     }
-    rewrite(DOCS / "speed.md", tables)
+    page.rewrite(page.DOCS / "speed.md", tables)
 
 
 def read(name: str) -> Any:
     """A committed result, without the layers and models of other projects on which two runs do not agree within 10 %."""
-    result = json.loads((RESULTS / f"{name}.json").read_text())
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path}: no such file; the benchmark that writes it is named in docs/speed.md")
+    result = json.loads(path.read_text())
     left_out = []
     for part in {"layers", "steps"} & set(result.get("figures", ())):
         rows, before = result["figures"][part], result.get("before", {}).get(part, {})
@@ -49,22 +58,6 @@ def read(name: str) -> Any:
     return result
 
 
-def in_short(layers: dict[str, Any], larger: dict[str, Any]) -> str:
-    """Our layers beside those of other projects, of the same run on a CPU."""
-    rows = []
-    for backend, ours, others in (
-        ("jax", "softmax_token_choice", ("vmoe indices, k = 1", "vmoe einsum, k = 1")),
-        ("torch", "softmax_token_choice", ("st-moe-pytorch",)),
-        ("jax", "soft_moe", ("vmoe soft",)),
-        ("torch", "soft_moe", ("soft-moe-pytorch",)),
-    ):
-        for size, results in (("8 experts", layers), ("32 experts", larger)):
-            times = {name: row["times_dense"] for name, row in results[backend]["figures"]["layers"].items()}
-            told = ", ".join(f"{times[name]:.2f} ({name})" for name in others if name in times) or "not confirmed"
-            rows.append([f"{backend}, `{ours}`, {size}", f"{times[ours]:.2f}", told])
-    return table(["layer on one core of a CPU, x dense", "ours", "others"], rows)
-
-
 def of_layers(results: dict[str, Any], part: str = "layers") -> str:
     """The table of layers, or of models, whose `part` is "steps"; and what they were."""
     figures = {name: result["figures"][part] for name, result in results.items()}
@@ -74,7 +67,7 @@ def of_layers(results: dict[str, Any], part: str = "layers") -> str:
         times = [f"{one[name]['times_dense']:.2f}" if name in one else "" for one in figures.values()]
         rows.append([f"`{name}`", *work[:1], *times])
     head = ["layer", "work"] if part == "layers" else ["model"]
-    text = [table([*head, *(f"{name}, x dense" for name in figures)], rows)]
+    text = [page.table([*head, *(f"{name}, x dense" for name in figures)], rows)]
     for name, result in results.items():
         config = result["figures"]["config"].items()
         sizes = ", ".join(f"{key} {value}" for key, value in config if key not in ("backend", "rounds", "routers"))
@@ -83,12 +76,25 @@ def of_layers(results: dict[str, Any], part: str = "layers") -> str:
     return "\n\n".join(text)
 
 
+def of_growth(growth: dict[str, Any]) -> str:
+    first = next(iter(growth.values()))["figures"]["rows"]
+    routers = list(first[0]["times_dense"])
+    head = ["tokens", "experts", *(f"{name}, `{router}`" for name in growth for router in routers)]
+    rows = []
+    for i in range(len(first)):
+        each = [result["figures"]["rows"][i] for result in growth.values()]
+        times = [f"{row['times_dense'][router]:.2f}" for row in each for router in routers]
+        rows.append([str(first[i]["tokens"]), str(first[i]["experts"]), *times])
+    sizes = f"{first[0]['width']} width, {first[0]['hidden']} hidden, one group"
+    return "\n\n".join([page.table(head, rows), f"{sizes}; {machine(next(iter(growth.values())))}."])
+
+
 def of_tpu_layers(tpu: Any) -> str:
     keys = ("flops_over_count", "passes_over_count", "gigabytes_accessed", "temporary_mib")
     rows = [[f"`{name}`", *(str(row.get(key, "")) for key in keys)] for name, row in tpu["rows"].items()]
     shape = ", ".join(f"{value} {name}" for name, value in tpu["shape"].items())
     head = ["layer", "FLOPs / count", "passes / count", "GB accessed", "temporary MiB"]
-    return "\n\n".join([table(head, rows), f"{shape}; {tpu['topology']}, {versions(tpu['versions'])}."])
+    return "\n\n".join([page.table(head, rows), f"{shape}; {tpu['topology']}, {versions(tpu['versions'])}."])
 
 
 def of_tpu_steps(steps: Any) -> str:
@@ -107,7 +113,7 @@ def of_tpu_steps(steps: Any) -> str:
         rows.append([model, of["case"], str(of.get("experts", "")), flops, *ratios, held])
     head = ["model", "case", "experts", "FLOPs / count"]
     head += ["bytes / dense", "temporary / dense", "compile / dense", "parameters and state, GiB"]
-    return "\n\n".join([table(head, rows), f"{versions(steps['versions'])}."])
+    return "\n\n".join([page.table(head, rows), f"{versions(steps['versions'])}."])
 
 
 def of_mesh(mesh: Any) -> str:
@@ -118,7 +124,7 @@ def of_mesh(mesh: Any) -> str:
         counts = [str(row.get(kind, {"count": 0})["count"]) for kind in kinds]
         rows.append([f"`{router}`, {devices}", *counts, f"{row['megabytes']:.1f}", f"{row['over_bound']:.2f}"])
     head = ["step", *kinds, "MB received", "over the bound"]
-    return "\n\n".join([table(head, rows), f"{versions(mesh['versions'])}."])
+    return "\n\n".join([page.table(head, rows), f"{versions(mesh['versions'])}."])
 
 
 def of_gpu(paths: list[Path]) -> str:
@@ -135,7 +141,7 @@ def of_gpu(paths: list[Path]) -> str:
             rows.append([*case, *seconds, *ratios, f"{row['most_mib']:,.0f}"])
         made[f"{backend}: {versions(result['versions'])}"] = None
     head = ["on", "case", "experts", "pass, ms", "step, ms", "pass / dense", "step / dense", "most MiB"]
-    return "\n\n".join([table(head, rows), f"{'; '.join(made)}."])
+    return "\n\n".join([page.table(head, rows), f"{'; '.join(made)}."])
 
 
 def of_recipes(recipes: Any) -> str:
@@ -145,7 +151,7 @@ def of_recipes(recipes: Any) -> str:
         figures = [str(row.get(key, "")) for key in ("flops_over_count", "gigabytes_accessed")]
         needed = str(row.get("temporary_mib", "more than a core has"))
         rows.append([f"`{row['recipe']}`", row["topology"], f"{row['parameters'] / 1e6:,.0f} M", *figures, needed])
-    return "\n\n".join([table(head, rows), f"{versions(recipes['versions'])}."])
+    return "\n\n".join([page.table(head, rows), f"{versions(recipes['versions'])}."])
 
 
 def machine(result: dict[str, Any]) -> str:
@@ -155,6 +161,18 @@ def machine(result: dict[str, Any]) -> str:
 
 def versions(each: dict[str, str]) -> str:
     return ", ".join(f"{name} {each[name]}" for name in each if name in ("jax", "torch", "libtpu", "numpy"))
+
+
+def picture(layers: dict[str, Any], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(layers), figsize=(11, 6), sharex=True, layout="constrained")
+    for axis, (name, result) in zip(axes, layers.items(), strict=True):
+        rows = result["figures"]["layers"]
+        axis.barh(list(rows), [row["times_dense"] for row in rows.values()], color="tab:blue", label="measured")
+        axis.plot([row["work"] for row in rows.values()], list(rows), "k|", markersize=12, label="work")
+        axis.invert_yaxis()
+        axis.set(title=name, xlabel="times the dense perceptron", xscale="log")
+        axis.legend(loc="lower right")
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -52,3 +52,10 @@ def test_accuracies_on_pages_are_those_of_committed_runs():
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
     figures = {(page, figure) for page, text in texts.items() for figure in re.findall(r"\b\d\d\.\d\d\b", text)}
     assert figures == {(page, figure) for _, figure, page in rows if len(figure) == 5}
+
+
+def test_the_coverage_on_the_page_is_what_was_measured():
+    rooms = json.loads((RESULTS / "coverage.json").read_text())["figures"]
+    rows = re.findall(r"^\| `(\w+)` \| ([\d ]+) \| (\d+) % \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    expected = [(room, n["statements"], round(100 * n["covered"] / n["statements"])) for room, n in rooms.items()]
+    assert [(room, int(count.replace(" ", "")), int(share)) for room, count, share in rows] == expected

@@ -1,0 +1,48 @@
+"""Run tests and record how many statements of each room they cover: `nox -s coverage`, `benchmarks/results/coverage.json`.
+
+    python benchmarks/covered.py [PYTEST ARGUMENT ...]
+
+The default arguments are `-m fast`. Code that runs in other processes is not counted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from record import write
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("spec", "backends", "models", "training", "conformance")
+
+
+FOLDER = ROOT / "build" / "coverage"
+COVERAGE = [sys.executable, "-m", "coverage"]
+FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
+
+
+def run(arguments: list[str]) -> None:
+    """Run pytest with these arguments, and keep which lines it ran."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    command = [*COVERAGE, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *arguments]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **FILE}, check=True)
+
+
+def counted() -> dict[str, dict[str, int]]:
+    """The statements of each room, and how many of them the run covered."""
+    result = FOLDER / "result.json"
+    subprocess.run([*COVERAGE, "json", "-q", "-o", str(result)], cwd=ROOT, env={**os.environ, **FILE}, check=True)
+    statements: Counter[str] = Counter()
+    covered: Counter[str] = Counter()
+    for name, file in json.loads(result.read_text())["files"].items():
+        room = Path(name).parts[0]
+        statements[room] += file["summary"]["num_statements"]
+        covered[room] += file["summary"]["covered_lines"]
+    return {room: {"statements": statements[room], "covered": covered[room]} for room in ROOMS}
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:] or ["-m", "fast"])
+    write("coverage", counted(), of_device=False)

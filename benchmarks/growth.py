@@ -1,0 +1,43 @@
+"""How the time of a layer grows with the experts, at as many slots in all, and with the tokens of a group, on one core.
+
+    python benchmarks/growth.py --backend torch
+
+Forward and backward, over the dense perceptron of the same tokens, as in `layers.py`. With the experts, the slots of each become
+fewer, so that the work of the experts stays; the experts are narrow, so that 2 048 of them fit into memory, and routing shows.
+"""
+
+import argparse
+import importlib
+
+from layers import measure, passes  # isort: skip  # first: it sees to one core
+import record
+
+ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "soft_moe"]
+WIDTH, HIDDEN = 64, 256
+
+
+def main() -> None:
+    parser = record.parser(__doc__, backends=True, rounds=5)
+    parser.add_argument("--experts", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="E")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="T")
+    parser.add_argument("--tokens-of-experts", type=int, default=2048, help="tokens at each number of experts")
+    parser.add_argument("--experts-of-tokens", type=int, default=32, help="experts at each number of tokens")
+    options = parser.parse_args()
+    B = importlib.import_module(f"moespec.backends.{options.backend}")
+    cases = [(options.tokens_of_experts, experts) for experts in options.experts]
+    cases += [(tokens, options.experts_of_tokens) for tokens in options.tokens]
+    rows = []
+    for tokens, experts in cases:
+        sizes = {"groups": 1, "tokens": tokens, "width": WIDTH, "hidden": HIDDEN, "experts": experts}
+        case = argparse.Namespace(backend=options.backend, routers=ROUTERS, vmoe=[], **sizes)
+        of_case = {name: one for name, (one, _) in passes(B, case) if name in ("dense", *ROUTERS)}
+        measured = measure(of_case, options.rounds)
+        dense = measured["dense"]["cpu_seconds"]
+        times = {name: round(measured[name]["cpu_seconds"] / dense, 3) for name in ROUTERS}
+        rows.append({**sizes, "dense_cpu_seconds": dense, "times_dense": times})
+        print(tokens, experts, times)
+    print(record.write(f"growth-{options.backend}", {"rounds": options.rounds, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

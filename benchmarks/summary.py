@@ -1,0 +1,73 @@
+"""The section "In short" of docs/speed.md: ours beside others, and beside the dense model, from the committed results."""
+
+from collections.abc import Iterator
+from math import inf
+from typing import Any
+
+HEAD = ["on one core of a CPU", "ours", "others", "goal", "why not"]
+HEAD_TPU = ["by the TPU's compiler", "ours", "others", "goal", "why not"]
+
+FAST = "no slower than a peer (to 3 %)"
+BLOCKS = "XLA on a CPU multiplies blocks of 256 rows more slowly than all rows at once"
+
+
+def cpu_rows(layers: dict[str, Any], larger: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each comparison; the arguments are results by backend."""
+
+    def times(result: Any, name: str, part: str = "layers") -> float:
+        value: float = result["figures"][part].get(name, {"times_dense": inf})["times_dense"]
+        return value
+
+    def row(what: str, ours: float, others: dict[str, float], goal: str, reached: bool, why: str) -> list[str]:
+        told = ", ".join(f"{name} {value:.2f}" for name, value in others.items() if value < inf)
+        told = told or ("not confirmed" if others else "")
+        return [what, f"{ours:.2f}", told, goal, "" if reached else why]
+
+    sizes = (("8 experts", layers), ("32 experts", larger))
+    for backend, what, router, others in (
+        ("jax", "layer k = 1", "softmax_token_choice", {"vmoe's indices": "vmoe indices, k = 1", "its einsum": "vmoe einsum, k = 1"}),
+        ("torch", "layer k = 1", "softmax_token_choice", {"st-moe-pytorch": "st-moe-pytorch"}),
+        ("jax", "Soft MoE layer", "soft_moe", {"vmoe": "vmoe soft"}),
+        ("torch", "Soft MoE layer", "soft_moe", {"soft-moe-pytorch": "soft-moe-pytorch"}),
+    ):  # fmt: skip
+        for size, results in sizes:
+            theirs = {name: times(results[backend], key) for name, key in others.items()}
+            ours = times(results[backend], router)
+            yield row(f"{backend}, {what}, {size}", ours, theirs, FAST, ours <= 1.03 * min(theirs.values()), "unknown")
+    for backend in layers:
+        for size, results in sizes:
+            ours, fixed = times(results[backend], "hash"), times(results[backend], "softmax_token_choice")
+            floor = f"rows there and back cost what they do at k = 1 ({fixed:.2f})"
+            why = floor if backend == "torch" or ours <= fixed + 0.05 else f"{floor}, and {BLOCKS}"
+            yield row(f"{backend}, layer without a capacity (hash), {size}", ours, {}, "1.15", ours <= 1.15, why)
+    for backend, name, other in (
+        ("jax", "vmoe dense", "vmoe's ViT"),
+        ("torch", "torch.nn.TransformerEncoder", "torch.nn"),
+    ):
+        value, what = times(steps[backend], name, "steps"), f"{backend}, loss and gradients of a dense ViT-S/16"
+        yield row(what, 1.0, {other: value}, "1.05 of it", value >= 1 / 1.05, "unknown")
+
+
+def tpu_rows(layers: dict[str, Any], steps: dict[str, Any]) -> Iterator[list[str]]:
+    """Bytes of a step of ViT-S/16 over the dense one's, and of a layer beside vmoe's."""
+    of_model = [row for row in steps["rows"] if row["of"]["model"] == "vit_s16"]
+    dense = next(row for row in of_model if row["of"]["case"] == "dense")
+    for row in of_model[2:]:
+        if "recomputed" not in row["of"]["case"]:
+            ratio, flops = row["gigabytes_accessed"] / dense["gigabytes_accessed"], row["flops_over_count"]
+            told = f"bytes {ratio:.2f} of dense, FLOPs {flops:.2f} of the count"
+            why = "" if flops <= 1.05 else "products with one-hot rows, for fewer bytes"
+            yield [f"step of ViT-S/16, 32 images, `{row['of']['case']}`", told, "", "FLOPs 1.05", why]
+    of = layers["rows"]
+    tiles = "slots of several experts and images are moved into one another's order, and back"
+    for ours, others in {
+        "softmax_token_choice": ("vmoe indices, k = 1", "vmoe einsum, k = 1"),
+        "softmax_token_choice, k = 2": ("vmoe indices, k = 2", "vmoe einsum, k = 2"),
+        "softmax_expert_choice": ("vmoe expert choice",),
+        "soft_moe": ("vmoe soft",),
+    }.items():
+        own = of[ours]["gigabytes_accessed"]
+        values = {name: of[name]["gigabytes_accessed"] for name in others}
+        told = ", ".join(f"{name} {value:.2f} GB" for name, value in values.items())
+        reached = own <= 1.3 * min(values.values())
+        yield [f"layer, `{ours}`", f"{own:.2f} GB", told, "1.3 of vmoe's", "" if reached else tiles]
