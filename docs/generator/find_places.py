@@ -11,11 +11,11 @@ import argparse
 import ast
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 from generator.catalogue import ROOT
+from generator.revisions import git
 from moespec.models.files import write_atomically
 from moespec.spec import LEDGER
 from moespec.spec.implementations.places import code, places
@@ -94,12 +94,6 @@ def find(folder: Path) -> tuple[dict[str, dict[str, object]], list[str]]:
             lines[path] = {name: line for name, line in at.items() if line is not None}
         found[repository] = {"commit": commit, "lines": lines}
     return found, missing
-
-
-def git(root: Path, *arguments: str) -> str:
-    """What git says; nothing where it fails, as for a file that a commit does not have."""
-    result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
-    return result.stdout.decode(errors="replace") if result.returncode == 0 else ""
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from generator.catalogue import ROOT
-from generator.find_places import git
+from generator.revisions import git
 from moespec.conformance.check.results import FAILED
 from moespec.conformance.peers.measure import counts
 from moespec.conformance.suite import digest

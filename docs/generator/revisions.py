@@ -1,10 +1,13 @@
-"""The revisions of the algorithms: what CHANGELOG.md says of each."""
+"""The revisions of the algorithms: what CHANGELOG.md says of each, and what the repository's history has of it."""
 
+import ast
+import difflib
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from generator.catalogue import ROOT, SiteError
+from generator.catalogue import ROOT, Page, SiteError
 from moespec.spec import ALGORITHMS
 
 ENTRY = re.compile(r"^\* `(?P<name>\w+)`, revision (?P<revision>\d+): (?P<text>.+(?:\n  .+)*)", re.MULTILINE)
@@ -18,6 +21,16 @@ class Change:
     revision: int
     version: str
     text: str
+
+
+@dataclass(frozen=True)
+class Past:
+    """An earlier revision: the text of its files when it was last in force, and their difference to the next one."""
+
+    revision: int
+    commit: str
+    texts: dict[str, str]
+    difference: str
 
 
 def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
@@ -34,3 +47,57 @@ def changes(path: Path = ROOT / "CHANGELOG.md") -> list[Change]:
     for name, revision in sorted(told - revisions):
         raise SiteError(f"{path.name}: there is no revision {revision} of `{name}`")
     return log
+
+
+def past(page: Page, root: Path = ROOT) -> list[Past]:
+    """The earlier revisions of a page, the latest first, as far as the history at hand goes."""
+    if page.algorithm.revision == 1:
+        return []
+    files = [Path(module.__file__ or "") for module in page.modules]
+    paths = [f"spec/{'routers' if path.parent.name == 'routers' else 'algorithms'}/{path.name}" for path in files]
+    last: dict[int, str] = {}
+    for commit in git(root, "log", "--format=%H", "--", paths[0], _before(paths[0])).split():
+        revision = revision_in(_text(root, commit, paths[0]), page.name)
+        if revision and revision < page.algorithm.revision:
+            last.setdefault(revision, commit)
+    after = {path: (root / path).read_text(encoding="utf-8") for path in paths}
+    revisions = []
+    for revision, commit in sorted(last.items(), reverse=True):
+        texts = {path: text for path in paths if (text := _text(root, commit, path))}
+        revisions.append(Past(revision, commit, texts, _difference(texts, after)))
+        after = texts
+    return revisions
+
+
+def _text(root: Path, commit: str, path: str) -> str:
+    return git(root, "show", f"{commit}:{path}") or git(root, "show", f"{commit}:{_before(path)}")
+
+
+def _before(path: str) -> str:
+    """Where the module of an algorithm was up to version 0.2."""
+    return path.replace("spec/algorithms/", "spec/")
+
+
+def revision_in(source: str, name: str) -> int:
+    """The revision of an algorithm that a module declares, 0 if it declares none of that name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "Algorithm" and ast.literal_eval(node.args[0]) == name:
+                return int(ast.literal_eval(node.args[2]))
+            if node.func.id == "Router":
+                return next((ast.literal_eval(each.value) for each in node.keywords if each.arg == "revision"), 1)
+    return 0
+
+
+def _difference(before: dict[str, str], after: dict[str, str]) -> str:
+    lines: list[str] = []
+    for path in dict.fromkeys([*before, *after]):
+        texts = before.get(path, "").splitlines(), after.get(path, "").splitlines()
+        lines += difflib.unified_diff(*texts, path, path, lineterm="")
+    return "\n".join(lines)
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git says; nothing where it fails, as outside of a clone or for a file that a commit does not have."""
+    result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+    return result.stdout.decode(errors="replace") if result.returncode == 0 else ""

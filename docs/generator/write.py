@@ -19,7 +19,7 @@ from generator.docstrings import introduction, markdown
 from generator.evidence import measured, rows
 from generator.practice import beyond, concerned, known_of, variants_of, with_issues
 from generator.reference import ROOMS, sections
-from generator.revisions import changes
+from generator.revisions import changes, past
 from generator.sources import options, signature, sources
 from moespec.conformance.check.results import COLUMNS, Report
 from moespec.conformance.suite import manifests
@@ -49,13 +49,19 @@ def write(folder: Path, found: Sequence[Report]) -> None:
 
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "_pictures").mkdir(parents=True)
-    everything = pages()
+    everything, told = pages(), changes()
+    earlier = {(page.name, each.revision): each for page in everything for each in past(page)}
     for page in everything:
         examples.hold(page)
-        put(page.name, "algorithm", **context(page, found))
+        own = [revision for name, revision in earlier if name == page.name]
+        put(page.name, "algorithm", **context(page, found, own))
         if page.router:
             pictures.draw_routing(examples.routed(page).routing, folder / "_pictures" / f"{page.name}.svg")
             pictures.draw_image(page.name, folder / "_pictures" / f"{page.name}-image.svg")
+    for (name, revision), each in earlier.items():
+        change = next(change for change in told if (change.name, change.revision) == (name, revision + 1))
+        page = next(page for page in everything if page.name == name)
+        put(f"{name}-{revision}", "revision", page=page, past=each, change=change)
     shared = {
         "routers": [page for page in everything if page.router],
         "blocks": [page for page in everything if not page.router],
@@ -66,7 +72,8 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         "known_of": known_of(),
         "implementations": implementations(),
         "beyond": beyond(),
-        "changes": changes(),
+        "changes": told,
+        "earlier": earlier,
         "software": software(),
         "rooms": ROOMS,
         "version": version(),
@@ -81,8 +88,8 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         (folder / path.name).write_text(_local(link_papers(text)), encoding="utf-8")
 
 
-def context(page: Page, found: Sequence[Report] = ()) -> dict[str, Any]:
-    """What the template of a page is given."""
+def context(page: Page, found: Sequence[Report] = (), earlier: Sequence[int] = ()) -> dict[str, Any]:
+    """What the template of a page is given. earlier: the revisions that have a page of their own."""
     routed = examples.routed(page) if page.router else None
     calls = [step.call for step in routed.steps] if routed else []
     owners = {name: other.name for other in pages() for name in other.functions}
@@ -90,6 +97,7 @@ def context(page: Page, found: Sequence[Report] = ()) -> dict[str, Any]:
     with_entries = [other.name for other in pages() if other.entries]
     return {
         "page": page,
+        "earlier": earlier,
         "facts": _facts(page),
         "introduction": "\n\n".join(introduction(module.__doc__ or "") for module in page.modules),
         "formula": (DOCS / "formulas" / f"{page.name}.md").read_text(encoding="utf-8"),

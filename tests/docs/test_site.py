@@ -203,6 +203,31 @@ def test_a_changelog_that_does_not_fit_stops(tmp_path, monkeypatch, entry, said)
         revisions.changes(path)
 
 
+def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
+    def git(*arguments):
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    before, path = tmp_path / "spec" / "soft_moe.py", tmp_path / "spec" / "algorithms" / "soft_moe.py"
+    path.parent.mkdir(parents=True)
+    git("init", "-q")
+    for revision, line in ((1, "old"), (1, "older"), (2, "new"), (3, "newest")):
+        if revision == 3:
+            before.rename(path)
+        (before if revision < 3 else path).write_text(
+            f'ALGORITHMS = (Algorithm("soft_routing", "A paper", {revision}, ()),)\n{line} = 1\n'
+        )
+        git("add", "-A")
+        git("commit", "-q", "-m", line)
+    modules = [SimpleNamespace(__file__="/anywhere/spec/soft_moe.py")]
+    page = SimpleNamespace(name="soft_routing", algorithm=SimpleNamespace(revision=3), modules=modules)
+    second, first = revisions.past(page, tmp_path)
+    assert (second.revision, first.revision) == (2, 1)
+    assert "older = 1" in first.texts["spec/algorithms/soft_moe.py"]
+    assert {"-older = 1", "+new = 1"} <= set(first.difference.splitlines())
+    assert {"-new = 1", "+newest = 1"} <= set(second.difference.splitlines())
+
+
 # What is published besides.
 
 
