@@ -125,7 +125,6 @@ def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any
     [
         ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
         ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
-        ({"logged": "7"}, r"state\.json: logged='7': invalid entry of a checkpoint"),
         ({"step": True}, r"state\.json: step=True: invalid"),
         ({"config": {"optimizer": {"name": "shampoo"}}}, "config.optimizer: name='shampoo': expected one of adamw"),
         ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
@@ -182,6 +181,10 @@ def test_no_link_is_followed_where_a_file_is_written(tmp_path: Path, monkeypatch
         with pytest.raises(FileExistsError, match=r"random\.tmp" if path.name == "x" else "y"):
             write(path, b"new")
     assert (tmp_path / "other").read_bytes() == b"other"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(tmp_path / "folder", b"new")
+    assert not (tmp_path / ".folder.random.tmp").exists(), "what cannot have its name is removed"
 
 
 @POSIX

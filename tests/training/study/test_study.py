@@ -42,7 +42,6 @@ def test_wrong_entries() -> None:
         (["soft_moe", "soft_moe"], "another entry 'soft_moe'"),
         (["../up: --router soft_moe"], "letters, digits, _ . - in NAME"),
         (["a: --model.router 'soft_moe"], "No closing quotation"),
-        (["a: --router switch --model.router-options.chices 3"], "does not have this option"),
     ):
         with pytest.raises(ConfigError, match=message):
             entries(texts, Config())
