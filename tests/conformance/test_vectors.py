@@ -52,6 +52,11 @@ def test_flags_in_use_are_the_flags_defined():
     assert {flag for case in CASES for flag in case.flags} == set(flags())
 
 
+def test_budget():
+    """Of manifests and the arrays beside them: every step of every router is stored, so that a manifest runs by itself."""
+    assert sum(path.stat().st_size for path in suite.VECTORS.glob("*/*")) <= 7_200_000
+
+
 def test_inputs_are_exact_in_bfloat16():
     """But for the parameters of a router in a model, which are float32 in every dtype."""
     inexact = set()
@@ -72,6 +77,15 @@ def test_every_algorithm_has_cases_of_each_class(algorithm):
     assert "value" in kinds
     assert "tie" in kinds or algorithm in WITHOUT_TIES
     assert "negative" in kinds or algorithm in WITHOUT_ERRORS
+
+
+def test_every_public_function_of_an_algorithm_is_called():
+    called = set()
+    for case in CASES:
+        stages, known = {stage.name: stage for stage in case.stages}, call.golden(case)
+        paths = {path for stage in case.stages for path in call.names(stage, stages, known)}
+        called |= {name for path in paths for name in (path.split(".")[0], *call.function(path).needs)}
+    assert {name for algorithm in ALGORITHMS.values() for name in algorithm.functions} <= called
 
 
 def test_every_stage_that_chooses_says_how_certain_it_is():
