@@ -179,6 +179,49 @@ def rare(name: str) -> bool:
     return bool(getattr(kind, "__dataclass_fields__", {}).get(field) and marks(kind, field).get("rare"))
 
 
+JITTER = "data.brightness data.contrast data.hue data.saturation"
+FILES = "data.background data.broken data.path data.resize data.workers"
+TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"
+MOE = "experts router shared_experts round_experts group_images group_tokens expert_init expert_hidden expert_activation expert_bias"
+
+
+@pytest.mark.parametrize(
+    ("change", "on", "off"),
+    [
+        ({"data.name": "folder"}, FILES, ""),
+        ({"data.jitter": 0.5}, JITTER, ""),
+        ({"data.randaugment": 2}, "data.magnitude", ""),
+        ({"data.crop": "inception"}, "data.crop_area", ""),
+        ({"model.moe": "none"}, "", " ".join(f"model.{name}" for name in MOE.split())),
+        ({"model.router": "hash"}, "hash.images hash.kind model.codes model.token_ids", ""),
+        ({"model.stem": (8,)}, "model.stem_depth", ""),
+        ({"model.dtype": "bfloat16"}, "", "model.round_experts"),
+        ({"training.loss": "sigmoid"}, "model.head_bias", ""),
+        ({"schedule.name": "rsqrt"}, "schedule.cooldown schedule.timescale", "schedule.end"),
+        ({"mesh.expert": 2}, "mesh.transport", ""),
+        ({"init": "runs/x"}, "init_skip", ""),
+        (
+            {"objective": "moco"},
+            "moco.blur moco.cosine moco.hidden moco.output moco.solarise moco.temperature",
+            TARGETS,
+        ),
+        ({"objective": "lit", "lit.loss": "sigmoid"}, "lit.bias lit.locked text.width", TARGETS),
+        ({"objective": "lit", "lit.tokenizer": "x"}, "lit.end text.depth", TARGETS),
+        ({"objective": "lit", "text.moe": "last"}, "text.router text.experts text.group_texts", TARGETS),
+    ],
+)
+def test_which_option_has_an_effect_when(change: dict[str, Any], on: str, off: str) -> None:
+    """Each row: what is changed in the default configuration, and options that gain and lose their effect by it."""
+    config = digits()
+    for name, value in change.items():
+        section, _, field = name.rpartition(".")
+        part = replace(getattr(config, section), **{field: value}) if section else value
+        config = replace(config, **{section or field: part})
+    for listed, before in ((on.split(), False), (off.split(), True)):
+        assert {name: not no_effect(digits(), name) for name in listed} == dict.fromkeys(listed, before)
+        assert {name: not no_effect(config, name) for name in listed} == dict.fromkeys(listed, not before)
+
+
 def test_help_shows_every_option_but_those_without_effect(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     shown, every = help_of(capsys, "train"), set(configfile.flat(asdict(Config())))

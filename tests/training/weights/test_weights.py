@@ -267,7 +267,10 @@ def test_what_is_wrong_with_a_file_names_the_file_and_the_array(tmp_path):
         ("{", "metadata: not JSON"),
         ('{"family": "vit", "width": "8", "depth": 1, "hidden": 8, "heads": 1}', "width='8': expected an integer"),
         ('{"family": "vit", "beams": 8}', "beams=8 is not a field of VitConfig"),
-        ('{"family": "vit", "router_options": 8}', "router_options=8: expected a table"),
+        (
+            '{"family": "vit", "width": 8, "depth": 1, "hidden": 8, "heads": 1, "router_options": 8}',
+            "router_options=8: expected a table",
+        ),
     ],
 )
 def test_metadata_that_describes_no_model(tmp_path, metadata, message):
