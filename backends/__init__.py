@@ -17,20 +17,9 @@ from moespec.backends.choice import VARIABLE, choose
 from moespec.spec.errors import ConfigError
 
 _MODULES = {
-    *(
-        "jax",
-        "numpy",
-        "torch",
-        "common",
-        "binding",
-        "blocks",
-        "choice",
-        "contract",
-        "directions",
-        "expert_parallel",
-        "layer",
-    ),
-    *("mesh", "optimizer", "optimizer_options", "patterns", "processes", "pytrees", "routers", "single_device"),
+    *("jax", "numpy", "torch", "common", "binding", "blocks", "choice", "contract", "directions", "expert_parallel"),
+    *("layer", "mesh", "optimizer", "optimizer_options", "patterns", "processes", "pytrees", "routers"),
+    "single_device",
 }
 _chosen: ModuleType | None = None
 
