@@ -18,7 +18,7 @@ Function = Callable[..., Arrays]
 untyped: Any = jax
 
 
-def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> Arrays:
+def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) -> Sequence[jax.Array]:
     """`function(fixed, *arrays)`, a tuple that is linear in `arrays`, with the transpose `transpose(fixed, *cotangents)`.
 
     fixed: a pytree. JAX differentiates `function` and `transpose` with respect to it. An array may be a `SymbolicZero`.
@@ -39,7 +39,7 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Arrays:
+def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
     """`function(fixed, left, right)`, a tuple: the first is linear in each of two arrays, any others in `right` alone.
 
     `transpose(fixed, left, right, *cotangents)` gives the cotangents of the two.

@@ -18,8 +18,7 @@ def embedding(ids: Array, table: Array) -> Array:
     """ids (N, S), table (V, D) -> (N, S, D)."""
     check_integers("ids", ids, "groups tokens")
     check_scores("table", table, "ids width")
-    result: Array = linear(_rows, partial(_transposed, len(table)), jnp.asarray(ids), (jnp.asarray(table),))[0]
-    return result
+    return linear(_rows, partial(_transposed, len(table)), jnp.asarray(ids), (jnp.asarray(table),))[0]
 
 
 def _rows(ids: Array, table: Array) -> tuple[Array]:

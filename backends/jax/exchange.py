@@ -14,14 +14,9 @@ collective = cast(Any, lax)
 
 def there(slots: Array, axes: str | Sequence[str]) -> Array:
     """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
-    return _exchanged(slots, axes, 1, 0)
+    return cast(Array, collective.all_to_all(slots, axes, 1, 0, tiled=True))
 
 
 def back(slots: Array, axes: str | Sequence[str]) -> Array:
     """The reverse."""
-    return _exchanged(slots, axes, 0, 1)
-
-
-def _exchanged(slots: Array, axes: str | Sequence[str], split: int, joined: int) -> Array:
-    moved: Array = collective.all_to_all(slots, axes, split, joined, tiled=True)
-    return moved
+    return cast(Array, collective.all_to_all(slots, axes, 0, 1, tiled=True))

@@ -54,8 +54,7 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
 
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
     """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
-    result: Array = linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
-    return result
+    return linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
 
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
@@ -71,8 +70,7 @@ def _slot_weights_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple
 
 def dispatch_rows(tokens: int, rows: Array, token: Array, slot: Array | None) -> Array:
     """The row of each slot's token, 0 for an empty slot: (G, T, D) to (G, S, D)."""
-    result: Array = linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
-    return result
+    return linear(_dispatch, partial(_dispatch_transposed, tokens), (token, slot), (rows,))[0]
 
 
 def _dispatch(ends: Ends, rows: Array) -> tuple[Array]:
@@ -85,8 +83,7 @@ def _dispatch_transposed(tokens: int, ends: Ends, cotangent: Array) -> tuple[Arr
 
 def combine_rows(tokens: int, rows: Array, weight: Array, token: Array, slot: Array | None) -> Array:
     """Each token's weighted sum of the rows of its slots: (G, S, D) and (G, S) to (G, T, D)."""
-    result: Array = bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
-    return result
+    return bilinear(partial(_combine, tokens), _combine_transposed, (token, slot), rows, weight)[0]
 
 
 def _combine(tokens: int, ends: Ends, rows: Array, weight: Array) -> tuple[Array]:

@@ -31,8 +31,7 @@ def pays(tokens: Array, token: Array) -> bool:
 
 def dispatch(tokens: Array, token: Array, slots: Any) -> Array:
     """The row of each slot's token, 0 for an empty slot: tokens (G, T, D), token (G, E, C) -> (R, D). slots: the same as `Rows`."""
-    result: Array = linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
-    return result
+    return linear(_dispatch, partial(_dispatch_transposed, tokens.shape), (token, slots), (tokens,))[0]
 
 
 def _dispatch(ends: Any, tokens: Array) -> tuple[Array]:
@@ -78,8 +77,7 @@ def _tokens(rows: Array, token: Array, slots: Any, *, count: int) -> Array:
 
 def combine(count: int, rows: Array, weight: Array, token: Array, slots: Any) -> Array:
     """Each token's weighted sum of the rows of its slots: rows (R, D), weight (1, R), token (G, E, C) -> (G, T, D). count: T."""
-    result: Array = bilinear(partial(_combine, count), _combine_transposed, (token, slots), rows, weight)[0]
-    return result
+    return bilinear(partial(_combine, count), _combine_transposed, (token, slots), rows, weight)[0]
 
 
 def _combine(count: int, ends: Any, rows: Array, weight: Array) -> tuple[Array]:
