@@ -54,17 +54,13 @@ def moe_mlp(
     options: Any = {"gelu": gelu, "activation": activation}
     if is_split(params) or not isinstance(routing, SlotRouting):
         y = moe_layer(tokens, routing, partial(expert_mlp, params=params, **options))
-        return _with_shared(y, tokens, shared, options)
-    width, experts = tokens.shape[2], routing.token.shape[1]
-    weights = expert_weights(xp, params, tokens.dtype, width=width, experts=experts)  # type: ignore[misc]
-    tokens, active = jnp.asarray(tokens), activate(gelu, activation)
-    y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
-    return _with_shared(y, tokens, shared, options)
-
-
-def _with_shared(y: Array, tokens: Array, shared: Mapping[str, Array] | None, options: Mapping[str, str]) -> Array:
-    result: Array = with_shared(y, expert_mlp, tokens, shared, **options)
-    return result
+    else:
+        width, experts = tokens.shape[2], routing.token.shape[1]
+        weights = expert_weights(xp, params, tokens.dtype, width=width, experts=experts)  # type: ignore[misc]
+        tokens, active = jnp.asarray(tokens), activate(gelu, activation)
+        y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
+    y = with_shared(y, expert_mlp, tokens, shared, **options)
+    return y
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
