@@ -227,10 +227,6 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *combine_gradients(gradient.contiguous(), *ctx.saved_tensors), None, None, None, None
 
 
-def _gradients_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
     """Both are products of the gradient with one of the two others, so that these change places."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
@@ -261,6 +257,6 @@ def _put_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 gather_rows = differentiable(gather_rows, _gather_backward, _gather_setup)
 sum_rows = differentiable(sum_rows, _sum_backward, _sum_setup)
 combine_rows = differentiable(combine_rows, _combine_backward, _combine_setup)
-combine_gradients = differentiable(combine_gradients, _gradients_backward, _gradients_setup)
+combine_gradients = differentiable(combine_gradients, _gradients_backward)
 take_scores = differentiable(take_scores, _take_backward, _take_setup)
 put_scores = differentiable(put_scores, _put_backward, _put_setup)

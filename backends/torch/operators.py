@@ -30,7 +30,13 @@ def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = (
     return result
 
 
-def differentiable(operator: "CustomOpDef", backward: Callable[..., Any], setup: Callable[..., None]) -> Any:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def differentiable(
+    operator: "CustomOpDef", backward: Callable[..., Any], setup: Callable[..., None] = save_inputs
+) -> Any:
     """The operator with a gradient, which `torch.func` takes, too: `register_autograd` alone has none for `torch.func.grad`, and
     drops the tangents of forward mode in silence."""
     operator.register_autograd(backward, setup_context=setup)

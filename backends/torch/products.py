@@ -85,10 +85,6 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
 # Gradients. Both of the second operator are products with its first argument, so that the other two change places.
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     return split_gradients(gradient.contiguous(), *ctx.saved_tensors)  # type: ignore[no-any-return]
 
@@ -99,5 +95,5 @@ def _gradients_backward(ctx: Any, of_tokens: Tensor, of_matrix: Tensor) -> tuple
     return to_gradient, *split_gradients(gradient, of_tokens, of_matrix)
 
 
-split_product = differentiable(split_product, _product_backward, _setup)
-split_gradients = differentiable(split_gradients, _gradients_backward, _setup)
+split_product = differentiable(split_product, _product_backward)
+split_gradients = differentiable(split_gradients, _gradients_backward)
