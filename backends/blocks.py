@@ -109,15 +109,7 @@ class Blocks(Protocol):
         self, ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
     ) -> Any: ...
     def soft_routing(
-        self,
-        tokens: Array,
-        slots: Array,
-        *,
-        scale: Array,
-        normalize: bool,
-        norm_form: str,
-        dispatch: str,
-        combine: str,
+        self, tokens: Array, slots: Array, *, scale: Array, normalize: bool, norm_form: str, dispatch: str, combine: str
     ) -> Any: ...
     def dselect_k_codes(
         self, tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int

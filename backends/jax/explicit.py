@@ -150,9 +150,7 @@ def _mapped(
             moved = {name: there(arrays[name], split.experts) for name in names}
             return back(function(**{**arrays, **moved}), split.experts)
         return jax.tree.map(
-            lambda leaf, by_group: leaf if by_group else whole(leaf, split.axes),
-            function(**arrays),
-            returned,
+            lambda leaf, by_group: leaf if by_group else whole(leaf, split.axes), function(**arrays), returned
         )
 
     result = jax.shard_map(

@@ -43,13 +43,7 @@ def takes(rows: Array) -> bool:
 
 
 def products(
-    rows: Array,
-    kernel: Array,
-    ends: Array,
-    bias: Array | None = None,
-    *,
-    turned: bool = False,
-    interpret: bool = False,
+    rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False, interpret: bool = False
 ) -> Array:
     """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`: rows (R, D), kernel (E, D, H), ends (E,), bias (E, H) -> (R, H).
 

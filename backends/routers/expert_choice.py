@@ -1,14 +1,7 @@
 """Routers whose experts choose tokens, and ReLU routing, which takes all tokens with a gate above 0."""
 
 from moespec.backends.blocks import Array, Blocks
-from moespec.backends.routers.composition import (
-    Losses,
-    clean_losses,
-    kernel_logits,
-    noisy_logits,
-    noisy_losses,
-    output,
-)
+from moespec.backends.routers.composition import Losses, clean_losses, kernel_logits, noisy_logits, noisy_losses, output
 from moespec.spec.routers.batch_expert_choice import Options as Batch
 from moespec.spec.routers.mixture_of_depths import Options as Depths
 from moespec.spec.routers.relu import Options as Relu

@@ -25,10 +25,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
             dot = f"{prefix}." if prefix else ""
             ours |= {dot + name for name, _ in module.named_parameters()}
             without |= {dot + name for name in module.no_weight_decay()}
-    groups: list[dict[str, Any]] = [
-        {"params": [], "weight_decay": weight_decay},
-        {"params": [], "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
     for name, parameter in model.named_parameters():
         plain = name not in ours and (parameter.ndim <= 1 or name.endswith("bias"))
         if parameter.requires_grad:

@@ -23,11 +23,7 @@ class ParameterTree(nn.Module):
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, Any],
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, arrays: Mapping[str, Any], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self._names = tuple(arrays)
