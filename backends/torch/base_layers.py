@@ -2,15 +2,9 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
-experts come back, the only time that a device waits for the host. It works on integers, so that no rounding can
-unbalance it or turn it in circles. Prices for the experts come from Sinkhorn steps at falling temperatures; then each
-is moved up where more tokens want the expert than it has slots, and down where fewer do, in a fixed number of steps. Each
-token takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per
-expert. What these numbers still lack of balance is repaired, each time along the path of moves from a full expert to one
-with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), by as many tokens as
-lose equally little there; that keeps the assignment the best for its numbers. So it is exact for the rounded scores; the
-gap is that of the scores themselves.
+*The solver* is that of `moespec.backends.jax.base_layers`, which says how it works and why it is exact; functions of the same
+names do the same. It runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
+experts come back, the only time that a device waits for the host.
 """
 
 from functools import partial
@@ -88,8 +82,7 @@ def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
-    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, the temperature falling from
-    2^-2 to 2^-10 of the range of scores (G, T, E)."""
+    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, of scores (G, T, E)."""
     below = scores.float() - scores.float().amax(dim=2, keepdim=True)
     reach = -below.amin(dim=(1, 2), keepdim=True)
     reach = torch.where(reach > 0, reach, 1)
@@ -176,10 +169,7 @@ def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
 
 
 def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers:
-    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots.
-
-    A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
-    """
+    """Prices (E,) near `start` at which about as many tokens want each expert as it has slots."""
     experts, reach = levels.shape[1], -levels.min()
     price: Integers = np.clip(np.nan_to_num(np.rint(start)), -reach, reach).astype(np.int64)
     last, step = np.zeros(experts, np.int64), np.full(experts, max(reach >> 10, 1))
@@ -194,10 +184,7 @@ def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers
 
 
 def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself (Bellman and Ford).
-
-    Integers and no negative cycle: a distance that no longer falls is the shortest, and predecessors form trees.
-    """
+    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself."""
     distance, before = np.where(start, 0, FAR), np.arange(len(cost))
     while True:
         through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)
