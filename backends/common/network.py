@@ -5,7 +5,7 @@ from typing import Any
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.algorithms.gated_experts import ACTIVATIONS, AXES, check_expert_widths, check_parameter_names
-from moespec.spec.checks import check_option, check_same_shape, check_scores, check_size
+from moespec.spec.checks import check_integers, check_option, check_same_shape, check_scores, check_segments, check_size
 from moespec.spec.errors import ShapeError
 
 __all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
@@ -39,6 +39,20 @@ def expert_weights(
     weights = {name: xp.cast(params[name], dtype) for name in AXES if name in params}
     check_expert_widths(weights, width)
     return weights
+
+
+def multi_hash_weights(
+    xp: Namespace[Array], tokens: Array, ids: Array, tables: Array, params: Mapping[str, Array], activation: str
+) -> list[Array]:
+    """The checked `w1`, `b1`, `w2` and `b2` of `multi_hash_mlp`, in the dtype of the tokens."""
+    check_option("activation", activation, ("relu", "tanh", "erf"))
+    check_scores("tokens", tokens, "groups tokens width")
+    check_integers("ids", ids, "groups tokens")
+    check_integers("tables", tables, "hashes ids")
+    check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
+    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)
+    check_segments(tables.shape[0], hidden=weights["w1"].shape[2], output=weights["w2"].shape[2])
+    return [weights[name] for name in ("w1", "b1", "w2", "b2")]
 
 
 def perceptron(

@@ -10,22 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from moespec.backends.common.allocations import slots_of_requests
-from moespec.backends.common.network import expert_weights
+from moespec.backends.common.network import multi_hash_weights
 from moespec.backends.jax import namespace as xp
 from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import by_groups, is_split
 from moespec.backends.jax.grouped import affine_layer
 from moespec.backends.jax.network import gelu
 from moespec.backends.jax.slots import SlotRouting
-from moespec.spec.checks import (
-    check_at_least,
-    check_capacity,
-    check_integers,
-    check_option,
-    check_scores,
-    check_segments,
-    check_size,
-)
+from moespec.spec.checks import check_at_least, check_capacity, check_integers
 from moespec.spec.errors import ConfigError
 
 __all__ = ["hash_routing", "multi_hash_mlp"]
@@ -62,17 +54,9 @@ def multi_hash_mlp(
     """
     if is_split(params):
         raise ConfigError("params: experts that are split over a mesh; MultiHash mixes them, and each device needs all")
-    check_option("activation", activation, ("relu", "tanh", "erf"))
-    check_scores("tokens", tokens, "groups tokens width")
-    check_integers("ids", ids, "groups tokens")
-    check_integers("tables", tables, "hashes ids")
-    check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
+    w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)  # type: ignore[misc]
     hashes = tables.shape[0]
-    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)  # type: ignore[misc]
-    w1, b1, w2, b2 = (weights[name] for name in ("w1", "b1", "w2", "b2"))
-    (experts, _, hidden), output = w1.shape, w2.shape[2]
-    check_segments(hashes, hidden=hidden, output=output)
-    routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
+    routings = [hash_routing(ids, tables[m], experts=w1.shape[0]) for m in range(hashes)]
 
     def segments(rows: Array, kernel: Array, bias: Array) -> Array:
         kernels, biases = jnp.split(kernel, hashes, axis=2), jnp.split(bias, hashes, axis=1)

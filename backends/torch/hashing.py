@@ -9,22 +9,14 @@ import torch
 from torch import Tensor
 
 from moespec.backends.common.allocations import slots_of_requests
-from moespec.backends.common.network import expert_weights
+from moespec.backends.common.network import multi_hash_weights
 from moespec.backends.torch import namespace as xp
 from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.gathers import invert_index
 from moespec.backends.torch.grouped import affine_layer
 from moespec.backends.torch.network import gelu
 from moespec.backends.torch.slots import SlotRouting
-from moespec.spec.checks import (
-    check_at_least,
-    check_capacity,
-    check_integers,
-    check_option,
-    check_scores,
-    check_segments,
-    check_size,
-)
+from moespec.spec.checks import check_at_least, check_capacity, check_integers
 
 __all__ = ["hash_routing", "multi_hash_mlp"]
 
@@ -51,17 +43,9 @@ def multi_hash_mlp(
 
     For each hash the tokens are dispatched to the segments of their experts.
     """
-    check_option("activation", activation, ("relu", "tanh", "erf"))
-    check_scores("tokens", tokens, "groups tokens width")
-    check_integers("ids", ids, "groups tokens")
-    check_integers("tables", tables, "hashes ids")
-    check_size("ids", ids, 1, tokens.shape[1], "the number of tokens")
+    w1, b1, w2, b2 = multi_hash_weights(xp, tokens, ids, tables, params, activation)
     hashes = tables.shape[0]
-    weights = expert_weights(xp, params, tokens.dtype, width=tokens.shape[2], plain=True)
-    w1, b1, w2, b2 = (weights[name] for name in ("w1", "b1", "w2", "b2"))
-    (experts, _, hidden), output = w1.shape, w2.shape[2]
-    check_segments(hashes, hidden=hidden, output=output)
-    routings = [hash_routing(ids, tables[m], experts=experts) for m in range(hashes)]
+    routings = [hash_routing(ids, tables[m], experts=w1.shape[0]) for m in range(hashes)]
 
     def segments(rows: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
         kernels, biases = kernel.chunk(hashes, 2), bias.chunk(hashes, 1)
