@@ -16,18 +16,9 @@ from record import write
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("spec", "backends", "models", "training", "conformance")
-
-
 FOLDER = ROOT / "build" / "coverage"
 COVERAGE = [sys.executable, "-m", "coverage"]
 FILE = {"COVERAGE_FILE": str(FOLDER / "data")}
-
-
-def run(arguments: list[str]) -> None:
-    """Run pytest with these arguments, and keep which lines it ran."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    command = [*COVERAGE, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *arguments]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **FILE}, check=True)
 
 
 def counted() -> dict[str, dict[str, int]]:
@@ -44,5 +35,7 @@ def counted() -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1:] or ["-m", "fast"])
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    tests = [*COVERAGE, "run", f"--source={','.join(ROOMS)}", "-m", "pytest", "-q", *(sys.argv[1:] or ["-m", "fast"])]
+    subprocess.run(tests, cwd=ROOT, env={**os.environ, **FILE}, check=True)
     write("coverage", counted(), of_device=False)

@@ -14,22 +14,18 @@ import record
 
 ROUTERS = ["softmax_token_choice", "softmax_expert_choice", "soft_moe"]
 WIDTH, HIDDEN = 64, 256
+SIZES = [(2048, experts) for experts in (8, 32, 128, 512, 2048)]
+SIZES += [(tokens, 32) for tokens in (128, 512, 2048, 8192)]
+"""Tokens and experts."""
 
 
 def main() -> None:
-    parser = record.parser(__doc__, backends=True, rounds=5)
-    parser.add_argument("--experts", type=int, nargs="+", default=[8, 32, 128, 512, 2048], metavar="E")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512, 2048, 8192], metavar="T")
-    parser.add_argument("--tokens-of-experts", type=int, default=2048, help="tokens at each number of experts")
-    parser.add_argument("--experts-of-tokens", type=int, default=32, help="experts at each number of tokens")
-    options = parser.parse_args()
+    options = record.parser(__doc__, backends=True, rounds=5).parse_args()
     B = importlib.import_module(f"moespec.backends.{options.backend}")
-    cases = [(options.tokens_of_experts, experts) for experts in options.experts]
-    cases += [(tokens, options.experts_of_tokens) for tokens in options.tokens]
     rows = []
-    for tokens, experts in cases:
+    for tokens, experts in SIZES:
         sizes = {"groups": 1, "tokens": tokens, "width": WIDTH, "hidden": HIDDEN, "experts": experts}
-        case = argparse.Namespace(backend=options.backend, routers=ROUTERS, vmoe=[], **sizes)
+        case = argparse.Namespace(backend=options.backend, routers=ROUTERS, **sizes)
         of_case = {name: one for name, (one, _) in passes(B, case) if name in ("dense", *ROUTERS)}
         measured = measure(of_case, options.rounds)
         dense = measured["dense"]["cpu_seconds"]

@@ -318,11 +318,11 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 
 LINES = {
-    **{"spec": 11_955, "backends": 14_145, "models": 3_331, "training": 15_460, "conformance": 21_304, "src": 244},
-    **{"tests": 28_647, "benchmarks": 1_918, "docs": 1_586, "noxfile.py": 406},
+    **{"spec": 11_955, "backends": 14_054, "models": 3_340, "training": 14_756, "conformance": 20_189, "src": 243},
+    **{"tests": 24_918, "benchmarks": 1_645, "docs": 1_497, "noxfile.py": 403},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""
-ALL = 99_000
+ALL = 93_000
 
 
 def test_rooms_have_no_more_lines_than_they_may():
