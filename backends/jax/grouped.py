@@ -59,8 +59,8 @@ def moe_mlp(
         weights = expert_weights(xp, params, tokens.dtype, width=width, experts=experts)  # type: ignore[misc]
         tokens, active = jnp.asarray(tokens), activate(gelu, activation)
         y = layer_of_rows(tokens, routing, lambda rows, linear: perceptron(rows, weights, linear, active))
-    y = with_shared(y, expert_mlp, tokens, shared, **options)
-    return y
+    result: Array = with_shared(y, expert_mlp, tokens, shared, **options)
+    return result
 
 
 def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array) -> Array:
