@@ -170,17 +170,9 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
     pair = [MoeLayer("tokens", config.router, tokens, groups, "channels", experts, "token_moe")]
     if config.experts:
         groups = layers.split(images, together, "images", "group_images")
-        pair.append(
-            MoeLayer(
-                "channels",
-                config.channel_router,
-                _settings_of(config, "channels", together * config.sparse_tokens),
-                groups,
-                "tokens",
-                Experts(config.sparse_hidden),
-                "channel_moe",
-            )
-        )
+        options = _settings_of(config, "channels", together * config.sparse_tokens)
+        experts = Experts(config.sparse_hidden)
+        pair.append(MoeLayer("channels", config.channel_router, options, groups, "tokens", experts, "channel_moe"))
     return [
         layer._replace(name=f"{block}_{layer.name}", path=f"blocks/{block}/{layer.path}")
         for block in moe_blocks(config)
