@@ -25,15 +25,7 @@ from moespec.models.hashing.token_ids import IdKind
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.options import MOE, Only, option
 from moespec.models.parameters import Parameter, constant, normal
-from moespec.models.transformer import (
-    DECIDED,
-    Norm,
-    id_blocks,
-    moe_blocks,
-    of_block,
-    router_config,
-    takes_ids,
-)
+from moespec.models.transformer import DECIDED, Norm, id_blocks, moe_blocks, of_block, router_config, takes_ids
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import Count, Range, Scalar
