@@ -302,13 +302,6 @@ class Output(NamedTuple):
     statistics: dict[str, dict[str, Array]] = {}  # noqa: RUF012
 
 
-def check_shape(config: Any, inputs: Array) -> None:
-    """ShapeError unless `inputs` are `(N, ...)` of the shape of the model's."""
-    shape, expected = tuple(inputs.shape), config.input_shape
-    if len(shape) != 1 + len(expected) or shape[1:] != expected:
-        raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
-
-
 class Forward:
     """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
 
@@ -332,7 +325,9 @@ class Forward:
         train: bool = False,
         recompute: bool = False,
     ) -> None:
-        check_shape(config, inputs)
+        shape, expected = tuple(inputs.shape), config.input_shape
+        if shape[1:] != expected:
+            raise ShapeError(f"{config.inputs} has shape {shape}: expected (N, {', '.join(map(str, expected))})")
         self.moe_layers = {layer.name: layer for layer in moe_layers(config, inputs.shape[0])}
         noisy = [name for name, layer in self.moe_layers.items() if ROUTERS[layer.router].noise(layer.settings)]
         if noise is not None and len(noise) != len(noisy):
