@@ -29,22 +29,19 @@ class Model:
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""
-        params: Params = families.family(self.config).init(self.config, seed)
-        return params
+        return cast(Params, families.family(self.config).init(self.config, seed))
 
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
     ) -> layers.Output:
         """The model on a batch of images; see `forward` of the model's own module."""
         forward = families.family(self.config).forward
-        output: layers.Output = forward(self.backend, self.config, params, images, noise=noise, train=train)
-        return output
+        return cast(layers.Output, forward(self.backend, self.config, params, images, noise=noise, train=train))
 
     @property
     def parameter_count(self) -> int:
         """The number of parameters (nothing is allocated)."""
-        count: int = families.family(self.config).parameter_count(self.config)
-        return count
+        return cast(int, families.family(self.config).parameter_count(self.config))
 
 
 def chosen_backend() -> Backend:
