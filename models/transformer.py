@@ -226,11 +226,9 @@ def _attention_layout(config: TransformerConfig, *, bias: bool) -> Params:
     layout: Params = {name: dict(projection) for name in ("query", "key", "value")}
     layout["out"] = {"kernel": Parameter((heads, dim, D), glorot), "bias": Parameter((D,), constant(0.0))}
     if config.qk_norm:
-        norm = (
-            parameters.norm(dim)
-            if getattr(config, "qk_norm_bias", False)
-            else {"scale": Parameter((dim,), constant(1.0))}
-        )
+        norm = parameters.norm(dim)
+        if not getattr(config, "qk_norm_bias", False):
+            del norm["bias"]
         layout["query_norm"], layout["key_norm"] = norm, dict(norm)
     return layout
 
