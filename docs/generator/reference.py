@@ -74,7 +74,7 @@ ROOMS = {
     "api-evaluation": Room(
         "Evaluation",
         "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
-        _whole("moespec.training.evaluation", "evaluate options few_shot neighbours zero_shot retrieval slots"),
+        _whole("moespec.training.evaluation", "evaluate options few_shot neighbours zero_shot slots"),
     ),
 }
 """The pages of the reference."""
