@@ -57,7 +57,10 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the Sinkhorn plan of the noisy logits, by default combined with the softmax of the noisy logits."""
+    """Experts choose tokens by the Sinkhorn plan of the noisy logits. The weight is their softmax, by default.
+
+    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+    """
 
     # Logits.
     router_input = router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens

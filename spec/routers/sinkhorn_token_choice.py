@@ -65,7 +65,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the Sinkhorn plan of the noisy logits, by default combined with the softmax of the noisy logits.
+    """Tokens choose experts by the Sinkhorn plan of the noisy logits. The weight is their softmax, by default.
+
+    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

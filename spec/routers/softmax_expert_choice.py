@@ -70,9 +70,11 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines.
+    """Experts choose tokens by the noisy softmax, or with a `cap` by its capped affinity. The softmax is the weight.
 
-    With the cap, fewer tokens are chosen by more experts than it says, but some still are: here token 3.
+    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+
+    The cap is not strict: in the example token 3 has three experts, although the cap is 2.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS

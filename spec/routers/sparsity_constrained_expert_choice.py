@@ -62,6 +62,8 @@ def route(
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax, combined with the softmax or with the plan.
 
+    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+
     The plan carries no gradient: where it weights the outputs, only the losses of the router train the kernel.
     With fewer than T / E slots for an expert (a capacity factor below 1) the constraints of the plan cannot be met; see
     `sparse_transport_affinity`.

@@ -82,6 +82,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the plan of the softmax with at most K experts for each token, combined with the softmax or the plan.
 
+    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+
     The plan carries no gradient: where it weights the outputs, only the losses of the router train the kernel. Rows of the
     plan of the semi-dual sum to 1, so that batch priority by the sum of the choices orders tokens by rounding alone, as
     that by the largest does for tokens that the plan gives to one expert.

@@ -13,7 +13,7 @@ Without jitter this is V-MoE's Token Choice without noise, of one expert.
 Ambiguity ledger
 
 SW-2: From which tokens is the gate computed?
-    Reading: from the jittered ones that chose the expert, and so are the losses.
+    Reading: from the jittered tokens, by which the expert is chosen. The losses are computed from them too.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities; databricks/megablocks,
         megablocks/layers/router.py, LearnedRouter.forward.
