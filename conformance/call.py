@@ -173,10 +173,9 @@ def _argument(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 def _function(module: Any, reference: Any, stages: Stages, known: Collection[str]) -> Callable[[Values], Any]:
     """A function that is an argument: experts with their parameters."""
-    called, options = (
-        identity if reference["call"] == "identity" else at(module, reference["call"]),
-        reference["options"],
-    )
+    if reference["call"] == "identity":
+        return lambda values: identity
+    called, options = at(module, reference["call"]), reference["options"]
     parts = {name: _argument(module, each, stages, known) for name, each in reference["arguments"].items()}
     return lambda values: partial(called, **{name: get(values) for name, get in parts.items()}, **options)
 
