@@ -22,7 +22,6 @@ from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.options import EvaluationConfig
 
 __all__ = [
-    "FORMER",
     "LENGTHS",
     "TRACKERS",
     "BackendName",
@@ -40,8 +39,6 @@ BackendName = Literal["auto", "jax", "torch", "numpy"]
 
 TRACKERS = {"tensorboard": "data", "wandb": "wandb"}
 """Packages that `log` may name, and the extra that has each."""
-FORMER = ("mlflow", "trackio")
-"""Those that it could name before, as in the configuration of a run, which is read."""
 
 
 RSQRT = Only("name", "rsqrt")
@@ -257,7 +254,7 @@ class Config:
                 inputs = "texts" if name == "text" else "images"
                 raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
         for each in self.logs:
-            if each not in (*TRACKERS, *FORMER) and not re.fullmatch(r"[\w.]+:\w+", each):
+            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
                 raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
 
     @property
@@ -268,6 +265,6 @@ class Config:
     @property
     def functions(self) -> dict[str, str]:
         """What training imports of the user's modules, by the option that names it."""
-        log = self.log if set(self.logs).difference(TRACKERS, FORMER) else ""
+        log = self.log if set(self.logs).difference(TRACKERS) else ""
         own = {"data.transform": self.data.transform, "log": log}
         return {option: value for option, value in own.items() if value}

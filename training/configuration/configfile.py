@@ -7,6 +7,7 @@ how the file is written; the first files of version 0.1 have none.
 
 import tomllib
 import types
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
@@ -46,6 +47,8 @@ DEPTH = 4
 """Tables in tables that are looked into; a configuration has four."""
 FORMER = {"data": "cache", "hash": "path"}
 """Fields that runs have and no configuration has any more, by section."""
+FORMER_LOGS = ("mlflow", "trackio")
+"""What `log` could name before."""
 EVERY_ROUTER = {"sinkhorn_iterations", "norm_form", "selector_gamma"}
 """Options that the first files of version 0.1 have, of different routers."""
 Section = TypeVar("Section")
@@ -89,7 +92,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
     older = written is None and _of_version_0_1(table)
     if older or written is not None:
-        table = _without_former(with_eval_take(with_decay(without_jitter(table))))
+        table = _without_former(path, with_eval_take(with_decay(without_jitter(table))))
     fresh: Any = {"data": DataConfig(), "optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     base, section = replace(base or Config(), **fresh, training=TrainingConfig()), table.get("model", {})
     if isinstance(tower := table.get("text", {}), dict):
@@ -174,10 +177,21 @@ def without_jitter(table: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**table, "model": {**table["model"], "router_options": options}}
 
 
-def _without_former(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run without the fields that are gone."""
-    sections = {name: table[name] for name in FORMER if isinstance(table.get(name), dict)}
-    return {**table, **{name: {key: of[key] for key in of if key != FORMER[name]} for name, of in sections.items()}}
+def _without_former(path: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run without what is gone; a warning names what was set."""
+    rest, log = dict(table), table.get("log")
+    names = log.split(",") if isinstance(log, str) else []
+    gone: dict[str, Any] = {"log": ",".join(name for name in names if name in FORMER_LOGS)}
+    if gone["log"]:
+        rest["log"] = ",".join(name for name in names if name not in FORMER_LOGS)
+    for section, key in FORMER.items():
+        if isinstance(of := table.get(section), dict):
+            gone[f"{section}.{key}"] = of.get(key)
+            rest[section] = {name: value for name, value in of.items() if name != key}
+    for name, value in gone.items():
+        if value:
+            warnings.warn(f"{path}: {name}={value!r} has no effect any more", stacklevel=1)
+    return rest
 
 
 def _of_version_0_1(table: Mapping[str, Any]) -> bool:

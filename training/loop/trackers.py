@@ -21,7 +21,7 @@ from moespec.backends.contract import Backend
 from moespec.models.checks import check_installed, imported
 from moespec.models.files import read_record, signed, write_atomically
 from moespec.spec.errors import ConfigError
-from moespec.training.configuration.config import FORMER, TRACKERS, Config
+from moespec.training.configuration.config import TRACKERS, Config
 from moespec.training.loop.devices import led
 from moespec.training.loop.hooks import AfterStep, Hook
 from moespec.training.loop.runlog import scalars
@@ -34,10 +34,6 @@ PROJECT, NAME = "moespec", "trackers.json"
 def check_log(config: Config) -> None:
     """ConfigError, naming the extra, for a package of `config.log` that is missing, and for a function that cannot be imported."""
     for name in config.logs:
-        if name in FORMER:
-            raise ConfigError(
-                f"log={name!r}: no longer built in; expected {', '.join(TRACKERS)}, or package.module:function"
-            )
         if name not in TRACKERS:
             imported("log", name)
         else:

@@ -179,6 +179,15 @@ def rare(name: str) -> bool:
     return bool(getattr(kind, "__dataclass_fields__", {}).get(field) and marks(kind, field).get("rare"))
 
 
+def test_fields_that_are_gone_are_left_out_of_a_run_with_a_warning(tmp_path: Path) -> None:
+    (file := tmp_path / "config.toml").write_text(
+        "format = 2\nlog = 'mlflow,a:b'\n[hash]\npath = 'x'\n[data]\ncache = ''"
+    )
+    with pytest.warns(UserWarning, match="has no effect any more") as warned:
+        assert read(file).log == "a:b"
+    assert [str(each.message).split()[1] for each in warned] == ["log='mlflow'", "hash.path='x'"]
+
+
 JITTER = "data.brightness data.contrast data.hue data.saturation"
 FILES = "data.background data.broken data.path data.resize data.workers"
 TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"

@@ -10,7 +10,6 @@ import pytest
 
 from moespec import cli
 from moespec.models.files import read_record
-from moespec.training.configuration.config import Config
 
 OWN = """
 calls = []
@@ -60,15 +59,10 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, wandb, tmp_path: Path, said, 
     assert own == [(9, True, []), (10, True, []), (11, True, []), (12, True, ["evaluation"]), "closed"]
 
 
-def test_a_run_that_was_logged_elsewhere_is_read() -> None:
-    assert Config(log="tensorboard,mlflow,trackio").functions == {}
-
-
 @pytest.mark.parametrize(
     ("log", "message"),
     [
         ("wandbb", "log='wandbb': expected one of tensorboard, wandb, or package.module:function"),
-        ("mlflow", "log='mlflow': no longer built in; expected tensorboard, wandb, or package.module:function"),
         ("tensorboard", "log='tensorboard': tensorboard is not installed. Install it: pip install 'moespec[data]'"),
         ("wandb", "log='wandb': RuntimeError: no account"),
         ("own_hooks:nothing", "log='own_hooks:nothing': returned None, expected a hook"),
