@@ -6,8 +6,8 @@
 Each `case` of the file, `benchmarks/results/plan.json`, is a model, a mesh and a topology of TPUs, without having them; a device has
 the images of `images`. To compile another step, write its `case` there. The compiler's arguments are parameters, what the optimiser
 keeps and the batch; its temporary memory is gradients and activations, and so are what the plan has besides. `ratio` is the plan's sum
-over the compiler's: the plan is meant to be above 1 (LEAST) and near it. `links` is the plan's bytes beside those of the compiled
-collectives: of these, what each returns, so that of an all-to-all the part that stays is in it.
+over the compiler's, and should be slightly above 1 (LEAST, MOST). `links` compares the plan's bytes with the bytes that the compiled
+collectives return. An all-to-all also returns the part that stays on the device, and that part is counted.
 
 `tests/training/planning/test_plan.py` holds the plan to the figures. The exit status is 1 if a ratio is not within LEAST and MOST.
 """

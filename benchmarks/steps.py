@@ -4,8 +4,8 @@
     python benchmarks/steps.py --backend jax
 
 ViT-S/16 at 224 pixels with 8 images by default, float32, on one core, in turn; each has the least processor time of its rounds.
-`times_dense` is that over our dense model's. Models with experts have 8 of them in every second block. Beside torch there is a
-ViT of torch's own modules (`nn.TransformerEncoder`), beside JAX that of google-research/vmoe where it can be imported, as in layers.py.
+`times_dense` is that over our dense model's. Models with experts have 8 of them in every second block. With torch, a ViT
+of torch's own modules (`nn.TransformerEncoder`) is timed too; with JAX, the ViT of google-research/vmoe if it can be imported (layers.py).
 """
 
 import argparse

@@ -318,7 +318,7 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 
 LINES = {
-    **{"spec": 11_966, "backends": 14_054, "models": 3_314, "training": 14_763, "conformance": 20_188, "src": 243},
+    **{"spec": 11_966, "backends": 14_060, "models": 3_314, "training": 14_763, "conformance": 20_107, "src": 243},
     **{"tests": 24_921, "benchmarks": 1_645, "docs": 1_497, "noxfile.py": 403},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""

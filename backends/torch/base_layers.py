@@ -2,9 +2,15 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* is that of `moespec.backends.jax.base_layers`, which says how it works and why it is exact; functions of the same
-names do the same. It runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
-experts come back, the only time that a device waits for the host.
+*The solver* runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
+experts come back, the only time that a device waits for the host. It works on integers, so that no rounding can
+unbalance it or turn it in circles. Prices for the experts come from Sinkhorn steps at falling temperatures; then each
+is moved up where more tokens want the expert than it has slots, and down where fewer do, in a fixed number of steps. Each
+token takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per
+expert. What these numbers still lack of balance is repaired, each time along the path of moves from a full expert to one
+with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), by as many tokens as
+lose equally little there; that keeps the assignment the best for its numbers. So it is exact for the rounded scores; the
+gap is that of the scores themselves.
 """
 
 from functools import partial

@@ -198,7 +198,7 @@ def balance_of_clean_gates(B: Spec, options: Any, clean: Array, noisy: Array, ro
 
 
 def balance_after_drops(B: Spec, options: Any, clean: Array, noisy: Array, routing: Any) -> Array:
-    """The fractions of the balance loss are those of the slots that are filled."""
+    """The balance loss takes its fractions from the filled slots."""
     fraction = routing.dense().dispatch.sum(axis=(1, 3)) / noisy.shape[1]
     return noisy.shape[2] * np.mean(np.sum(fraction * np.mean(B.softmax_affinity(noisy), axis=1), axis=1))
 
@@ -230,10 +230,10 @@ def variants() -> Iterator[Variant]:
     clean_weights = every(SOFTMAX, _weighted(lambda B, clean, noisy: B.softmax_affinity(clean)))
     yield Variant("noise_for_the_choice_alone", computes, clean_weights, "SA-1b")
     yield variant(noise_after_the_softmax, *SOFTMAX, ledger="SA-1c")
-    computes = "The plan is made of the noisy logits, but the combine softmax is that of the clean ones."
+    computes = "The plan uses the noisy logits, but the combine softmax uses the clean logits."
     vmoe = "google-research/vmoe (Token Choice)"
     yield fixed("clean_logits_combine", computes, SINKHORN, "RT-1b", vmoe, combine_from_clean_logits=True)
-    computes = "The combine softmax is that of the noisy logits, also where the clean ones are requested."
+    computes = "The combine softmax uses the noisy logits, even if the clean logits are requested."
     yield fixed("noisy_logits_combine", computes, SINKHORN, "RT-1b", combine_from_clean_logits=False)
     computes = "The Sinkhorn routers are not noisy in training."
     yield Variant("sinkhorn_without_noise", computes, every(SINKHORN, noiseless), "SK-5b")

@@ -9,16 +9,7 @@ from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array
 from moespec.conformance.author.inputs import TIED, both, distinct, grid, groups_tokens, scores
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import (
-    Spec,
-    Variant,
-    below_zero,
-    fixed,
-    heap_order,
-    kept,
-    renormalised,
-    variant,
-)
+from moespec.conformance.author.variant import Spec, Variant, below_zero, fixed, heap_order, kept, renormalised, variant
 
 NAME = "expert_choice"
 G, T, E = 2, 6, 3

@@ -55,7 +55,7 @@ def group_score_is_sum(B: Spec, scores: Array, group_by: Array | None = None, **
 
 
 def variants() -> Iterator[Variant]:
-    computes = "The score of a group of experts is that of its best expert, whatever is requested."
+    computes = "The score of a group of experts is the score of its best expert, whatever is requested."
     yield fixed("group_score_is_best", computes, NAME, "GL-1c", best=1)
     yield variant(group_score_is_two_best, NAME, ledger="GL-1")
     yield variant(group_score_is_sum, NAME, ledger="GL-1")

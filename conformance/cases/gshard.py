@@ -20,15 +20,7 @@ from moespec.conformance.author.routers import (
     output_gradient,
     several_choices,
 )
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    fixed,
-    rerouted,
-    reweighted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, rerouted, reweighted, variant
 from moespec.spec.routing import RouterOutput
 
 NAME, KEEP, SAMPLE = "gshard", "gshard_keep", "gshard_sample"

@@ -23,16 +23,7 @@ from moespec.conformance.author.routers import (
     output_gradient,
     router_case,
 )
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    every,
-    heap_order,
-    kept,
-    rerouted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, every, heap_order, kept, rerouted, variant
 from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 from moespec.spec.algorithms.importance_score import surviving_tokens

@@ -10,15 +10,7 @@ from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, of_array, single, tensor
 from moespec.conformance.author.inputs import both, distinct, groups_tokens, logits, rows, utilities
 from moespec.conformance.author.near_ties import near_ties
-from moespec.conformance.author.variant import (
-    Spec,
-    Variant,
-    chosen_mask,
-    fixed,
-    one_group,
-    scaled,
-    variant,
-)
+from moespec.conformance.author.variant import Spec, Variant, chosen_mask, fixed, one_group, scaled, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.numerics import logsumexp, normal_cdf, softmax, stable_order, variance
 

@@ -8,14 +8,7 @@ import numpy as np
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.routers import evaluation, output_gradient, router_case
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    rerouted,
-    reweighted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, rerouted, reweighted, variant
 from moespec.spec.routing import RouterOutput
 
 NAME = "mixture_of_depths"

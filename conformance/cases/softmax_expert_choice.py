@@ -10,16 +10,7 @@ import numpy as np
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import common, output_gradient, router_case
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    every,
-    kept,
-    noiseless,
-    rerouted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, every, kept, noiseless, rerouted, variant
 from moespec.spec.routing import RouterOutput
 
 NAME = "softmax_expert_choice"

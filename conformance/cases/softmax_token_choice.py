@@ -8,14 +8,7 @@ from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    renormalised,
-    rerouted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, renormalised, rerouted, variant
 from moespec.spec.routing import RouterOutput
 
 NAME = "softmax_token_choice"

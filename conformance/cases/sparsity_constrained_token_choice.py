@@ -22,15 +22,7 @@ from moespec.conformance.author.routers import (
     router_case,
     several_choices,
 )
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    every,
-    noiseless,
-    rerouted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, every, noiseless, rerouted, variant
 from moespec.spec.numerics import stable_order
 from moespec.spec.routing import RouterOutput
 

@@ -10,16 +10,7 @@ from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import TIED, distinct, groups_tokens, of_experts, utilities
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, kernel_of, router_case
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    fixed,
-    rerouted,
-    reweighted,
-    scaled,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, rerouted, reweighted, scaled, variant
 from moespec.conformance.format import Tensor
 from moespec.spec.routing import RouterOutput
 

@@ -11,14 +11,7 @@ from moespec.backends.routers.composition import logits
 from moespec.conformance.author.definition import Definition, Noise
 from moespec.conformance.author.near_ties import near_router
 from moespec.conformance.author.routers import balance_scope, evaluation, kernel_case, logit_options, output_gradient
-from moespec.conformance.author.variant import (
-    Route,
-    Spec,
-    Variant,
-    rerouted,
-    reweighted,
-    variant,
-)
+from moespec.conformance.author.variant import Route, Spec, Variant, rerouted, reweighted, variant
 from moespec.spec.routing import RouterOutput
 
 NAME = "switch"
