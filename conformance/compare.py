@@ -55,7 +55,7 @@ DTYPES = {
 """In the order of their questions: is the algorithm right, are the numerics, is it usable."""
 
 ALL_DTYPES = {**DTYPES, "float16": Dtype("float16", 2.0**-11, 2.0**-24, 65504.0)}
-"""Those of the vectors, and float16, which has not all of their inputs; see `exact`."""
+"""Those of the vectors, and float16. That and bfloat16 do not have all of their inputs; see `exact`."""
 
 SHORT = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 """Short names of dtypes, which may be given for the full ones."""
@@ -111,11 +111,14 @@ def precision(call: str, result: str, dtype: Dtype) -> Dtype:
 
 
 def exact(array: NDArray[Any], dtype: Dtype) -> bool:
-    """Whether a dtype has the numbers of an input. The other dtypes have those of every vector."""
-    if dtype.name != "float16" or array.dtype.kind != "f":
+    """Whether a dtype has the numbers of an input: float32 and float64 have those of every vector."""
+    if dtype.roundoff <= DTYPES["float32"].roundoff or array.dtype.kind != "f":
         return True
+    wide = np.ascontiguousarray(array, np.float32)
+    if dtype.name == "bfloat16":  # the upper half of the bits of float32
+        return not (wide.view(np.uint32) & 0xFFFF).any()
     with np.errstate(over="ignore"):
-        return bool(np.array_equal(array.astype(np.float16).astype(array.dtype), array, equal_nan=True))
+        return bool(np.array_equal(wide.astype(np.float16).astype(np.float32), wide, equal_nan=True))
 
 
 def tolerance(value: Value, dtype: Dtype) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ class Noise(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn: the reach of their grid, the largest number of attempts, and the margin that is large enough.
+    """How tokens are drawn: the reach and the step of their grid, the largest number of attempts, and the margin that is large enough.
 
     Neighbours that differ by 12 % of their sum stay apart in bfloat16 in most cases.
     """
@@ -33,6 +33,7 @@ class Draws(NamedTuple):
     reach: float = 2.0
     tries: int = 150
     enough: float = 0.12
+    step: float = 0.25
 
 
 DRAWS = Draws()

@@ -113,7 +113,9 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     best, clearest = -1.0, None
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
-        tokens = grid(f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), reach=routed.draws.reach, step=0.25)
+        tokens = grid(
+            f"{key}/{attempt}", (sizes["tokens"], sizes["width"]), reach=routed.draws.reach, step=routed.draws.step
+        )
         values, noise = {**arrays, "tokens": tokens.astype(np.float64)}, None
         if routed.noise:
             axes, reach, step, centre = routed.noise

@@ -19,7 +19,7 @@ from moespec.conformance.author.inputs import grid, integers, scaled
 from moespec.conformance.format import Case, Tensor
 from moespec.spec import ROUTERS
 
-__all__ = ["LARGE", "Layer", "definition", "ids", "outlines"]
+__all__ = ["AXES", "LARGE", "Layer", "definition", "ids", "outlines"]
 
 HIDDEN = 4
 """The hidden width of the experts, in widths."""
@@ -33,6 +33,14 @@ AXES = {
     "scale": "",
     "tables": "hashes ids",
     "thresholds": "experts",
+    "projection": "width dimensions",
+    "projection_bias": "dimensions",
+    "embeddings": "dimensions columns",
+    "temperature": "",
+    "w1": "width hidden",
+    "b1": "hidden",
+    "w2": "hidden columns",
+    "b2": "columns",
 }
 """Of the parameters of routers."""
 

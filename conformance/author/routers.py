@@ -45,6 +45,7 @@ def router_case(
     state: Mapping[str, Tensor] | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     sizes: tuple[int, int, int] = (T, E, D),
+    hidden: int = 3,
     zero: bool = False,
     train: bool | None = None,
     noise: Noise | None = None,
@@ -61,10 +62,10 @@ def router_case(
     """A case of a router: its calls, the router as a whole, and the layer around it.
 
     params: of the router, by default a kernel, which is 0 with `zero`. state: of one that keeps a state. inputs:
-    others than those drawn; with `tokens`
-    among them nothing is drawn. sizes: tokens, experts and width. train: by default where there is noise. losses:
-    whether a gradient of the layer is that of its losses, too, by default where there is noise; without it is of the
-    output alone, as an adapter computes it. options: of the router, besides its sizes.
+    others than those drawn; with `tokens` among them nothing is drawn. sizes: tokens, experts and width; hidden: the
+    width inside the experts. train: by default where there is noise. losses: whether a gradient of the layer is that of
+    its losses, too, by default where there is noise; without it is of the output alone, as an adapter computes it.
+    options: of the router, besides its sizes.
     """
     t, e, d = sizes
     key = f"routers/{router}/{name}"
@@ -79,7 +80,7 @@ def router_case(
             **(inputs or {}),
             **{f"router/{part}": value for part, value in params.items()},
             **{f"state/{part}": value for part, value in (state or {}).items()},
-            **{f"experts/{part}": value for part, value in experts(key, e, d, 3, d).items()},
+            **{f"experts/{part}": value for part, value in experts(key, e, d, hidden, d).items()},
         },
         flags=flags,
         of=of if kind == "gradient" else "",

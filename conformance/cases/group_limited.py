@@ -37,10 +37,9 @@ def cases() -> Iterator[Definition]:
     yield case("one_group", "degenerate", "One group: nothing changes.", scores("gl/f", shape), size, groups=1, limit=1)
     purpose = "Groups of one expert."
     yield case("one_expert", "degenerate", purpose, scores("gl/g", shape), size, groups=E, limit=3, best=1)
-    purpose = "32 groups of eight experts."
-    yield case(
-        "real_size", "value", purpose, scores("gl/h", (1, 16, 256)), "real_size", groups=32, limit=4, exact_ties=True
-    )
+    purpose = "33 groups of eight experts."
+    many: dict[str, Any] = {"groups": 33, "limit": 4, "exact_ties": True}
+    yield case("many_groups", "value", purpose, scores("gl/h", (1, 2, 264)), "real_size", **many)
 
 
 def group_score_is_two_best(B: Spec, scores: Array, group_by: Array | None = None, **options: Any) -> Array:

@@ -22,11 +22,13 @@ from moespec.backends.binding import array_arguments
 from moespec.conformance import call
 from moespec.conformance.author.definition import Definition, Routed
 from moespec.conformance.author.invalid import invalid
+from moespec.conformance.author.wide_routers import wide_routers
 from moespec.conformance.cases import definitions
 from moespec.conformance.cases.errors import WRONG, Size, Wrong
 from moespec.conformance.format import Case, Edit, Expectation, Reference, Stage, Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
+from moespec.conformance.golden.wide import wide
 from moespec.spec.ranges import Range, option_types
 
 __all__ = ["all_definitions", "derived", "valid_calls"]
@@ -281,13 +283,17 @@ SORTS = ("shape", "dtype", "value")
 
 @cache
 def all_definitions() -> Mapping[str, Definition]:
-    """Every case of the suite by id: those of `algorithms`, and the error cases."""
+    """Every case of the suite by id: those of `cases`, the wide ones, and the error cases."""
     valid, written = _calls(definitions().values()), []
     for path, wrong in WRONG.items():
         for number, each in enumerate(wrong, 1):
             name = _case_name(valid[path], path, f"{each.argument}_{number}")
             written.append(_written(valid[path], name, each))
-    return {**definitions(), **{each.id: each for each in (*written, *_three_each(valid, written))}}
+    more = (*wide(valid), *wide_routers(), *written, *_three_each(valid, written))
+    known = {**definitions(), **{each.id: each for each in more}}
+    if len(known) != len(definitions()) + len(more):
+        raise ValueError("two cases have one name")
+    return known
 
 
 def _written(valid: Definition, name: str, wrong: Wrong) -> Definition:

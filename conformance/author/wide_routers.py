@@ -1,0 +1,149 @@
+"""A wide case of each router: what the other cases, which are small, leave out, in one.
+
+Three groups, odd sizes, nine choices of some, numbers of more bits than bfloat16 has, a weight for every
+loss, and all options that can be combined other than their defaults. The gradient of the output and all losses is by every
+float input.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Draws, Noise, tensor
+from moespec.conformance.author.inputs import grid, integers
+from moespec.conformance.author.large import AXES
+from moespec.conformance.author.routers import router_case
+from moespec.spec import ROUTERS
+
+__all__ = ["wide_routers"]
+
+STEP = 2.0**-14
+"""Of the grids of all numbers, which bfloat16 does not have."""
+TOKENS, EXPERTS, WIDTH, IDS = 3, 3, 3, 7
+NINE = ("noisy_top_k", "sigmoid_token_choice", "softmax_token_choice")
+"""Routers with nine choices; the choices of the others are those of the same functions."""
+GATING = Noise("tokens experts", 1.0, STEP)
+NOISE = {
+    "base": Noise("tokens", 1.0, STEP),
+    "gshard": GATING,
+    "hierarchical_top_k": Noise("tokens columns", 1.0, STEP),
+    "noisy_top_k": GATING,
+    "switch": Noise("tokens width", 1.0, STEP),
+}
+"""Of routers whose noise is their own."""
+
+EVERYWHERE: dict[str, Any] = {
+    "bias": True,
+    "logit_cap": 2.5,
+    "capacity_factor": 0.75,
+    "rounding": "round",
+    "multiple_of": 2,
+    "eval_capacity_factor": 1.25,
+    "batch_priority": "sum",
+    "normalize_when": "after",
+    "normalize_norm": "euclidean",
+    "importance_weight": 0.5,
+    "load_weight": 0.25,
+    "balance_weight": 0.125,
+    "z_weight": 0.0625,
+    "balance_scope": "batch",
+    "balance_logits": "clean",
+    "z_logits": "noisy",
+    "noise_multiplier": 0.5,
+    "choices": 2,
+}
+"""Options by name, of each router that has them."""
+OWN: Mapping[str, dict[str, Any]] = {
+    "base": {"tokens": 9, "shards": 3},
+    "batch_expert_choice": {"eval_take": "above", "predictor_weight": 0.5, "threshold_decay": 0.75},
+    "cosine_token_choice": {
+        "normalize_selected": True,
+        "dimensions": 5,
+        "temperature_form": "divide",
+        "initial_temperature": 0.75,
+        "affinity": "sigmoid",
+    },
+    "dselect_k": {"selector_gamma": 0.5, "selector_entropy_weight": 0.25, "reachability_weight": 0.125},
+    "gshard": {"normalize_selected": False, "second_expert": "all", "hold_unkept": False},
+    "hash": {},
+    "hierarchical_top_k": {"branches": 3, "experts": 9, "choices_per_level": 3},
+    "image_choice": {"tokens": 9, "images": 3, "pool": "first", "normalize_selected": True, "batch_priority": "none"},
+    "importance_score": {"drop": 0.25},
+    "mixture_of_depths": {"weights": "sigmoid"},
+    "noisy_top_k": {"normalize_selected": True},
+    "relu": {},
+    "s_base": {"normalize_selected": True, "sinkhorn_iterations": 7, "combine_with": "sigmoid"},
+    "sigmoid_token_choice": {"normalize_selected": True},
+    "sinkhorn_expert_choice": {"combine_with": "plan", "combine_from_clean_logits": True, "sinkhorn_iterations": 7},
+    "sinkhorn_token_choice": {"normalize_selected": True, "combine_from_clean_logits": True, "sinkhorn_iterations": 7},
+    "soft_moe": {},
+    "softmax_expert_choice": {"cap": 2, "cap_regularization": 0.25},
+    "softmax_token_choice": {"normalize_selected": True, "balance_counts": "all"},
+    "sparsity_constrained_expert_choice": {"transport_steps": 7},
+    "sparsity_constrained_token_choice": {"transport_steps": 7, "normalize_norm": "sum"},
+    "strictly_balanced": {"threshold_weight": 0.25},
+    "switch": {"jitter": 0.25},
+}
+"""Options of a router, and its sizes where others do not fit."""
+
+
+def wide_routers() -> Iterator[Definition]:
+    """The wide case of each router."""
+    yield from (wide(router) for router in ROUTERS)
+
+
+def wide(router: str) -> Definition:
+    """The wide case of a router."""
+    row, own, key = ROUTERS[router], OWN[router], f"routers/{router}/wide"
+    known = {field.name for field in fields(row.Options)}
+    sizes = {"tokens": TOKENS, "experts": EXPERTS, "width": WIDTH}
+    if router in NINE:
+        sizes |= {"experts": 11, "choices": 9}
+    if row.needs == "ids":
+        sizes["ids"] = IDS
+    options = {name: value for name, value in EVERYWHERE.items() if name in known} | sizes | own
+    made = row.options(**options)
+    params = {}
+    for name, array in row.init(np.random.default_rng(0), made).items():
+        centre = {"thresholds": 0.25, "scale": 1.0, "temperature": 0.75}.get(name, 0.0)
+        drawn: Any = grid(f"{key}/{name}", np.shape(array), reach=0.25 if centre else 1.0, step=STEP, centre=centre)
+        if name == "tables":
+            drawn = integers(f"{key}/{name}", np.shape(array), 0, made.experts - 1).astype(np.float32)
+        params[name] = tensor(drawn, AXES[name])
+    state = {
+        name: tensor(
+            grid(f"{key}/{name}", np.shape(array), reach=0.25, step=STEP, centre=0.5), "experts" * np.ndim(array)
+        )
+        for name, array in row.initial_state(made).items()
+    }
+    inputs = {}
+    if router in ("hash", "soft_moe"):  # which choose nothing by their tokens
+        inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
+    if row.needs == "ids":
+        inputs["ids"] = tensor(integers(f"{key}/ids", (3, sizes["tokens"]), 0, IDS - 1), "groups tokens")
+    sizes = {name: options.pop(name) for name in ("tokens", "experts", "width")}
+    drawn_noise = NOISE.get(router, GATING if "noise_multiplier" in known else None)
+    by = ("tokens", *(("noise",) if drawn_noise else ()), *(f"router/{name}" for name in params if name != "tables"))
+    by += tuple(f"experts/{name}" for name in ("w1", "b1", "w2", "b2"))
+    purpose = "Three groups, odd sizes, all options that can be combined, numbers of more bits than bfloat16 has."
+    return router_case(
+        router,
+        "wide",
+        "gradient",
+        purpose,
+        "low_precision",
+        params=params,
+        state=state,
+        inputs=inputs,
+        sizes=(sizes["tokens"], sizes["experts"], sizes["width"]),
+        train=True,
+        noise=drawn_noise,
+        groups=3,
+        draws=Draws(step=STEP, tries=40, enough=0.01),
+        hidden=1,
+        losses=any(name.endswith("weight") for name in known),
+        by=by,
+        **options,
+    )
