@@ -5,10 +5,9 @@ odd sizes, an index above 256, far logits, a gradient by each input. What a rule
 `EXEMPT` has a reason. A function that is new comes under every rule by being called.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from moespec.conformance.compare import DTYPES, exact
 from moespec.conformance.format import Case, Reference, Stage, Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
-from moespec.conformance.golden.wide import UPDATES, counts
+from moespec.conformance.golden.wide import UPDATES, WITHOUT_ONE, counts
 
 __all__ = ["EXEMPT", "RULES", "Row", "exemption", "table"]
 
@@ -39,20 +38,78 @@ RULES: Mapping[str, str] = {
     "gradient": "a gradient by each float argument",
     "level": "experts of equal importance and load, and a gradient there, of each loss",
     "weight": "a weight that is not 0 for each loss of a router, in a gradient",
-    "options": "each option of a router other than its default together with each other option",
+    "options": "options of a router that act on the same thing, two by two, both other than by default",
 }
 """What each rule asks for."""
 
-NOT_TRAINED = "no gradient passes it: a table, random numbers or the update of a state"
-WHOLE = "whole numbers, masks or orders"
+TOGETHER: tuple[frozenset[str], ...] = tuple(
+    frozenset(names.split())
+    for names in (
+        "bias jitter logit_cap z_weight",
+        "bias noise_multiplier logit_cap balance_logits z_logits load_weight",
+        "capacity_factor rounding multiple_of choices choices_per_level",
+        "eval_capacity_factor rounding multiple_of",
+        "choices normalize_selected normalize_when normalize_norm combine_from_clean_logits noise_multiplier scale",
+        "choices batch_priority capacity_factor drop",
+        "choices slot_order capacity_factor normalize_when",
+        "choices balance_weight balance_scope balance_counts balance_logits affinity",
+        "importance_weight load_weight balance_weight z_weight noise_multiplier",
+        "tries capacity_factor batch_priority",
+        "combine_with sinkhorn_iterations transport_steps transport_objective",
+        "choices expert_groups chosen_groups group_score group_bias outside affinity",
+        "bias_update bias_bins",
+        "dimensions projection_bias temperature_form affinity",
+        "cap cap_regularization capacity_factor",
+    )
+)
+"""Options of routers that act on the same thing: all pairs among each of these interact."""
+
+TABLES = "no gradient passes it: a table, random numbers, or the update of a state"
+WHOLE = "whole numbers, masks, orders or codes, or an array of which only the dtype is read"
 MODEL = "a model is made of functions that have it"
-SIZES = "a rule of sizes takes no arrays"
-PLAN = "the sizes of a plan must fit one another"
+NUMBERS = "plain numbers, of which it makes one"
+FULL = "more slots than tokens are an error"
+FITS = "its sizes must fit one another, and the smallest are those of its other cases"
 
 EXEMPT: Mapping[str, str] = {
-    # rule:call:what, as patterns; the first that fits gives the reason.
+    **{f"*:{name}:*": MODEL for name in ("vit_*", "mixer_forward", "sparse_mlp_forward", "optimizer_steps")},
+    "*:array_operations:*": MODEL,
+    "choices:CAPACITY_RULES.*:": NUMBERS,
+    "choices:expert_capacity:": NUMBERS,
+    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES), "hash_table*", "ROUTERS.*.update")},
+    "gradient:dropout:draws": TABLES,
+    "gradient:ROUTERS.*:state/*": TABLES,
+    "*:ROUTERS.hash.*:params/tables": WHOLE,
+    "odd:ROUTERS.hash.*:hashes": "several hashes have no routing",
+    "*:hash_routing:like*": WHOLE,
+    "odd:hash_routing:width": WHOLE,
+    "*:dselect_k_routing:like": WHOLE,
+    "bits:hash_table_of:tables": WHOLE,
+    "bits:quantile_bias:counts": WHOLE,
+    "bits:ROUTERS.*.update:statistics/*": WHOLE,
+    **{f"odd:*:{axis}": "it has two entries, always" for axis in ("pair", "words")},
+    "odd:gshard_keep:choices": "it has two entries, always",
+    **{
+        f"capacity:{name}:above": FULL
+        for name in (
+            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "expert_choice", "importance_score_choice"),
+            *("threshold_loss", "transport_*"),
+        )
+    },
+    **{f"one:{name}:*": FITS for name in sorted(WITHOUT_ONE)},
+    **{f"one:ROUTERS.{name}.route:experts": FITS for name in ("gshard", "hash", "hierarchical_top_k")},
+    **{f"one:ROUTERS.{name}.route:tokens": FITS for name in ("gshard", "hierarchical_top_k")},
+    "one:ROUTERS.*.update:*": "its experts are those of its function",
+    "one:patch_embed:tokens": "each patch is computed by itself",
+    "tokens:patch_embed:": "each patch is computed by itself",
+    "tokens:dselect_k_selectors:": "each code is computed by itself",
+    **{f"*:{name}:*": FITS for name in ("hierarchical_affinity", "hierarchical_load_loss")},
+    "index:base_assignment:experts": FITS,
+    "index:slot_similarity:experts": "its result would have 66 564 numbers for each slot",
+    "index:required_biases:experts": "it counts for each expert by itself",
+    "tie:hash_table_clustered:": "its clusters are those of k_means",
 }
-"""Why something is not asked for."""
+"""Why something is not asked for, by `rule:call:what` with stars; the first that fits gives the reason."""
 
 
 @dataclass
@@ -101,7 +158,7 @@ def _sizes(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
         yield f"odd:{axis}", any(size % 2 and size > 1 for size in found)
         if axis in ("tokens", "experts"):
             yield f"one:{axis}", 1 in found
-            if counts(stage.call) or function(stage.call).choice:
+            if counts(stage.call):
                 yield f"index:{axis}", max(found) > 256
     if "tokens" in sizes:
         yield "tokens:", max(sizes["tokens"]) > 40
@@ -128,7 +185,8 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
         array = known[path].array
         if array.dtype.kind == "f":
             yield f"bits:{name}", not exact(array.astype(np.float32), DTYPES["bfloat16"])
-            yield f"gradient:{name}", path in wrt
+            if any(value.kind == "float" for value in stage.outputs.values()):
+                yield f"gradient:{name}", path in wrt
         if "logits" in name and array.dtype.kind == "f":
             far = np.abs(array).max(initial=0.0) > OVERFLOW
             yield f"far:{name}", bool(far)
@@ -146,7 +204,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
     changed = {name for name in names if getattr(made, name) != default[name]}
     for first in names:
         for second in names:
-            if first < second:
+            if first < second and any({first, second} <= each for each in TOGETHER):
                 yield f"options:{first} {second}", {first, second} <= changed
         if first.endswith("_weight"):
             yield f"weight:{first}", bool(getattr(made, first)) and case.gradients is not None and case.gradients.losses

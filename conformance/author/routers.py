@@ -1,7 +1,6 @@
 """What the cases of routers have in common."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,9 +121,6 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     yield router_case(router, "noise", "value", purpose, "noise_inside", "capacity_rounding", **more)
     purpose = "A router that starts at 0: every score is equal."
     yield router_case(router, "zero_kernel", "tie", purpose, "tie_order", zero=True, sizes=(8, 4, D))
-    purpose = "By the noise, too, and of all losses, with the logits of the default."
-    gradient = partial(router_case, router, "gradient_losses", "gradient", purpose)
-    yield gradient("noise_inside", "stop_gradient", noise=NORMAL, noise_multiplier=2.0, **LOSSES)
     yield evaluation(router)
     yield logit_options(router)
     yield balance_scope(router)

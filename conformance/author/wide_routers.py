@@ -15,6 +15,7 @@ from moespec.conformance.author.definition import Definition, Draws, Noise, tens
 from moespec.conformance.author.inputs import grid, integers
 from moespec.conformance.author.large import AXES
 from moespec.conformance.author.routers import router_case
+from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 
 __all__ = ["wide_routers"]
@@ -22,7 +23,7 @@ __all__ = ["wide_routers"]
 STEP = 2.0**-14
 """Of the grids of all numbers, which bfloat16 does not have."""
 TOKENS, EXPERTS, WIDTH, IDS = 3, 3, 3, 7
-NINE = ("noisy_top_k", "sigmoid_token_choice", "softmax_token_choice")
+NINE = ("sigmoid_token_choice", "softmax_token_choice")
 """Routers with nine choices; the choices of the others are those of the same functions."""
 GATING = Noise("tokens experts", 1.0, STEP)
 NOISE = {
@@ -39,7 +40,7 @@ EVERYWHERE: dict[str, Any] = {
     "logit_cap": 2.5,
     "capacity_factor": 0.75,
     "rounding": "round",
-    "multiple_of": 2,
+    "multiple_of": 3,
     "eval_capacity_factor": 1.25,
     "batch_priority": "sum",
     "normalize_when": "after",
@@ -72,26 +73,72 @@ OWN: Mapping[str, dict[str, Any]] = {
     "image_choice": {"tokens": 9, "images": 3, "pool": "first", "normalize_selected": True, "batch_priority": "none"},
     "importance_score": {"drop": 0.25},
     "mixture_of_depths": {"weights": "sigmoid"},
-    "noisy_top_k": {"normalize_selected": True},
+    "noisy_top_k": {"normalize_selected": True, "experts": 5, "choices": 3},
     "relu": {},
     "s_base": {"normalize_selected": True, "sinkhorn_iterations": 7, "combine_with": "sigmoid"},
-    "sigmoid_token_choice": {"normalize_selected": True},
+    "sigmoid_token_choice": {
+        "experts": 15,
+        "affinity": "sqrt_softplus",
+        "balance_counts": "first",
+        "normalize_selected": False,
+        "scale": 1.5,
+        "expert_groups": 3,
+        "chosen_groups": 2,
+        "group_score": "max",
+        "group_bias": False,
+        "outside": "zero",
+    },
     "sinkhorn_expert_choice": {"combine_with": "plan", "combine_from_clean_logits": True, "sinkhorn_iterations": 7},
-    "sinkhorn_token_choice": {"normalize_selected": True, "combine_from_clean_logits": True, "sinkhorn_iterations": 7},
-    "soft_moe": {},
-    "softmax_expert_choice": {"cap": 2, "cap_regularization": 0.25},
+    "sinkhorn_token_choice": {
+        "normalize_selected": True,
+        "balance_counts": "all",
+        "combine_from_clean_logits": True,
+        "sinkhorn_iterations": 7,
+    },
+    "soft_moe": {"rounding": "ceil"},
+    "softmax_expert_choice": {"tokens": 5, "cap": 2, "cap_regularization": 0.25},
     "softmax_token_choice": {"normalize_selected": True, "balance_counts": "all"},
     "sparsity_constrained_expert_choice": {"transport_steps": 7},
-    "sparsity_constrained_token_choice": {"transport_steps": 7, "normalize_norm": "sum"},
+    "sparsity_constrained_token_choice": {
+        "transport_steps": 7,
+        "balance_counts": "all",
+        "normalize_selected": True,
+        "combine_from_clean_logits": True,
+    },
     "strictly_balanced": {"threshold_weight": 0.25},
-    "switch": {"jitter": 0.25},
+    "switch": {"jitter": 0.25, "tries": 2},
 }
 """Options of a router, and its sizes where others do not fit."""
 
 
+ONE = (
+    *("batch_expert_choice", "cosine_token_choice", "image_choice", "importance_score", "mixture_of_depths"),
+    *("noisy_top_k", "relu", "sigmoid_token_choice", "sinkhorn_expert_choice", "sinkhorn_token_choice"),
+    *("softmax_expert_choice", "sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"),
+    "strictly_balanced",
+)
+"""Routers of which no other case has both one token and one expert."""
+
+
 def wide_routers() -> Iterator[Definition]:
-    """The wide case of each router."""
+    """The wide case of each router, and one with one token and one expert of those in `ONE`."""
     yield from (wide(router) for router in ROUTERS)
+    yield from (one(router) for router in ONE)
+
+
+def one(router: str) -> Definition:
+    """A case of one token and one expert, of width 1."""
+    known = {field.name for field in fields(ROUTERS[router].Options)}
+    least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
+    options = {name: value for name, value in least.items() if name in known}
+    made = ROUTERS[router].options(tokens=1, experts=1, width=1, **options)
+    params, state = _parameters(router, made, f"routers/{router}/one")
+    tokens = {"tokens": tensor([[[0.5]]], "groups tokens width")}
+    return router_case(
+        *(router, "one", "degenerate", "One token and one expert.", "degenerate_size"),
+        **{"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1},
+        **options,
+    )
 
 
 def wide(router: str) -> Definition:
@@ -105,19 +152,7 @@ def wide(router: str) -> Definition:
         sizes["ids"] = IDS
     options = {name: value for name, value in EVERYWHERE.items() if name in known} | sizes | own
     made = row.options(**options)
-    params = {}
-    for name, array in row.init(np.random.default_rng(0), made).items():
-        centre = {"thresholds": 0.25, "scale": 1.0, "temperature": 0.75}.get(name, 0.0)
-        drawn: Any = grid(f"{key}/{name}", np.shape(array), reach=0.25 if centre else 1.0, step=STEP, centre=centre)
-        if name == "tables":
-            drawn = integers(f"{key}/{name}", np.shape(array), 0, made.experts - 1).astype(np.float32)
-        params[name] = tensor(drawn, AXES[name])
-    state = {
-        name: tensor(
-            grid(f"{key}/{name}", np.shape(array), reach=0.25, step=STEP, centre=0.5), "experts" * np.ndim(array)
-        )
-        for name, array in row.initial_state(made).items()
-    }
+    params, state = _parameters(router, made, key)
     inputs = {}
     if router in ("hash", "soft_moe"):  # which choose nothing by their tokens
         inputs["tokens"] = tensor(grid(f"{key}/tokens", (3, TOKENS, WIDTH), step=STEP), "groups tokens width")
@@ -126,7 +161,7 @@ def wide(router: str) -> Definition:
     sizes = {name: options.pop(name) for name in ("tokens", "experts", "width")}
     drawn_noise = NOISE.get(router, GATING if "noise_multiplier" in known else None)
     by = ("tokens", *(("noise",) if drawn_noise else ()), *(f"router/{name}" for name in params if name != "tables"))
-    by += tuple(f"experts/{name}" for name in ("w1", "b1", "w2", "b2"))
+    by += tuple(f"experts/{name}" for name in ("w1", "w2"))
     purpose = "Three groups, odd sizes, all options that can be combined, numbers of more bits than bfloat16 has."
     return router_case(
         router,
@@ -147,3 +182,22 @@ def wide(router: str) -> Definition:
         by=by,
         **options,
     )
+
+
+def _parameters(router: str, made: Any, key: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters and the state of a router."""
+    row = ROUTERS[router]
+    params = {}
+    for name, array in row.init(np.random.default_rng(0), made).items():
+        centre = {"thresholds": 0.25, "scale": 1.0, "temperature": 0.75}.get(name, 0.0)
+        drawn: Any = grid(f"{key}/{name}", np.shape(array), reach=0.25 if centre else 1.0, step=STEP, centre=centre)
+        if name == "tables":
+            drawn = integers(f"{key}/{name}", np.shape(array), 0, made.experts - 1).astype(np.float32)
+        params[name] = tensor(drawn, AXES[name])
+    state = {
+        name: tensor(
+            grid(f"{key}/{name}", np.shape(array), reach=0.25, step=STEP, centre=0.5), "experts" * np.ndim(array)
+        )
+        for name, array in row.initial_state(made).items()
+    }
+    return params, state

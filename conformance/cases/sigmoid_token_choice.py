@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, logits, scores
@@ -70,6 +72,16 @@ def _router() -> Iterator[Definition]:
     yield case("gradient", "gradient", "By tokens, kernel and experts; not through the choice.", "stop_gradient")
     yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, groups=1, **losses)
     yield output_gradient(case, scale=2.5)
+    purpose = "Scores that are equal, and biases that differ by 2^-12: equal in bfloat16, in order in float32."
+    near = {"bias": tensor(0.25 + 2.0**-12 * np.array([2, 1, 3, 0]), "experts")}
+    yield router_case(NAME, "near_bias", "near_tie", purpose, "low_precision", state=near, sizes=(6, 4, 3), zero=True)
+    purpose = "All scores of a token are far below the smallest number of float32, so that there is nothing to divide."
+    far = grid(f"{NAME}/far", (1, 3, 3))
+    far[0, 1] = (-200.0, 0.0, 0.0)
+    kernel = np.concatenate([np.ones((1, 4)), grid(f"{NAME}/far/kernel", (2, 4), reach=1.0)])
+    given: dict[str, Any] = {"inputs": {"tokens": tensor(far, "groups tokens width")}, "balanced": True}
+    given["params"] = {"kernel": tensor(kernel, "width experts")}
+    yield case("far_below", "gradient", purpose, DIVIDED, "large_logits", sizes=(3, 4, 3), exact_ties=True, **given)
     purpose = "Both choices of all groups count in the balance loss, by the scores; by those with the bias in the load."
     yield case("balance_scope", "value", purpose, FRACTIONS, BIAS, train=True, **{**SCOPED, "balance_scope": "global"})
 

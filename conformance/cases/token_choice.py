@@ -209,6 +209,9 @@ def _normalize_selected() -> Iterator[Definition]:
     purpose = "Weights whose sum is about 1e-9."
     tiny = groups_tokens(grid(f"{name}/g/weights", (1, 6, E), reach=0.5, step=0.0625, centre=1.0) * 2.0**-31)
     yield case("tiny_sums", "value", purpose, utilities(f"{name}/g", (1, 6, E)), tiny)
+    purpose = "Weights that are all 0, with an epsilon."
+    none = groups_tokens([[0.5, 0.25, 0.125], [0.0, 0.0, 0.0]])
+    yield case("gradient_none", "gradient", purpose, none, none, epsilon=2.0**-20, exact_ties=True)
     purpose = "By the scores where they are the weights, too."
     yield case("gradient_scores", "gradient", purpose, distinct(f"{name}/f", five))
     purpose = "By the root of the sum of squares."

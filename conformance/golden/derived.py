@@ -289,11 +289,23 @@ def all_definitions() -> Mapping[str, Definition]:
         for number, each in enumerate(wrong, 1):
             name = _case_name(valid[path], path, f"{each.argument}_{number}")
             written.append(_written(valid[path], name, each))
-    more = (*wide(valid), *wide_routers(), *written, *_three_each(valid, written))
+    more = (*wide(valid, _ones()), *wide_routers(), *written, *_three_each(valid, written))
     known = {**definitions(), **{each.id: each for each in more}}
     if len(known) != len(definitions()) + len(more):
         raise ValueError("two cases have one name")
     return known
+
+
+def _ones() -> set[tuple[str, str]]:
+    """The calls of cases and the axes of their inputs that have a size of one."""
+    return {
+        (stage.call, axis)
+        for definition in definitions().values()
+        for stage in definition.stages
+        for tensor in definition.inputs.values()
+        for axis, size in zip(tensor.axes, tensor.array.shape, strict=True)
+        if size == 1
+    }
 
 
 def _written(valid: Definition, name: str, wrong: Wrong) -> Definition:

@@ -6,20 +6,22 @@ where these are counted or have an index. `level` has experts of equal importanc
 it every function must have.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.conformance.author.definition import Definition
+from moespec.conformance.author import inputs as given
+from moespec.conformance.author.definition import Definition, call, composed, single
+from moespec.conformance.author.definition import tensor as named_axes
 from moespec.conformance.author.inputs import grid, permutation
 from moespec.conformance.format import Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
 
-__all__ = ["UPDATES", "counts", "wide"]
+__all__ = ["UPDATES", "WITHOUT_ONE", "counts", "wide"]
 
 TOKENS, INDEXED, FEW, EXPERTS, CHOICES = 42, 273, 12, 258, 9
 NARROW = {"width": 2, "dim": 2, "hidden": 2, "channels": 2, "features": 2}
@@ -31,7 +33,7 @@ SIZES: Mapping[str, dict[str, int]] = {
     "capped_affinity": {"tokens": 7},
     "collapse_metrics": {"tokens": 5},
     "cumulative_dispatch": {"tokens": 5},
-    "dselect_k_codes": {"columns": 9},
+    "dselect_k_codes": {"columns": 27},
     "experts_per_token": {"tokens": 5},
     "group_limited_scores": {"experts": 9},
     "dselect_k_selectors": {"choices": 3, "bits": 3},
@@ -45,10 +47,12 @@ SIZES: Mapping[str, dict[str, int]] = {
 """Sizes that must fit an option or another size."""
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "base_assignment": {"shards": 1},
-    "dselect_k_codes": {"choices": 3, "experts": 3},
+    "base_routing": {"capacity": 7},
+    "dselect_k_codes": {"choices": 9, "experts": 3},
     "dselect_k_selectors": {"experts": 5},
     "group_limited_scores": {"groups": 3},
     "pool_images": {"images": 3},
+    "spread_images": {"tokens": 42},
 }
 WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
 """Floats that are whole numbers."""
@@ -56,6 +60,9 @@ DRAWN = {"dropout/draws"}
 """Random numbers, which are compared with a bound."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
 """Functions that need as many tokens as experts, or whose result is large, or a mean over the experts."""
+WITHOUT_ONE = {"base_routing", "dselect_k_codes", "gshard_keep", "multi_hash_mlp", "quantile_bias", "required_biases"}
+WITHOUT_ONE |= {"group_limited_scores", "hierarchical_affinity", "hierarchical_load_loss"}
+"""Functions of more than one expert."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
 """Arrays with zeros, at which a derivative jumps: they are moved."""
 UPDATES = {
@@ -73,18 +80,69 @@ UPDATES = {
 """Functions that no gradient passes: updates of a state, tables, random numbers."""
 
 
-def wide(valid: Mapping[str, Definition]) -> Iterator[Definition]:
-    """The wide cases of the functions, from a valid call of each by path."""
+def _more() -> Iterator[Definition]:
+    """Calls with arguments that the calls of other cases leave out, in this shape or at all."""
+    key, pairs = "wide/more", "groups tokens choices"
+    yield single("sigmoid_token_choice", "sigmoid_affinity", "plain", "value", "", logits=given.logits(f"{key}/a"))
+    kernel = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
+    yield single("softmax_affinity", "router_logits", "biased", "value", "", tokens=given.tokens(f"{key}/d"), **kernel)
+    load = {"scores": given.utilities(f"{key}/e", (2, 8, 4)), "load": given.of_experts([9.0, 3.0, 0.0, 20.0])}
+    yield single("balance_loss", "balance_loss", "loaded", "value", "", choices=2, **load)
+    codes = named_axes(grid(f"{key}/f", (2, 3, 3, 3), reach=0.375), f"{pairs} bits")
+    yield single("dselect_k_gate", "dselect_k_selectors", "of_tokens", "value", "", codes=codes, experts=5, gamma=1.0)
+    chosen = named_axes(grid(f"{key}/g", (2, 3, 3, 5), reach=0.25, centre=0.3125), f"{pairs} experts")
+    mixed = {"selectors": chosen, "logits": named_axes(grid(f"{key}/h", (2, 3, 3)), pairs)}
+    yield single("dselect_k_gate", "dselect_k_gate", "of_tokens", "value", "", **mixed)
+    slots, params = (
+        named_axes(grid(f"{key}/i", (2, 3, 2, 3)), "groups experts capacity width"),
+        given.experts(key, 3, 3, 3, 3, gated=True),
+    )
+    yield single("moe_layer", "expert_mlp", "gated", "value", "", inputs=slots, params=params)
+    shared = {name: replace(t, array=t.array[0], axes=t.axes[1:]) for name, t in params.items()}
+    arrays = {"params": given.experts(f"{key}/j", 3, 3, 3, 3, gated=True), "shared": shared}
+    named = {part: {name: f"{part}/{name}" for name in arrays[part]} for part in arrays}
+    choose = call("token_choice", {"scores": "token_choice/scores"}, choices=2, capacity=3)
+    layer = call("moe_mlp", {"tokens": "tokens", "routing": "token_choice", **named})
+    inputs = {
+        "token_choice/scores": given.distinct(f"{key}/k", (2, 3, 3)),
+        "tokens": given.tokens(f"{key}/l", (2, 3, 3)),
+    }
+    inputs |= {f"{part}/{name}": each for part in arrays for name, each in arrays[part].items()}
+    keep = named_axes(given.integers(f"{key}/m", (2, 5, 3), 0, 2) > 0, pairs)
+    chosen = {"scores": given.distinct(f"{key}/n", (2, 5, 3)), "keep": keep, "choices": 3, "capacity": 3}
+    yield single("token_choice", "token_choice", "kept", "value", "", **chosen)
+    table = named_axes([258, 3, 256, 0, 257], "ids")
+    ids = {"ids": named_axes([[0, 1, 2], [3, 4, 0]], "groups tokens"), "table": table}
+    yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
+    yield composed("moe_layer", "gated_mlp", "value", "", inputs=inputs, stages=(choose, layer))
+
+
+def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
+    """The wide cases of the functions, from a valid call of each by path.
+
+    small: calls and axes, of which a case has a size of one.
+    """
+    for definition in _more():
+        path = definition.stages[-1].call
+        yield _wide(path, definition)
+        if path in ("dselect_k_gate", "sigmoid_affinity"):
+            yield _long(path, definition)
+        if path == "balance_loss":
+            yield _many(path, definition)
+    yield _one("sigmoid_affinity", next(_more()))
     for path, definition in valid.items():
         if definition.routed is None and "." not in path:
             yield _wide(path, definition)
             axes = {axis for tensor in definition.inputs.values() for axis in tensor.axes}
             if "tokens" in axes:
                 yield _long(path, definition)
-            if "experts" in axes and (counts(path) or function(path).choice) and path not in WITHOUT_MANY:
+            chooses = function(path).choice or "choices" in definition.stages[-1].options
+            if "experts" in axes and (counts(path) or chooses) and path not in WITHOUT_MANY:
                 yield _many(path, definition)
             if path.endswith("_loss") and "experts" in axes and path not in SIZES:
                 yield _level(path, definition)
+            if any((path, axis) not in small for axis in axes & {"tokens", "experts"}) and path not in WITHOUT_ONE:
+                yield _one(path, definition)
 
 
 def counts(path: str) -> bool:
@@ -103,7 +161,8 @@ def _wide(path: str, definition: Definition) -> Definition:
             array.reshape(-1, array.shape[-1])[-1] = np.linspace(100.3, -203.7, array.shape[-1])
         inputs[name] = replace(tensor, array=array)
     purpose = "Three groups, odd sizes, numbers of more bits than bfloat16 has."
-    return _case(path, definition, "odd_sizes", purpose, inputs, OPTIONS.get(path, {}), gradient=path not in UPDATES)
+    name = "odd_sizes" if definition.name in ("valid", "plain") else f"odd_sizes_{definition.name}"
+    return _case(path, definition, name, purpose, inputs, OPTIONS.get(path, {}), gradient=path not in UPDATES)
 
 
 def _long(path: str, definition: Definition) -> Definition:
@@ -125,7 +184,8 @@ def _many(path: str, definition: Definition) -> Definition:
     inputs = {name: replace(tensor, array=_finer(path, name, tensor.array)) for name, tensor in inputs.items()}
     options = {"choices": CHOICES} if "choices" in definition.stages[-1].options else {}
     options |= OPTIONS.get(path, {})
-    return _case(path, definition, "many", f"{experts} experts.", inputs, options)
+    name = "many" if definition.name == "valid" else f"many_{definition.name}"
+    return _case(path, definition, name, f"{experts} experts.", inputs, options)
 
 
 def _level(path: str, definition: Definition) -> Definition:
@@ -140,6 +200,24 @@ def _level(path: str, definition: Definition) -> Definition:
             array = np.full_like(array, array.mean())
         inputs[name] = replace(tensor, array=array)
     return _case(path, definition, "level", "Experts of equal importance and equal load.", inputs, gradient=True)
+
+
+def _one(path: str, definition: Definition) -> Definition:
+    sizes = {**_sizes(path, definition), **ONE, "tokens": 1, "experts": 1}
+    *before, stage = definition.stages
+    before = [replace(each, options=_least(each.options)) for each in before]
+    inputs = _resized(definition, sizes)
+    definition = replace(definition, stages=(*before, stage))
+    return _case(path, definition, "one", "One token, one expert.", inputs, _least(stage.options))
+
+
+LEAST = ("best", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
+"""Options that are 1 where there is one token and one expert."""
+
+
+def _least(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with one choice and one slot."""
+    return {name: 1 if name in LEAST else value for name, value in options.items()}
 
 
 def _case(
