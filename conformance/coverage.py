@@ -5,7 +5,7 @@ odd sizes, an index above 256, far logits, a gradient by each input. What a rule
 `EXEMPT` has a reason. A function that is new comes under every rule by being called.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 
@@ -13,13 +13,14 @@ import numpy as np
 
 from moespec import spec
 from moespec.conformance import call
+from moespec.conformance.author import large
 from moespec.conformance.compare import DTYPES, exact
 from moespec.conformance.format import Case, Reference, Stage, Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
-from moespec.conformance.golden.wide import UPDATES, WITHOUT_ONE, counts
+from moespec.conformance.golden.wide import UPDATES, counts
 
-__all__ = ["EXEMPT", "RULES", "Row", "exemption", "table"]
+__all__ = ["EXEMPT", "RULES", "Row", "exemption", "table", "text"]
 
 OVERFLOW = 88.8
 """The logarithm of the largest float32."""
@@ -70,13 +71,19 @@ MODEL = "a model is made of functions that have it"
 NUMBERS = "plain numbers, of which it makes one"
 FULL = "more slots than tokens are an error"
 FITS = "its sizes must fit one another, and the smallest are those of its other cases"
+MORE_THAN_ONE = (
+    *("group_limited_scores", "gshard_keep", "hierarchical_affinity", "hierarchical_load_loss", "multi_hash_mlp"),
+    *("quantile_bias", "required_biases"),
+)
+"""Functions of more than one expert, whose cases of one token have no more than they need."""
 
 EXEMPT: Mapping[str, str] = {
     **{f"*:{name}:*": MODEL for name in ("vit_*", "mixer_forward", "sparse_mlp_forward", "optimizer_steps")},
     "*:array_operations:*": MODEL,
     "choices:CAPACITY_RULES.*:": NUMBERS,
     "choices:expert_capacity:": NUMBERS,
-    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES), "hash_table*", "ROUTERS.*.update")},
+    "choices:dselect_k_codes:": "its choices are columns of a matrix product",
+    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES - {"momentum_update"}), "ROUTERS.*.update")},
     "gradient:dropout:draws": TABLES,
     "gradient:ROUTERS.*:state/*": TABLES,
     "*:ROUTERS.hash.*:params/tables": WHOLE,
@@ -96,14 +103,15 @@ EXEMPT: Mapping[str, str] = {
             *("threshold_loss", "transport_*"),
         )
     },
-    **{f"one:{name}:*": FITS for name in sorted(WITHOUT_ONE)},
+    **{f"one:{name}:*": FITS for name in MORE_THAN_ONE},
     **{f"one:ROUTERS.{name}.route:experts": FITS for name in ("gshard", "hash", "hierarchical_top_k")},
     **{f"one:ROUTERS.{name}.route:tokens": FITS for name in ("gshard", "hierarchical_top_k")},
     "one:ROUTERS.*.update:*": "its experts are those of its function",
+    **{f"index:ROUTERS.{name}.route:*": "its solver would take minutes" for name in large.SLOW},
     "one:patch_embed:tokens": "each patch is computed by itself",
     "tokens:patch_embed:": "each patch is computed by itself",
-    "tokens:dselect_k_selectors:": "each code is computed by itself",
-    **{f"*:{name}:*": FITS for name in ("hierarchical_affinity", "hierarchical_load_loss")},
+    **{f"choices:{name}:": FITS for name in ("hierarchical_affinity", "hierarchical_load_loss")},
+    "level:hierarchical_load_loss:": FITS,
     "index:base_assignment:experts": FITS,
     "index:slot_similarity:experts": "its result would have 66 564 numbers for each slot",
     "index:required_biases:experts": "it counts for each expert by itself",
@@ -132,8 +140,15 @@ def exemption(call: str, what: str) -> str:
 
 
 def table(cases: Iterable[Case]) -> list[Row]:
-    """A row for each call of the cases, in alphabetical order."""
+    """A row for each call of the cases, in alphabetical order. Routers have large cases, too, which are not stored."""
     rows: dict[str, Row] = {}
+    for id in large.ids():
+        router, _, name = id.partition("/")
+        row = rows.setdefault(f"ROUTERS.{router}.route", Row(f"ROUTERS.{router}.route"))
+        layer = large.LARGE[name]
+        has = {"tokens:": layer.tokens > 40, "index:tokens": layer.tokens > 256, "index:experts": layer.experts > 256}
+        for what in (what for what, is_true in has.items() if is_true):
+            row.found.setdefault(what, f"{id} (--size large)")
     for case in cases:
         for stage in case.stages if case.expect is None else ():
             row = rows.setdefault(stage.call, Row(stage.call))
@@ -211,7 +226,7 @@ def _router_options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
 
 
 def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, str]:
-    """The arrays that a call takes, by argument and part, as references."""
+    """The arrays that a call takes, by argument and part, as references. Those of a routing are its own call's."""
     found: dict[str, str] = {}
 
     def take(name: str, reference: Reference) -> None:
@@ -224,3 +239,23 @@ def _read(stage: Stage, case: Case, known: Mapping[str, Tensor]) -> dict[str, st
     for name, reference in stage.arguments.items():
         take(name, reference)
     return found
+
+
+def text(rows: Sequence[Row]) -> str:
+    """The table: what each call has of each rule, what is missing, and the reasons of what is not asked for."""
+    lines = [f"{'':40}{' '.join(f'{rule:>8}' for rule in RULES)}"]
+    reasons: dict[str, set[str]] = {}
+    for row in rows:
+        cells = []
+        for rule in RULES:
+            asked = {what for what in row.asked if what.partition(":")[0] == rule}
+            excused = {what for what in asked - row.found.keys() if exemption(row.call, what)}
+            for what in excused:
+                reasons.setdefault(exemption(row.call, what), set()).add(f"{row.call} {what}".removesuffix(":"))
+            total = len(asked) - len(excused)
+            cells.append("-" if not total else f"{len(asked & row.found.keys())}/{total}")
+        lines.append(f"{row.call:40}{' '.join(f'{cell:>8}' for cell in cells)}")
+    lines += ["", *(f"{rule}: {what}" for rule, what in RULES.items()), ""]
+    lines += [f"{len(whats)} not asked for: {reason}" for reason, whats in sorted(reasons.items())]
+    missing = [f"{row.call}: {what.removesuffix(':')} is missing" for row in rows for what in row.missing()]
+    return "\n".join([*lines, "", *(missing or ["nothing is missing"])])

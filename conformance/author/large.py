@@ -19,10 +19,12 @@ from moespec.conformance.author.inputs import grid, integers, scaled
 from moespec.conformance.format import Case, Tensor
 from moespec.spec import ROUTERS
 
-__all__ = ["AXES", "LARGE", "Layer", "definition", "ids", "outlines"]
+__all__ = ["AXES", "LARGE", "SLOW", "Layer", "definition", "ids", "outlines"]
 
 HIDDEN = 4
 """The hidden width of the experts, in widths."""
+WEIGHT = 0.0625
+"""Of every loss, where there is no gradient."""
 IDS = 256
 """The size of the vocabulary of hash routing."""
 AXES = {
@@ -60,6 +62,7 @@ LARGE = {
     "large_64": Layer(2, 64, 64, 32, "value", "64 tokens of width 64, 32 experts."),
     "large_128": Layer(2, 128, 192, 16, "overflow", "128 tokens of width 192, 16 experts; a capacity factor of 1/2."),
     "large_256": Layer(1, 256, 384, 8, "value", "256 tokens of width 384, 8 experts."),
+    "large_many": Layer(3, 264, 16, 264, "value", "Three groups of 264 tokens of width 16, 264 experts."),
     "large_gradient": Layer(
         1, 64, 64, 8, "gradient", "By tokens and all parameters; 64 tokens of width 64, 8 experts."
     ),
@@ -68,13 +71,14 @@ LARGE = {
 
 
 SLOW = ("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice")
-"""Routers without a gradient: a solver takes a second for each of some thousand complex steps."""
+"""Routers whose solver would take minutes for the cases in `LONG`."""
+LONG = ("large_gradient", "large_many")
 
 
 def ids() -> Iterator[str]:
     """Of all of them, router by router."""
     cases = ((router, name) for router in ROUTERS for name in LARGE)
-    return (f"{router}/{name}" for router, name in cases if router not in SLOW or LARGE[name].kind != "gradient")
+    return (f"{router}/{name}" for router, name in cases if router not in SLOW or name not in LONG)
 
 
 def outlines() -> Iterator[Case]:
@@ -95,6 +99,8 @@ def definition(id: str) -> Definition:
         sizes["ids"] = IDS
     if layer.kind == "overflow" and "capacity_factor" in known:
         sizes["capacity_factor"] = 0.5
+    if layer.kind != "gradient":
+        sizes |= {option: WEIGHT for option in known if option.endswith("_weight")}
     shape = (layer.groups, layer.tokens)
     inputs = {"tokens": tensor(scaled(f"{key}/tokens", (*shape, layer.width), 1.0), "groups tokens width")}
     if ROUTERS[router].needs == "ids":

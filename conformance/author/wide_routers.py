@@ -70,7 +70,14 @@ OWN: Mapping[str, dict[str, Any]] = {
     "gshard": {"normalize_selected": False, "second_expert": "all", "hold_unkept": False},
     "hash": {},
     "hierarchical_top_k": {"branches": 3, "experts": 9, "choices_per_level": 3},
-    "image_choice": {"tokens": 9, "images": 3, "pool": "first", "normalize_selected": True, "batch_priority": "none"},
+    "image_choice": {
+        "multiple_of": 5,
+        "tokens": 9,
+        "images": 3,
+        "pool": "first",
+        "normalize_selected": True,
+        "batch_priority": "none",
+    },
     "importance_score": {"drop": 0.25},
     "mixture_of_depths": {"weights": "sigmoid"},
     "noisy_top_k": {"normalize_selected": True, "experts": 5, "choices": 3},
@@ -135,7 +142,9 @@ def one(router: str) -> Definition:
     params, state = _parameters(router, made, f"routers/{router}/one")
     tokens = {"tokens": tensor([[[0.5]]], "groups tokens width")}
     return router_case(
-        *(router, "one", "degenerate", "One token and one expert.", "degenerate_size"),
+        *(router, "one", "gradient", "One token and one expert.", "degenerate_size"),
+        by=("tokens",),
+        losses=False,
         **{"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1},
         **options,
     )

@@ -153,6 +153,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     algorithms(golden)
     text = "Try the suite on known variants: each must fail."
     algorithms(command("variants", text))
+    text = "Print what the vectors cover of each function, by rule; something that is missing is an error."
+    algorithms(command("coverage", text))
 
     text = "Run a model and keep what its gates compute: logits, choices and weights."
     record = commands.add_parser("record", help=text, description=text)

@@ -206,6 +206,14 @@ def _variants(options: argparse.Namespace) -> int:
     return 1 if report.survivors or not report.cases else 0
 
 
+def _coverage(options: argparse.Namespace) -> int:
+    from moespec.conformance import coverage
+
+    rows = coverage.table(load(options.vectors, _only(options)))
+    print(coverage.text(rows))
+    return 1 if any(row.missing() for row in rows) or not rows else 0
+
+
 def _record(options: argparse.Namespace) -> int:
     from moespec.conformance.record.recorder import record
 
@@ -291,6 +299,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "report": _report,
     "golden": _golden,
     "variants": _variants,
+    "coverage": _coverage,
     "record": _record,
     "explain": _explain,
     "list": _list,

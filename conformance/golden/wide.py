@@ -21,25 +21,26 @@ from moespec.conformance.format import Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
 
-__all__ = ["UPDATES", "WITHOUT_ONE", "counts", "wide"]
+__all__ = ["UPDATES", "counts", "wide"]
 
 TOKENS, INDEXED, FEW, EXPERTS, CHOICES = 42, 273, 12, 258, 9
-NARROW = {"width": 2, "dim": 2, "hidden": 2, "channels": 2, "features": 2}
+NARROW = {"width": 2, "dim": 2, "hidden": 2, "channels": 2, "features": 2, "experts": 2, "heads": 1}
 ONE = dict.fromkeys((*GROUPS, "examples"), 1)
 FIXED = ("words", "pair")
 """Axes that have one size alone."""
 SIZES: Mapping[str, dict[str, int]] = {
     "base_assignment": {"tokens": 9, "experts": 3},
+    "base_routing": {"experts": 3},
     "capped_affinity": {"tokens": 7},
     "collapse_metrics": {"tokens": 5},
     "cumulative_dispatch": {"tokens": 5},
-    "dselect_k_codes": {"columns": 27},
+    "dselect_k_codes": {"columns": 9},
     "experts_per_token": {"tokens": 5},
     "group_limited_scores": {"experts": 9},
     "dselect_k_selectors": {"choices": 3, "bits": 3},
     "hierarchical_affinity": {"columns": 15},
     "hierarchical_load_loss": {"columns": 15},
-    "multi_hash_mlp": {"hidden": 3, "width": 3, "hashes": 3},
+    "multi_hash_mlp": {"experts": 3, "hidden": 3, "width": 3, "hashes": 3},
     "patch_embed": {"height": 3, "width": 9},
     "pool_images": {"tokens": 9},
     "summed_dispatch": {"tokens": 5},
@@ -48,7 +49,7 @@ SIZES: Mapping[str, dict[str, int]] = {
 OPTIONS: Mapping[str, dict[str, Any]] = {
     "base_assignment": {"shards": 1},
     "base_routing": {"capacity": 7},
-    "dselect_k_codes": {"choices": 9, "experts": 3},
+    "dselect_k_codes": {"choices": 3, "experts": 3},
     "dselect_k_selectors": {"experts": 5},
     "group_limited_scores": {"groups": 3},
     "pool_images": {"images": 3},
@@ -81,18 +82,18 @@ UPDATES = {
 
 
 def _more() -> Iterator[Definition]:
-    """Calls with arguments that the calls of other cases leave out, in this shape or at all."""
+    """Calls with arguments that those of other cases leave out; one that is called "valid" takes the place of another."""
     key, pairs = "wide/more", "groups tokens choices"
-    yield single("sigmoid_token_choice", "sigmoid_affinity", "plain", "value", "", logits=given.logits(f"{key}/a"))
+    yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
     kernel = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
-    yield single("softmax_affinity", "router_logits", "biased", "value", "", tokens=given.tokens(f"{key}/d"), **kernel)
+    yield single("softmax_affinity", "router_logits", "valid", "value", "", tokens=given.tokens(f"{key}/d"), **kernel)
     load = {"scores": given.utilities(f"{key}/e", (2, 8, 4)), "load": given.of_experts([9.0, 3.0, 0.0, 20.0])}
     yield single("balance_loss", "balance_loss", "loaded", "value", "", choices=2, **load)
     codes = named_axes(grid(f"{key}/f", (2, 3, 3, 3), reach=0.375), f"{pairs} bits")
-    yield single("dselect_k_gate", "dselect_k_selectors", "of_tokens", "value", "", codes=codes, experts=5, gamma=1.0)
+    yield single("dselect_k_gate", "dselect_k_selectors", "valid", "value", "", codes=codes, experts=5, gamma=1.0)
     chosen = named_axes(grid(f"{key}/g", (2, 3, 3, 5), reach=0.25, centre=0.3125), f"{pairs} experts")
     mixed = {"selectors": chosen, "logits": named_axes(grid(f"{key}/h", (2, 3, 3)), pairs)}
-    yield single("dselect_k_gate", "dselect_k_gate", "of_tokens", "value", "", **mixed)
+    yield single("dselect_k_gate", "dselect_k_gate", "valid", "value", "", **mixed)
     slots, params = (
         named_axes(grid(f"{key}/i", (2, 3, 2, 3)), "groups experts capacity width"),
         given.experts(key, 3, 3, 3, 3, gated=True),
@@ -114,7 +115,7 @@ def _more() -> Iterator[Definition]:
     table = named_axes([258, 3, 256, 0, 257], "ids")
     ids = {"ids": named_axes([[0, 1, 2], [3, 4, 0]], "groups tokens"), "table": table}
     yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
-    yield composed("moe_layer", "gated_mlp", "value", "", inputs=inputs, stages=(choose, layer))
+    yield composed("moe_layer", "valid", "value", "", inputs=inputs, stages=(choose, layer))
 
 
 def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> Iterator[Definition]:
@@ -122,15 +123,13 @@ def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> 
 
     small: calls and axes, of which a case has a size of one.
     """
-    for definition in _more():
+    plain = {each.stages[-1].call: each for each in _more() if each.name == "valid"}
+    for definition in (each for each in _more() if each.name != "valid"):
         path = definition.stages[-1].call
         yield _wide(path, definition)
-        if path in ("dselect_k_gate", "sigmoid_affinity"):
-            yield _long(path, definition)
         if path == "balance_loss":
             yield _many(path, definition)
-    yield _one("sigmoid_affinity", next(_more()))
-    for path, definition in valid.items():
+    for path, definition in {**valid, **plain}.items():
         if definition.routed is None and "." not in path:
             yield _wide(path, definition)
             axes = {axis for tensor in definition.inputs.values() for axis in tensor.axes}
@@ -161,7 +160,7 @@ def _wide(path: str, definition: Definition) -> Definition:
             array.reshape(-1, array.shape[-1])[-1] = np.linspace(100.3, -203.7, array.shape[-1])
         inputs[name] = replace(tensor, array=array)
     purpose = "Three groups, odd sizes, numbers of more bits than bfloat16 has."
-    name = "odd_sizes" if definition.name in ("valid", "plain") else f"odd_sizes_{definition.name}"
+    name = "odd_sizes" if definition.name == "valid" else f"odd_sizes_{definition.name}"
     return _case(path, definition, name, purpose, inputs, OPTIONS.get(path, {}), gradient=path not in UPDATES)
 
 
@@ -179,11 +178,13 @@ def _long(path: str, definition: Definition) -> Definition:
 
 def _many(path: str, definition: Definition) -> Definition:
     experts = EXPERTS if counts(path) and path != "required_biases" else FEW
-    tokens = max(2, *(stage.options.get("capacity", 2) for stage in definition.stages))
-    inputs = _resized(definition, {**_sizes(path, definition), **ONE, "experts": experts, "tokens": tokens})
+    inputs = _resized(definition, {**_sizes(path, definition), **ONE, "experts": experts, "tokens": 1})
     inputs = {name: replace(tensor, array=_finer(path, name, tensor.array)) for name, tensor in inputs.items()}
-    options = {"choices": CHOICES} if "choices" in definition.stages[-1].options else {}
-    options |= OPTIONS.get(path, {})
+    *before, stage = definition.stages
+    sizes = {"choices": CHOICES, "capacity": 1}
+    options = OPTIONS.get(path, {}) | {name: size for name, size in sizes.items() if name in stage.options}
+    before = [replace(each, options=_least(each.options)) for each in before]
+    definition = replace(definition, stages=(*before, stage))
     name = "many" if definition.name == "valid" else f"many_{definition.name}"
     return _case(path, definition, name, f"{experts} experts.", inputs, options)
 
