@@ -126,6 +126,8 @@ def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[...,
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
         leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
         loss, aux = function(unflatten(leaves), *args)
+        if not loss.requires_grad:  # it depends on none
+            return (loss, _detached(aux)), tree_map(torch.zeros_like, params)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
 

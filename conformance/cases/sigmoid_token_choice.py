@@ -75,9 +75,9 @@ def _router() -> Iterator[Definition]:
     purpose = "Scores that are equal, and biases that differ by 2^-12: equal in bfloat16, in order in float32."
     near = {"bias": tensor(0.25 + 2.0**-12 * np.array([2, 1, 3, 0]), "experts")}
     yield router_case(NAME, "near_bias", "near_tie", purpose, "low_precision", state=near, sizes=(6, 4, 3), zero=True)
-    purpose = "All scores of a token are far below the smallest number of float32, so that there is nothing to divide."
+    purpose = "All scores of a token are 0, also in float64, so that there is nothing to divide."
     far = grid(f"{NAME}/far", (1, 3, 3))
-    far[0, 1] = (-200.0, 0.0, 0.0)
+    far[0, 1] = (-800.0, 0.0, 0.0)
     kernel = np.concatenate([np.ones((1, 4)), grid(f"{NAME}/far/kernel", (2, 4), reach=1.0)])
     given: dict[str, Any] = {"inputs": {"tokens": tensor(far, "groups tokens width")}, "balanced": True}
     given["params"] = {"kernel": tensor(kernel, "width experts")}

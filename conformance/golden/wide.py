@@ -190,17 +190,19 @@ def _many(path: str, definition: Definition) -> Definition:
 
 
 def _level(path: str, definition: Definition) -> Definition:
-    """Each expert is a different token's best, second best and so on."""
-    inputs = _resized(definition, {**_sizes(path, definition), "experts": 5, "tokens": 5})
+    """Each of two experts is the better one of one token; sums of two numbers are equal in any order and dtype."""
+    inputs = _resized(definition, {**_sizes(path, definition), "experts": 2, "tokens": 2})
     for name, tensor in inputs.items():
-        array = _finer(path, name, tensor.array)
+        array = tensor.array
         if tensor.axes[-2:] == ("tokens", "experts"):
-            turn = np.add.outer(np.arange(5), np.arange(5)) % 5
-            array = np.sort(array[..., :1, :])[..., 0, :][..., turn]
+            low, high = array.min(axis=(1, 2)), array.max(axis=(1, 2))
+            array = np.stack([np.stack([high, low], axis=-1), np.stack([low, high], axis=-1)], axis=1)
         elif tensor.axes == ("experts",):
-            array = np.full_like(array, array.mean())
+            array = np.full_like(array, array.max())
         inputs[name] = replace(tensor, array=array)
-    return _case(path, definition, "level", "Experts of equal importance and equal load.", inputs, gradient=True)
+    purpose = "Experts of equal importance and equal load."
+    options = _least(definition.stages[-1].options)
+    return _case(path, definition, "level", purpose, inputs, options, gradient=True, flags=())
 
 
 def _one(path: str, definition: Definition) -> Definition:
@@ -230,6 +232,7 @@ def _case(
     options: Mapping[str, Any] | None = None,
     *,
     gradient: bool = False,
+    flags: tuple[str, ...] = ("low_precision",),
 ) -> Definition:
     *before, stage = definition.stages
     stage = replace(stage, options={**stage.options, **(options or {})})
@@ -240,7 +243,7 @@ def _case(
         name=name if path == definition.algorithm else f"{path}_{name}",
         kind="gradient" if gradient and smooth and floats else "value",
         purpose=purpose,
-        flags=("low_precision",),
+        flags=flags,
         inputs=inputs,
         by=tuple(name for name in floats if f"{path}/{name}" not in DRAWN),
         stages=(*before, stage),
