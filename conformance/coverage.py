@@ -18,7 +18,7 @@ from moespec.conformance.compare import DTYPES, exact
 from moespec.conformance.format import Case, Reference, Stage, Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
-from moespec.conformance.golden.wide import UPDATES, counts
+from moespec.conformance.golden.wide import FAR, UPDATES, counts
 
 __all__ = ["EXEMPT", "RULES", "Row", "exemption", "table", "text"]
 
@@ -55,7 +55,7 @@ TOGETHER: tuple[frozenset[str], ...] = tuple(
         "choices slot_order capacity_factor normalize_when",
         "choices balance_weight balance_scope balance_counts balance_logits affinity",
         "importance_weight load_weight balance_weight z_weight noise_multiplier",
-        "tries capacity_factor batch_priority",
+        "tries capacity_factor batch_priority normalize_selected normalize_when",
         "combine_with sinkhorn_iterations transport_steps transport_objective",
         "choices expert_groups chosen_groups group_score group_bias outside affinity",
         "bias_update bias_bins",
@@ -173,8 +173,8 @@ def _sizes(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
         yield f"odd:{axis}", any(size % 2 and size > 1 for size in found)
         if axis in ("tokens", "experts"):
             yield f"one:{axis}", 1 in found
-            if counts(stage.call):
-                yield f"index:{axis}", max(found) > 256
+        if axis in ("tokens", "experts", "ids", "bins") and counts(stage.call):
+            yield f"index:{axis}", max(found) > 256
     if "tokens" in sizes:
         yield "tokens:", max(sizes["tokens"]) > 40
     if function(stage.call).choice:
@@ -202,7 +202,7 @@ def _arrays(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
             yield f"bits:{name}", not exact(array.astype(np.float32), DTYPES["bfloat16"])
             if any(value.kind == "float" for value in stage.outputs.values()):
                 yield f"gradient:{name}", path in wrt
-        if "logits" in name and array.dtype.kind == "f":
+        if ("logits" in name or f"{stage.call}/{name}" in FAR) and array.dtype.kind == "f":
             far = np.abs(array).max(initial=0.0) > OVERFLOW
             yield f"far:{name}", bool(far)
             yield f"far:{name} gradient", bool(far) and path in wrt

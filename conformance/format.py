@@ -4,7 +4,7 @@
 
 `schema.json` describes the manifest. A case is calls on inputs: each stage names a function, its arguments (an input,
 or a result of an earlier stage) and its options, so that a manifest can be executed by itself. Inputs are float32 (exactly
-representable in bfloat16, but for parameters of models, which are float32 in every dtype), int32 or bool; results are
+representable in bfloat16, but in cases with the flag `low_precision`, and for parameters of models), int32 or bool; results are
 float64, int32 or bool. Small arrays stand in the manifest as nested lists under `data`; a large one has its path in the
 manifest as its key in the safetensors file, under `tensor`. NaN and infinity, which only error cases hold, are the
 strings "nan", "inf", "-inf".

@@ -1,7 +1,7 @@
 """Numbers for the inputs of cases, from a hash of a name, and inputs that the cases of several algorithms are made of.
 
-The numbers are the same on every machine and in every version of NumPy. Floats are multiples of a power of two and exactly
-representable in bfloat16, so every dtype sees the same numbers.
+The numbers are the same on every machine and in every version of NumPy. Floats are multiples of a power of two. But for
+those of wide cases they are exactly representable in bfloat16, so that every dtype sees the same numbers.
 """
 
 import hashlib

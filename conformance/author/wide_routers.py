@@ -104,7 +104,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     },
     "soft_moe": {"rounding": "ceil"},
     "softmax_expert_choice": {"tokens": 5, "cap": 2, "cap_regularization": 0.25},
-    "softmax_token_choice": {"normalize_selected": True, "balance_counts": "all"},
+    "softmax_token_choice": {"normalize_selected": True, "balance_counts": "all", "tries": 10},
     "sparsity_constrained_expert_choice": {"transport_steps": 7},
     "sparsity_constrained_token_choice": {
         "transport_steps": 7,
@@ -113,7 +113,7 @@ OWN: Mapping[str, dict[str, Any]] = {
         "combine_from_clean_logits": True,
     },
     "strictly_balanced": {"threshold_weight": 0.25},
-    "switch": {"jitter": 0.25, "tries": 2},
+    "switch": {"jitter": 0.25, "tries": 2, "normalize_selected": True},
 }
 """Options of a router, and its sizes where others do not fit."""
 
@@ -142,7 +142,7 @@ def one(router: str) -> Definition:
     params, state = _parameters(router, made, f"routers/{router}/one")
     tokens = {"tokens": tensor([[[0.5]]], "groups tokens width")}
     return router_case(
-        *(router, "one", "gradient", "One token and one expert.", "degenerate_size"),
+        *(router, "one", "gradient", "One token and one expert.", "degenerate_size", "low_precision"),
         by=("tokens",),
         losses=False,
         **{"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1},

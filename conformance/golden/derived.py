@@ -79,7 +79,9 @@ def valid_calls(cases: Iterable[Case]) -> dict[str, Case]:
     """
     best: dict[str, tuple[tuple[int, ...], Case]] = {}
     for case in cases:
-        for stage in case.stages if case.expect is None else ():
+        if case.expect is not None or case.id.endswith("/wide"):  # whose options leave some arrays unread
+            continue
+        for stage in case.stages:
             known = function(stage.call)
             if known.run is None and not known.batched:
                 alone = _alone(case, stage)

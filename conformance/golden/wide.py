@@ -21,7 +21,7 @@ from moespec.conformance.format import Tensor
 from moespec.conformance.functions import function
 from moespec.conformance.functions.describe import GROUPS
 
-__all__ = ["UPDATES", "counts", "wide"]
+__all__ = ["FAR", "UPDATES", "counts", "wide"]
 
 TOKENS, INDEXED, FEW, EXPERTS, CHOICES = 42, 273, 12, 258, 9
 NARROW = {"width": 2, "dim": 2, "hidden": 2, "channels": 2, "features": 2, "experts": 2, "heads": 1}
@@ -61,6 +61,10 @@ DRAWN = {"dropout/draws"}
 """Random numbers, which are compared with a bound."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
 """Functions that need as many tokens as experts, or whose result is large, or a mean over the experts."""
+SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
+"""Functions that add up something of all experts."""
+FAR = {"gelu/x"}
+"""Of what an exponential is taken, besides logits."""
 WITHOUT_ONE = {"base_routing", "dselect_k_codes", "gshard_keep", "multi_hash_mlp", "quantile_bias", "required_biases"}
 WITHOUT_ONE |= {"group_limited_scores", "hierarchical_affinity", "hierarchical_load_loss"}
 """Functions of more than one expert."""
@@ -112,9 +116,18 @@ def _more() -> Iterator[Definition]:
     keep = named_axes(given.integers(f"{key}/m", (2, 5, 3), 0, 2) > 0, pairs)
     chosen = {"scores": given.distinct(f"{key}/n", (2, 5, 3)), "keep": keep, "choices": 3, "capacity": 3}
     yield single("token_choice", "token_choice", "kept", "value", "", **chosen)
-    table = named_axes([258, 3, 256, 0, 257], "ids")
-    ids = {"ids": named_axes([[0, 1, 2], [3, 4, 0]], "groups tokens"), "table": table}
+    choice = {"scores": given.distinct(f"{key}/o", (2, 5, 3)), "choices": 2, "capacity": 3}
+    yield single("token_choice", "token_choice", "alone", "value", "", **choice)
+    choice = {"scores": given.distinct(f"{key}/p", (2, 5, 3)), "capacity": 2}
+    yield single("expert_choice", "expert_choice", "alone", "value", "", **choice)
+    table = named_axes((np.arange(299) * 7 + 2) % 259, "ids")
+    ids = {"ids": named_axes([[298, 257, 2], [3, 256, 0]], "groups tokens"), "table": table}
     yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
+    bins = {"scores": given.scores(f"{key}/q", (2, 3, 3)), "bias": given.of_experts([0.25, -0.125, 0.5]), "bins": 299}
+    yield single("quantile_balancing", "required_biases", "many_bins", "value", "", choices=1, **bins)
+    far = {"x": named_axes(1000.0 + grid(f"{key}/r", (1, 3, 5)), "images tokens width")}
+    far |= {name: named_axes(grid(f"{key}/r/{name}", (5,)), "width") for name in ("scale", "bias")}
+    yield single("network", "layer_norm", "large_mean", "value", "", **far)
     yield composed("moe_layer", "valid", "value", "", inputs=inputs, stages=(choose, layer))
 
 
@@ -136,7 +149,7 @@ def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> 
             if "tokens" in axes:
                 yield _long(path, definition)
             chooses = function(path).choice or "choices" in definition.stages[-1].options
-            if "experts" in axes and (counts(path) or chooses) and path not in WITHOUT_MANY:
+            if "experts" in axes and (counts(path) or chooses or path in SUMS) and path not in WITHOUT_MANY:
                 yield _many(path, definition)
             if path.endswith("_loss") and "experts" in axes and path not in SIZES:
                 yield _level(path, definition)
@@ -156,7 +169,9 @@ def _wide(path: str, definition: Definition) -> Definition:
     inputs = {}
     for name, tensor in _resized(definition, sizes).items():
         array = _finer(path, name, tensor.array)
-        if "logits" in name and array.ndim > 1:  # far beyond the 88.8 at which float32 overflows
+        if (
+            "logits" in name or f"{path}/{name}" in FAR
+        ) and array.ndim > 1:  # far beyond the 88.8 at which float32 overflows
             array.reshape(-1, array.shape[-1])[-1] = np.linspace(100.3, -203.7, array.shape[-1])
         inputs[name] = replace(tensor, array=array)
     purpose = "Three groups, odd sizes, numbers of more bits than bfloat16 has."
@@ -165,7 +180,8 @@ def _wide(path: str, definition: Definition) -> Definition:
 
 
 def _long(path: str, definition: Definition) -> Definition:
-    tokens = INDEXED if counts(path) else TOKENS
+    one_number = all("tokens" not in output.axes for output in function(path).outputs.values())
+    tokens = INDEXED if counts(path) or one_number else TOKENS
     sizes = {axis: min(size, NARROW.get(axis, size)) for axis, size in _sizes(path, definition).items()}
     inputs = _resized(definition, {**sizes, **ONE, **SIZES.get(path, {}), "tokens": tokens})
     for name, tensor in inputs.items():
@@ -177,7 +193,7 @@ def _long(path: str, definition: Definition) -> Definition:
 
 
 def _many(path: str, definition: Definition) -> Definition:
-    experts = EXPERTS if counts(path) and path != "required_biases" else FEW
+    experts = EXPERTS if path in SUMS or (counts(path) and path != "required_biases") else FEW
     inputs = _resized(definition, {**_sizes(path, definition), **ONE, "experts": experts, "tokens": 1})
     inputs = {name: replace(tensor, array=_finer(path, name, tensor.array)) for name, tensor in inputs.items()}
     *before, stage = definition.stages
@@ -211,7 +227,8 @@ def _one(path: str, definition: Definition) -> Definition:
     before = [replace(each, options=_least(each.options)) for each in before]
     inputs = _resized(definition, sizes)
     definition = replace(definition, stages=(*before, stage))
-    return _case(path, definition, "one", "One token, one expert.", inputs, _least(stage.options))
+    made = _case(path, definition, "one", "One token, one expert.", inputs, _least(stage.options))
+    return replace(made, exact_ties=True)
 
 
 LEAST = ("best", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
