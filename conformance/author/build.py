@@ -49,7 +49,8 @@ def build(definition: Definition) -> Case:
     name, _, output = definition.of.partition("/")
     stage = making.stages[name or [*making.stages][-1]]
     output = output or next(name for name, value in stage.outputs.items() if value.kind == "float")
-    by = definition.by or tuple(n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
+    floats = (n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
+    by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # which no optimiser sees
     return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
 
 

@@ -174,8 +174,23 @@ def _router(making: Making, stage: Stage) -> Iterator[Decided]:
                 return ordered(choice, recorder.given[inner.name])
 
             scores = {key: np.real(value) for key, value in scores_of(group).items()}
-            margins.append(margin(choice, scores, scale(scores_of, group, scores), inner.options))
+            scales = scale(scores_of, group, scores)
+            if isinstance(choice.ordered, str):
+                scales[""] = np.maximum(scales[""], _written(making, stage, group, inner.arguments[choice.ordered]))
+            margins.append(margin(choice, scores, scales, inner.options))
         yield Decided(min(margins), max(constants, key=lambda name: CONSTANTS[name][0]))
+
+
+def _written(making: Making, stage: Stage, group: Arrays, reference: Any) -> Any:
+    """The written scale of what a call of a router returns, which counts errors that it makes itself, or 0."""
+    name, _, part = reference.partition("/")
+    made = next((inner for inner in making.trace if inner.name == name), None)
+    output = function(made.call).output(part or next(iter(function(made.call).outputs))) if made else None
+    if made is None or output is None or output.written is None or making.sampled:
+        return 0.0
+    recorder = Recorder(spec, group)
+    making.run(stage, group, recorder)
+    return output.written(**recorder.given[name])
 
 
 def _rules(making: Making, reference: Any) -> Iterator[str]:

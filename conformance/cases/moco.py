@@ -50,6 +50,8 @@ def _moco_loss() -> Iterator[Definition]:
 
 
 def _momentum_update() -> Iterator[Definition]:
+    """Without a gradient: the average is a state, and may be computed without one."""
+
     def update(name: str, kind: str, purpose: str, decay: float) -> Definition:
         rows = {n: tensor(grid(f"moco/{name}/{n}", (2, 3)), "inputs outputs") for n in ("average", "current")}
         inputs: dict[str, Any] = {**rows, "decay": tensor(np.float32(decay), "")}
@@ -59,7 +61,6 @@ def _momentum_update() -> Iterator[Definition]:
     yield update("fast", "value", "A decay of three eighths.", 0.375)
     yield update("kept", "degenerate", "A decay of 1 keeps the average.", 1.0)
     yield update("replaced", "degenerate", "A decay of 0 replaces it.", 0.0)
-    yield update("gradient", "gradient", "By both arrays and the decay.", 0.75)
 
 
 def _batch_norm() -> Iterator[Definition]:

@@ -56,7 +56,7 @@ def _parts() -> Iterator[Definition]:
     yield case[LOSS]("loss_choices", "value", purpose, FLAG, gates=gates, penalty=_scalar(1.5), choices=2)
     purpose = "By the gates; where they are 0 there is no derivative, so that here they are below."
     below: dict[str, Any] = {"gates": logits(f"{PARTS}/c", (2, 4, 3)), "penalty": _scalar(0.5), "choices": 1}
-    yield case[LOSS]("loss_gradient", "gradient", purpose, FLAG, "stop_gradient", **below)
+    yield case[LOSS]("loss_gradient", "gradient", purpose, FLAG, "stop_gradient", by=("gates",), **below)
     yield case[EXCESS]("excess", "value", "Two groups, whose excess adds.", FLAG, gates=gates, choices=1)
     for name, excess in (("rises", 1.0), ("stays", 0.0), ("falls", -300.0)):
         given: dict[str, Any] = {"penalty": _scalar(0.375), "excess": _scalar(excess)}

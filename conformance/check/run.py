@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import groupby
@@ -224,10 +224,12 @@ class _Run:
         for job, outcomes in self._outcomes(jobs, results, gradient=True):
             results[job.case.id].outcomes += outcomes
 
-        # What every case is about comes first, the whole and its gradient. Steps explain what did not pass.
+        # What every case is about comes first, the whole and its gradient. Compiled, which takes long, steps explain alone.
         values = [case for case in cases if case.expect is None]
         self._stages(values, results, whole=True)
-        self._stages([case for case in values if results[case.id].state != "pass"], results, whole=False)
+        passed = {case.id for case in values if results[case.id].state == "pass"}
+        stepwise = [case for case in values if case.id not in passed or self.mode != "compiled"]
+        self._stages(stepwise, results, whole=False, passed=passed)
         return list(results.values())
 
     def _verdicts(self, cases: Sequence[Case]) -> Iterator[tuple[Case, tuple[str, str]]]:
@@ -245,12 +247,18 @@ class _Run:
                 result = self.ask([invalid], self.mode)[0] if runs else found
                 yield case, verdict(case, result, found, required=self.facts.checks_values)
 
-    def _stages(self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool) -> None:
-        """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier."""
+    def _stages(
+        self, cases: Sequence[Case], results: dict[str, CaseResult], *, whole: bool, passed: Collection[str] = ()
+    ) -> None:
+        """Run the whole of the cases, or their steps, and put the outcomes before those there are: they come earlier.
+
+        passed: cases whose whole passes. A step of them can fail, but one that is not run takes nothing from them.
+        """
         chosen = [(c, s.name) for c in cases for s in c.stages if s.outputs and (s.name in c.whole) == whole]
         before: dict[str, list[Outcome]] = {}
         for job, outcomes in self._outcomes([job_of(case, name) for case, name in chosen], results):
-            before.setdefault(job.case.id, []).extend(outcomes)
+            counted = [o for o in outcomes if job.case.id not in passed or o.state in (*FAILED, "pass")]
+            before.setdefault(job.case.id, []).extend(counted)
         for id, earlier in before.items():
             results[id].outcomes[:0] = earlier
 

@@ -7,7 +7,8 @@ inside a router, is stored and compared as it says.
 from collections.abc import Mapping
 
 from moespec.conformance.functions import affinities, allocations, hashing, layers, losses, models
-from moespec.conformance.functions.describe import ROUTE, UPDATE, Function
+from moespec.conformance.functions.affinities import UPDATE
+from moespec.conformance.functions.describe import ROUTE, Function
 
 __all__ = ["FUNCTIONS", "function"]
 

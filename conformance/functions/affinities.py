@@ -13,9 +13,9 @@ from moespec.conformance.functions.margins import best_experts, token_choice_mar
 from moespec.spec.algorithms.cosine_logits import LARGEST_LOG_SCALE
 from moespec.spec.algorithms.dselect_k_losses import EPSILON
 from moespec.spec.algorithms.group_limited import group_scores
-from moespec.spec.numerics import logsumexp, normalize_l2
+from moespec.spec.numerics import logsumexp, normalize_l2, softmax
 
-__all__ = ["FUNCTIONS", "chosen_by_level", "levels"]
+__all__ = ["FUNCTIONS", "UPDATE", "chosen_by_level", "levels"]
 
 SCORES = "groups tokens experts"
 TANH = 5.0
@@ -43,10 +43,54 @@ def _cap_scale(logits: Array, *, cap: float) -> Array:
     return (np.abs(logits) * (1 - t**2) + (TANH + 1) * cap * np.abs(t)) / 4
 
 
-def _capped_scale(scores: Array, *, regularization: float = 1e-3, **options: Any) -> Array:
-    """Logarithms as large as those of the start, S / lambda, are rounded, which moves A by as much, relatively."""
-    A = spec.capped_affinity(scores, regularization=regularization, **options)
-    return A * (1 + np.abs(scores).max() / regularization)
+def _softmax_scale(logits: Array, chosen: Any = True) -> Array:
+    """Of the softmax over the chosen: `4 u A` is what the roundings of `exp(L - (max + log sum))` add up to.
+
+    These are of the logits, the logarithm, its sum with the maximum, the difference and the exponential. The condition has the
+    first alone, which is small where the logits are near 0.
+    """
+    p = softmax(np.where(chosen, logits, -np.inf))
+    size, from_total = np.abs(logits), -np.log(np.where(p > 0, p, 1.0))
+    log_sum, total = -np.log(p.max(axis=-1)), logsumexp(np.where(chosen, logits, -np.inf))
+    of_rows = np.sum(p * size, axis=-1) + log_sum + np.abs(total)
+    return p * (2 + size + from_total + of_rows[..., None]) / 4
+
+
+def _gates_scale(noisy_logits: Array, *, choices: int) -> Array:
+    return _softmax_scale(noisy_logits, spec.noisy_top_k_affinity(noisy_logits, choices=choices) > 0)
+
+
+def _hierarchical_scale(noisy_logits: Array, *, branches: int, choices: int) -> Any:
+    """Of a product: the errors of both factors."""
+    by_level = [*zip(levels(noisy_logits, branches), chosen_by_level(noisy_logits, branches, choices), strict=True)]
+    upper, lower = (spec.noisy_top_k_affinity(logits, choices=count) for logits, count in by_level)
+    errors = [_gates_scale(logits, choices=count) for logits, count in by_level]
+    product = errors[0].reshape(-1, 1) * lower + upper.reshape(-1, 1) * errors[1]
+    return product.reshape(len(noisy_logits), -1)
+
+
+def _capped_scale(scores: Array, *, regularization: float = 1e-3, iterations: int = 100, **options: Any) -> Array:
+    """`A (1 + max S / lambda + sqrt(3 sum a^2))`, where `a` is `log A` after each round.
+
+    The logarithms of the start are rounded, and so are those of each of the three steps of a round. These errors stay, and add
+    up as random numbers do.
+    """
+    rounds = [
+        spec.capped_affinity(scores, regularization=regularization, iterations=n + 1, **options)
+        for n in range(iterations)
+    ]
+    squares = sum(np.log(np.where(A > 0, A, 1.0)) ** 2 for A in rounds)
+    return rounds[-1] * (1 + np.abs(scores).max() / regularization + np.sqrt(3 * squares))
+
+
+def _bins_scale(bias: Array, **of_counts: Any) -> Array:
+    """The width of all bins: a position may be in the last, and subtracting the mean leaves its rounding."""
+    return np.full(len(bias), np.ptp(bias) + 2)
+
+
+def _update_scale(state: Any, statistics: Any, options: Any) -> Any:
+    """Of a bias by quantiles; of everything else the condition is enough."""
+    return _bins_scale(state["bias"]) if getattr(options, "bias_update", "") == "quantile" else 0.0
 
 
 def _plan_scale(logits: Array, *, iterations: int = 20, tolerance: float | None = None) -> Array:
@@ -109,7 +153,8 @@ def _soft_scale(name: str) -> Array:
     """The softmaxes of Soft MoE on absolute values.
 
     With absolute logits `a = |x| |phi|` of the normalised x and phi, rounding moves `p = softmax(L)` by at most
-    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax.
+    `u p (1 + a + sum p a)` to first order, the sum being that of the softmax, and the logarithm of a sum of
+    n terms by as much as log n.
     """
 
     def scale(tokens: Array, slots: Array, *, scale: Array = 1.0, **options: Any) -> Any:
@@ -118,7 +163,9 @@ def _soft_scale(name: str) -> Array:
             form = options.get("norm_form", "paper")
             tokens, slots = normalize_l2(tokens, 1, form=form), scale * normalize_l2(slots, 0, form=form)
         size = np.einsum("td,dec->tec", np.abs(tokens), np.abs(slots))
-        return p * (1 + size + (p * size).sum(axis=0 if name == "dispatch" else (1, 2), keepdims=True))
+        axis = (0,) if name == "dispatch" else (1, 2)
+        terms = np.prod(np.take(p.shape, axis))
+        return p * (1 + np.log(terms) + size + (p * size).sum(axis=axis, keepdims=True))
 
     return scale
 
@@ -142,7 +189,7 @@ def _edge_margin(positions: Array, scale: Array, options: Any) -> float:
 
 FUNCTIONS = (
     Function("router_logits", {"logits": Output(SCORES)}),
-    Function("softmax_affinity", {"scores": Output(SCORES)}),
+    Function("softmax_affinity", {"scores": Output(SCORES, written=_softmax_scale)}),
     Function("add_gating_noise", {"noisy": Output(SCORES)}),
     Function("sigmoid_affinity", {"scores": Output(SCORES)}),
     Function("sqrt_softplus_affinity", {"scores": Output(SCORES)}),
@@ -187,8 +234,16 @@ FUNCTIONS = (
         Choice(_support, scale="stability", constant="transport"),
     ),
     Function("noisy_top_k_logits", {"noisy_logits": Output(SCORES)}),
-    Function("noisy_top_k_affinity", {"gates": Output(SCORES)}, Choice("noisy_logits", best_experts("choices"))),
-    Function("hierarchical_affinity", {"gates": Output(SCORES)}, Choice("noisy_logits", _hierarchical_margin)),
+    Function(
+        "noisy_top_k_affinity",
+        {"gates": Output(SCORES, written=_gates_scale)},
+        Choice("noisy_logits", best_experts("choices")),
+    ),
+    Function(
+        "hierarchical_affinity",
+        {"gates": Output(SCORES, written=_hierarchical_scale)},
+        Choice("noisy_logits", _hierarchical_margin),
+    ),
     Function("smooth_step", {"step": Output("rows n")}),
     Function(
         "dselect_k_codes", {"codes": Output("groups tokens choices bits"), "logits": Output("groups tokens choices")}
@@ -202,7 +257,8 @@ FUNCTIONS = (
         "soft_routing",
         {name: Output(DENSE, scale="written", written=_soft_scale(name)) for name in ("dispatch", "combine")},
     ),
-    Function("biased_scores", {"biased": Output(SCORES)}),
+    # It carries no gradient, so that the condition has no input.
+    Function("biased_scores", {"biased": Output(SCORES, written=lambda scores, bias: np.abs(scores) + np.abs(bias))}),
     Function(
         "expert_load", {"load": Output("experts", scale="unit", summed=True)}, Choice("scores", best_experts("choices"))
     ),
@@ -217,7 +273,10 @@ FUNCTIONS = (
         {"counts": Output("experts bins", scale="unit", summed=True)},
         Choice(_positions, _edge_margin),
     ),
-    Function("quantile_bias", {"bias": Output("experts")}),
+    Function("quantile_bias", {"bias": Output("experts", written=_bins_scale)}),
     Function("pool_images", {"pooled": Output("groups images width")}),
     Function("spread_images", {"scores": Output(SCORES)}),
 )
+
+UPDATE = Function("ROUTERS.update", {"*": Output("experts", written=_update_scale)})
+"""The `update` of a router, which gives its state after a step by name."""

@@ -37,6 +37,13 @@ def _second(gates: Array, noise: Array) -> Any:
     return np.stack([2 * np.sort(gates.real, axis=1)[:, -2], noise], axis=1)
 
 
+def _sampled_scale(logits: Array, noise: Array) -> Any:
+    """The sum on absolute values, and 1 more than the largest for the first expert."""
+    size = np.abs(logits) + np.abs(np.log(-np.log(noise))) + 1
+    largest = size.max(axis=-1, keepdims=True)
+    return np.where(logits == logits.max(axis=-1, keepdims=True), largest, size)
+
+
 def _largest(scores: Array, **shards: Any) -> Any:
     """What the gap is small against: the sum of the largest score of each token."""
     return np.abs(scores).max(axis=1).sum()
@@ -90,7 +97,11 @@ FUNCTIONS = (
     ),
     Function("batch_priority", {"order": Output("groups tokens", "int")}, Choice("scores", _priorities)),
     Function("gshard_keep", {"keep": Output("groups tokens choices", "bool")}, Choice(_second, best_experts(1))),
-    Function("gshard_sample", {"scores": Output(SCORES, scale="unit")}, Choice("logits", best_experts(1))),
+    Function(
+        "gshard_sample",
+        {"scores": Output(SCORES, scale="written", written=_sampled_scale)},
+        Choice("logits", best_experts(1)),
+    ),
     Function(
         "base_assignment",
         {

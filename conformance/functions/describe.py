@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "UPDATE", "Choice", "Function", "Output", "axes"]
+__all__ = ["DENSE", "GROUPS", "METRICS", "ROUTE", "SLOTS", "Choice", "Function", "Output", "axes"]
 
 GROUPS = ("groups", "images", "rows")
 """Names of a leading axis that arrays of a target have and those of the specification, one group, have not."""
@@ -132,6 +132,3 @@ ROUTE = Function(
     },
 )
 """The `route` of a router."""
-
-UPDATE = Function("ROUTERS.update", {"*": Output("experts")})
-"""The `update` of a router, which gives its state after a step by name."""

@@ -74,7 +74,7 @@ def _attention_scale(query: Array, key: Array, value: Array, *, causal: bool = F
     scores = np.einsum("qhd,khd->hqk", query, key) / root
     p = softmax(np.where(np.tri(len(query), len(key), dtype=bool), scores, -np.inf) if causal else scores)
     size = np.einsum("qhd,khd->hqk", np.abs(query), np.abs(key)) / root
-    moved = p * (1 + size + (p * size).sum(axis=-1, keepdims=True))
+    moved = p * (1 + np.log(len(key)) + size + (p * size).sum(axis=-1, keepdims=True))
     return np.einsum("hqk,khd->qhd", moved, np.abs(value))
 
 

@@ -39,7 +39,7 @@ from moespec.spec.values import as_array, even
 __all__ = ["capacity_logits", "capacity_loss", "capacity_thresholds", "moved_thresholds", "scores_above"]
 
 AXES = "tokens experts"
-ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 1, tuple(__all__)),)
+ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487)", 2, tuple(__all__)),)
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:

@@ -51,7 +51,7 @@ from moespec.spec.values import as_array
 __all__ = ["capped_affinity"]
 
 ALGORITHMS = (
-    Algorithm("capped_affinity", "Zhou et al. 2022 (arXiv 2202.09368), section 3.3", 1, ("capped_affinity",)),
+    Algorithm("capped_affinity", "Zhou et al. 2022 (arXiv 2202.09368), section 3.3", 2, ("capped_affinity",)),
 )
 
 

@@ -61,7 +61,7 @@ __all__ = ["hierarchical_affinity", "hierarchical_load_loss"]
 
 PAPER = "Shazeer et al. 2017 (arXiv 1701.06538)"
 ALGORITHMS = (
-    Algorithm("hierarchical_affinity", f"{PAPER}, eq. (12)", 1, ("hierarchical_affinity",)),
+    Algorithm("hierarchical_affinity", f"{PAPER}, eq. (12)", 2, ("hierarchical_affinity",)),
     Algorithm("hierarchical_load_loss", f"{PAPER}, eq. (14)", 1, ("hierarchical_load_loss",)),
 )
 

@@ -44,7 +44,7 @@ ALGORITHMS = (
     Algorithm(
         "moe_layer",
         "Liu et al. 2024 (arXiv 2401.15969), section 1.2",
-        4,
+        5,
         ("moe_layer", "expert_mlp", "moe_mlp", "routing_metrics"),
     ),
 )

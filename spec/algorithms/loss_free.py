@@ -66,7 +66,7 @@ __all__ = ["balance_bias", "biased_scores", "expert_load"]
 
 PAPER = "Wang et al. 2024 (arXiv 2408.15664)"
 ALGORITHMS = (
-    Algorithm("biased_scores", f"{PAPER}, eq. (3)", 1, ("biased_scores",)),
+    Algorithm("biased_scores", f"{PAPER}, eq. (3)", 2, ("biased_scores",)),
     Algorithm("balance_bias", f"{PAPER}, Algorithm 1", 1, ("balance_bias", "expert_load")),
 )
 

@@ -59,7 +59,7 @@ ALGORITHMS = (
     Algorithm(
         "moco",
         "Chen et al. 2021 (arXiv 2104.02057), Algorithm 1",
-        1,
+        2,
         ("batch_norm", "moco_loss", "momentum_update"),
     ),
 )

@@ -33,7 +33,7 @@ ALGORITHMS = (
     Algorithm(
         "network",
         "Dosovitskiy et al. 2020 (arXiv 2010.11929)",
-        4,
+        5,
         ("attention", "gelu", "layer_norm", "patch_embed", "sigmoid_cross_entropy", "softmax_cross_entropy"),
     ),
 )

@@ -68,7 +68,7 @@ ALGORITHMS = (
     Algorithm(
         "noisy_top_k_affinity",
         "Shazeer et al. 2017 (arXiv 1701.06538), eqs. (3)-(5)",
-        1,
+        2,
         ("noisy_top_k_affinity", "noisy_top_k_logits"),
     ),
     Algorithm(

@@ -47,7 +47,7 @@ from moespec.spec.values import as_array
 __all__ = ["quantile_bias", "required_biases"]
 
 ALGORITHMS = (
-    Algorithm("quantile_balancing", "Su 2026 (kexue.fm/archives/11619)", 1, ("required_biases", "quantile_bias")),
+    Algorithm("quantile_balancing", "Su 2026 (kexue.fm/archives/11619)", 2, ("required_biases", "quantile_bias")),
 )
 
 

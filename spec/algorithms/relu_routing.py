@@ -44,7 +44,7 @@ ALGORITHMS = (
     Algorithm(
         "relu_routing",
         "Wang et al. 2024 (arXiv 2412.14711)",
-        1,
+        2,
         ("relu_affinity", "relu_loss", "excess_gates", "renewed_penalty"),
     ),
 )

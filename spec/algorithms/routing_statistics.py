@@ -14,7 +14,7 @@ ALGORITHMS = (
     Algorithm(
         "routing_statistics",
         "Puigcerver et al. 2023 (arXiv 2308.00951), appendices E, G, H and I",
-        1,
+        2,
         ("collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot_similarity", "summed_dispatch"),
     ),
 )

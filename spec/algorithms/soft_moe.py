@@ -66,7 +66,7 @@ ALGORITHMS = (
     Algorithm(
         "soft_routing",
         "Puigcerver et al. 2023 (arXiv 2308.00951), Algorithms 1 and 2, Table 2",
-        2,
+        3,
         ("soft_routing",),
     ),
 )

@@ -78,7 +78,7 @@ ALGORITHMS = (
     Algorithm(
         "softmax_affinity",
         "Liu et al. 2024 (arXiv 2401.15969), eq. (1)",
-        1,
+        2,
         ("router_logits", "softmax_affinity"),
     ),
     Algorithm("gating_noise", "Riquelme et al. 2021 (arXiv 2106.05974)", 1, ("add_gating_noise",)),

@@ -168,5 +168,5 @@ ROUTER = Router(
     balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
     cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
     drops="tokens that no expert chooses",
-    revision=2,
+    revision=3,
 )

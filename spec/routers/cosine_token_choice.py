@@ -125,5 +125,5 @@ ROUTER = Router(
     balances="the load of the experts, by the balance loss",
     cost="T P (D + E)",
     drops="tokens beyond the capacity of the experts that they choose",
-    revision=2,
+    revision=3,
 )

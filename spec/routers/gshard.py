@@ -151,5 +151,5 @@ ROUTER = Router(
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
     functions=("gshard_keep", "gshard_sample"),
-    revision=4,
+    revision=5,
 )

@@ -129,5 +129,5 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses of the hierarchy",
     cost="2 T D (a + E)",
     drops="none, unless a capacity is given",
-    revision=2,
+    revision=3,
 )

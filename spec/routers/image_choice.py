@@ -113,5 +113,5 @@ ROUTER = Router(
     balances="the images of the experts in a group, by its losses if they have weights",
     cost="T D for the mean of images, D E for each of them",
     drops="none, unless a capacity is given",
-    revision=2,
+    revision=3,
 )

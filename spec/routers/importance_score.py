@@ -100,5 +100,5 @@ ROUTER = Router(
     cost="T D E, and a sort of the tokens",
     drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
     functions=("importance_score_choice", "importance_score_order"),
-    revision=4,
+    revision=5,
 )

@@ -121,5 +121,5 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
     drops="none, unless a capacity is given",
-    revision=4,
+    revision=5,
 )

@@ -145,5 +145,5 @@ ROUTER = Router(
     cost="T D E, and in training 2 T E for each of the iterations",
     drops="none, unless a capacity is given",
     functions=("sigmoid_affinity",),
-    revision=3,
+    revision=4,
 )

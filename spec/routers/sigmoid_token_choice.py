@@ -230,5 +230,5 @@ ROUTER = Router(
     cost="T D E",
     drops="none, unless a capacity is given",
     functions=("scaled_gates", "sqrt_softplus_affinity"),
-    revision=2,
+    revision=3,
 )

@@ -94,5 +94,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly; how often tokens are chosen, nearly: by a balanced plan",
     cost="T D E, and 2 T E for each of the iterations",
     drops="tokens that no expert chooses",
-    revision=3,
+    revision=4,
 )

@@ -129,5 +129,5 @@ ROUTER = Router(
     balances="the load of the experts, nearly: by a balanced plan (not if the tokens are all alike)",
     cost="T D E, and 2 T E for each of the iterations",
     drops="tokens beyond the capacity of the experts that they choose",
-    revision=3,
+    revision=4,
 )

@@ -93,7 +93,7 @@ ROUTER = Router(
     init,
     route,
     decays=("scale",),
-    revision=3,
+    revision=4,
     balances="the load of the experts, exactly: a slot is a mean of all tokens",
     cost="3 T D E C: logits, dispatch and combine of E C slots",
     drops="none",

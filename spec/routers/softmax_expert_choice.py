@@ -121,5 +121,5 @@ ROUTER = Router(
     balances="the load of the experts, exactly: each chooses C tokens",
     cost="T D E, and with a cap 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
-    revision=3,
+    revision=4,
 )

@@ -128,5 +128,5 @@ ROUTER = Router(
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
     drops="tokens beyond the capacity of the experts that they choose or, with `tries`, try",
-    revision=5,
+    revision=6,
 )

@@ -100,7 +100,7 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    revision=5,
+    revision=6,
     balances="the load of the experts, exactly: each chooses C tokens; how many experts a token gets, a little",
     cost="T D E, and a choice of C tokens for each expert in each of the steps",
     drops="tokens that no expert chooses",

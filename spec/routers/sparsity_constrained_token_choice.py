@@ -150,5 +150,5 @@ ROUTER = Router(
     balances="the load of the experts, a little: by a plan on its way to a balanced one",
     cost="T D E, and a choice of K experts for each token in each of the steps",
     drops="tokens beyond the capacity of the experts that they choose",
-    revision=2,
+    revision=3,
 )

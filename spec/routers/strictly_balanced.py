@@ -111,5 +111,5 @@ ROUTER = Router(
     balances="the load of the experts: exactly in training, about as well as the thresholds are trained at evaluation",
     cost="T D E; at evaluation an expert may be given every token",
     drops="tokens that no expert chooses",
-    revision=2,
+    revision=3,
 )

@@ -146,5 +146,5 @@ ROUTER = Router(
     balances="the load of the experts, by the balance loss",
     cost="T D E",
     drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",
-    revision=4,
+    revision=5,
 )

@@ -1,0 +1,147 @@
+"""Steps of routers on the arrays of the vectors: on the backends, as files, and written in other ways that are right."""
+
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from committed import BY_ID, CASES, of, replaced, results_of
+from safetensors.numpy import save_file
+
+import moespec.backends.numpy as reference
+from moespec import spec
+from moespec.backends.routers import composed
+from moespec.conformance.check.run import run_cases
+from moespec.conformance.check.target import Target, job_of
+from moespec.conformance.check.worker import answers
+from moespec.conformance.compare import DTYPES, certified, compared
+
+ROUTED = [case for case in CASES if case.expect is None and case.whole != [stage.name for stage in case.stages]]
+
+
+def test_all_steps_pass_on_jax():
+    """The other backends run them in `nox -s conformance`, which compiles on JAX. Each case is run in one dtype of three."""
+    pytest.importorskip("jax")
+    for n, dtype in enumerate(DTYPES.values()):
+        target = Target("moespec.backends.jax", dtype)
+        jobs = [job_of(c, s.name) for c in ROUTED[n::3] for s in c.stages if s.outputs and s.name not in c.whole]
+        assert len(jobs) > 300
+        for job, found in zip(jobs, answers(target, jobs, "eager"), strict=True):
+            sure = certified(job.case.decisions.get(job.stage.name), dtype)
+            outcomes = compared(job.stage.name, job.stage.outputs, found, dtype, sure, job.stage.call)
+            assert [(job.case.id, o) for o in outcomes if o.state not in ("pass", "inconclusive")] == []
+
+
+def write(folder, backend, dtype, cases):
+    """Writes what a backend makes of every stage and gradient as files."""
+    target = Target(f"moespec.backends.{backend}", DTYPES[dtype])
+    for case in cases:
+        jobs = [job_of(case, stage.name) for stage in case.stages if stage.outputs]
+        found = {job.stage.name: results for job, results in zip(jobs, answers(target, jobs, "eager"), strict=True)}
+        if case.gradients:
+            differentiated = [job_of(case, case.gradients.stage)]
+            (found["gradient"],) = answers(target, differentiated, "eager", gradient=True)
+        arrays = {f"{stage}/{name}": array for stage, results in found.items() for name, array in results.items()}
+        path = folder / f"{case.id}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path)
+
+
+FILED = ("sigmoid_token_choice", "softmax_expert_choice")
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("numpy", "float64"), ("torch", "float32"), ("torch", "bfloat16"), ("jax", "float32")]
+)
+def test_what_a_backend_computes_passes_as_files(backend, dtype, tmp_path, run):
+    pytest.importorskip(backend)
+    cases = [case for case in of(*FILED) if case.expect is None and (backend != "jax" or case.gradients is None)]
+    write(tmp_path, backend, dtype, cases)
+    status, printed, _ = run("check", tmp_path, "--dtype", dtype, "--algorithm", *FILED)
+    assert status == 0, printed
+    assert printed.splitlines()[-1].startswith(f"{len(cases)} passed, 0 failed")
+
+
+def test_a_step_that_is_wrong_fails_although_the_whole_is_right():
+    """The routers of the target have functions of their own."""
+    wrong = replaced(softmax_affinity=lambda logits: reference.softmax_affinity(logits) * (1 + 1e-9))
+    lacking = replaced()
+    del lacking.softmax_affinity
+    case = [BY_ID["softmax_token_choice/values"]]
+    (result,) = results_of(wrong, case)
+    assert (result.state, result.first.stage) == ("fail", "softmax_affinity/scores")
+    assert {result.state for result in results_of(lacking, case)} == {"pass"}
+    compiled = run_cases(Target("changed", DTYPES["float64"], wrong), case, "compiled")
+    assert {result.state for result in compiled} == {"pass"}
+
+
+def logarithms(torch, backend):
+    """The softmax as the exponential of its logarithm."""
+
+    def softmax(logits):
+        return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1).exp()
+
+    def of_chosen(noisy_logits, *, choices):
+        chosen = backend.noisy_top_k_affinity(noisy_logits, choices=choices) > 0
+        return softmax(torch.where(chosen, noisy_logits, -torch.inf))
+
+    return {"softmax_affinity": softmax, "noisy_top_k_affinity": of_chosen}
+
+
+def positions(torch, backend):
+    """Quantiles as the specification writes them, whole parts and fractions together."""
+
+    def quantile_bias(bias, counts, *, choices):
+        experts, bins = counts.shape
+        rank = choices * counts.sum(dim=1) / experts
+        below = experts * counts.cumsum(dim=1) < experts * rank[:, None]
+        here = torch.where(torch.arange(bins) == below.sum(dim=1, keepdim=True), counts, 0.0).sum(dim=1)
+        within = (rank - (counts * below).sum(dim=1)) / torch.where(here > 0, here, 1.0)
+        position = below.sum(dim=1) + within
+        return (position - position.mean()) * ((bias.max() - bias.min() + 2) / bins)
+
+    return {"quantile_bias": quantile_bias}
+
+
+def constants(torch, backend):
+    """States are no part of the graph."""
+    names = {"relu_loss": ("penalty",), "scores_above": ("thresholds",), "biased_scores": ("bias",)}
+
+    def constant(name):
+        def function(**given):
+            kept = {key: given[key].detach() for key in names[name]}
+            return getattr(backend, name)(**{**given, **kept})
+
+        return lambda *arrays, **options: function(**signature(name).bind(*arrays, **options).arguments)
+
+    return {name: constant(name) for name in names}
+
+
+def signature(name):
+    return inspect.signature(getattr(spec, name))
+
+
+RIGHT = {
+    logarithms: ("noisy_top_k", "softmax_expert_choice", "importance_score"),
+    positions: ("quantile_balancing", "sigmoid_token_choice"),
+    constants: ("relu_routing", "relu", "capacity_predictor", "sigmoid_token_choice"),
+}
+
+
+@pytest.mark.parametrize("write", RIGHT, ids=lambda write: write.__name__)
+def test_what_is_right_in_other_words_passes(write):
+    torch, backend = pytest.importorskip("torch"), pytest.importorskip("moespec.backends.torch")
+    module = SimpleNamespace(**{**vars(backend), **write(torch, backend)})
+    module.ROUTERS = composed(module)
+    cases = [case for case in of(*RIGHT[write]) if case.expect is None]
+    assert [r.first for r in results_of(module, cases, "float32") if r.state not in ("pass", "inconclusive")] == []
+
+
+def test_no_gradient_by_a_state_is_demanded():
+    demanded = {
+        (case.stage(case.gradients.stage).call, name) for case in CASES if case.gradients for name in case.gradients.wrt
+    }
+    states = {("relu_loss", "penalty"), ("scores_above", "thresholds"), ("momentum_update", "average")}
+    assert not demanded & states
+    assert not [name for _, name in demanded if name.startswith("state/")]
+    assert ("relu_loss", "gates") in demanded
