@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "invalid_and_valid", "run_cases", "run_part", "verdict"]
 
+STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
+"""The kinds of cases that the mode `strided` chooses from."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,16 +65,22 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """The first of the cases with values, and the first with a gradient."""
-        firsts = (next((id for id in ids if self._kind(id) == wanted), "") for wanted in ("value", "gradient"))
-        return [id for id in firsts if id]
+        """For each function that the cases are about, the first with values, of the kinds in order, and the first with gradients."""
+        about = {id: self._about(id) for id in ids}
+        firsts: dict[tuple[bool, str], str] = {}
+        for kind in STRIDED_KINDS:
+            for id in ids:
+                for call in about[id][1] if about[id][0] == kind else ():
+                    firsts.setdefault((kind == "gradient", call), id)
+        return [id for id in ids if id in firsts.values()]
 
-    def _kind(self, id: str) -> str:
-        if self.report.seed is None:
-            return suite.kind(self.vectors / f"{id}.json")
+    def _about(self, id: str) -> tuple[str, list[str]]:
+        """The class of a case, and the calls that it is about. A fresh case makes those of the committed case."""
+        if (path := self.vectors / f"{id}.json").exists():
+            return suite.about(path)
         from moespec.conformance.golden import fresh  # which imports all cases
 
-        return fresh.kind(id)
+        return fresh.kind(id), ["moe_layer"]
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
         """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
