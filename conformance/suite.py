@@ -129,7 +129,7 @@ def about(path: Path) -> tuple[str, list[str]]:
 
     Nothing else is checked. Raises VectorError without them.
     """
-    kind, calls, whole = _outline(path)
+    kind, _, whole = _outline(path)
     return kind, whole
 
 

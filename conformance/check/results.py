@@ -1,17 +1,30 @@
 """What came of a case, and of all cases that a run checked."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from moespec.conformance.compare import Outcome
-from moespec.conformance.suite import is_installed
+from moespec.conformance.suite import CLASSES, is_installed
 from moespec.version import version
 
 __all__ = [
-    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "unpacked"),
+    *(
+        "COLUMNS",
+        "FAILED",
+        "STATES",
+        "CaseResult",
+        "Match",
+        "Report",
+        "Table",
+        "Unsupported",
+        "counts",
+        "covered",
+        "unpacked",
+    ),
 ]
 
 COLUMNS = {
@@ -139,7 +152,8 @@ class Report:
     sentences about what is wrong besides the cases, such as a waiver that waives nothing; each counts as a failure.
     matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
     theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
-    to follow, or an empty string.
+    to follow, or an empty string. left_out: the cases of the same rows that were not run, by id, each with the word
+    for it of `--class`.
     """
 
     interface: str
@@ -153,6 +167,7 @@ class Report:
     claims: str = ""
     size: str = "small"
     repeat: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def note(self) -> str:
@@ -204,6 +219,33 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
     states = [result.state for result in results]
     passed, failed = states.count("pass"), sum(state in FAILED for state in states)
     return passed, failed, len(states) - passed - failed
+
+
+class Covered(NamedTuple):
+    """How many cases of the chosen rows pass wherever they were compared, how many these rows have, and how many are missing.
+
+    missing: by the words of `--class`, those that were not run or are not implemented.
+    """
+
+    passed: int
+    cases: int
+    missing: Counter[str]
+
+
+def covered(reports: Iterable[Report]) -> Covered:
+    """What reports say together of the cases of each target."""
+    found: dict[tuple[str, str, str], set[str]] = {}
+    words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
+    missing: dict[tuple[str, str, str], str] = {}
+    for report in reports:
+        missing |= {(report.interface, report.title, id): word for id, word in report.left_out.items()}
+        for result in report.results:
+            place = (report.interface, report.title, result.id)
+            found.setdefault(place, set()).add(result.state)
+            missing.setdefault(place, words[result.kind])
+    passed = sum("pass" in states and not states & {*FAILED, "waived"} for states in found.values())
+    left = Counter(word for place, word in missing.items() if found.get(place, set()) <= {"not implemented"})
+    return Covered(passed, len(missing), left)
 
 
 def unpacked(content: dict[str, Any]) -> Report:

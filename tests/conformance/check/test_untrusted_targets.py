@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 import pytest
-from committed import BY_ID, content, of
+from committed import BY_ID, content, counted, of
 from fused_layers import FORWARD
 
 from moespec.conformance.check.adapter import Adapter
@@ -24,7 +24,7 @@ COUNT = {name: len(of(name)) for name in ("z_loss", "importance_loss")}
 
 def states(printed):
     """Passed, failed and skipped, from the last line."""
-    return tuple(int(word) for word in printed.splitlines()[-1].split() if word.isdecimal())
+    return tuple(int(word) for word in counted(printed).split() if word.isdecimal())
 
 
 def run_alone(name, cases, **limits):
