@@ -308,9 +308,62 @@ def test_numpy_may_widen_what_an_adapter_computes(target):
 # Declining.
 
 
-@pytest.mark.parametrize("declared", ["['z_loss/*']", "{'z_loss/*': ''}", "{'z_loss/*': None}"])
-def test_a_declaration_without_reasons_is_wrong(run, over_numpy, declared):
+WRONG = {
+    "['z_loss/*']": "expected patterns of ids, or options of calls, with reasons",
+    "{'z_loss/*': ''}": "expected patterns of ids, or options of calls, with reasons",
+    "{'z_loss/*': None}": "expected patterns of ids, or options of calls, with reasons",
+    "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints them all; near it: z_loss/",
+    "{'token_choices(tries=)': 'x'}": "no function or router 'token_choices' with options; expected router_logits, ",
+    "{'z_loss(x=)': 'x'}": "no function or router 'z_loss' with options; expected router_logits, ",
+    "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected combine_scores, order, keep, hold, tries",
+    "{'switch(tri=)': 'x'}": "switch has no option 'tri'; expected noise, train, ",
+}
+
+
+@pytest.mark.parametrize("declared", WRONG)
+def test_a_wrong_declaration_stops_the_run(run, over_numpy, declared):
     name = over_numpy(f"declaring{abs(hash(declared))}", f"not_offered = {declared}\n")
     status, printed, said = run("run", "--target", name, "--dtype", "f64", *LOSSES)
     assert (status, printed) == (2, "")
-    assert "not_offered=" in said
+    assert "not_offered" in said
+    assert WRONG[declared] in said
+
+
+PLAIN = """
+def token_choice(scores, *, choices, capacity, combine_scores=None, hold=False, slot_order="choice", normalize=None):
+    more = {"combine_scores": combine_scores, "hold": hold, "slot_order": slot_order, "normalize": normalize}
+    return numpy.token_choice(scores, choices=choices, capacity=capacity, **more)
+"""
+OPTIONS = ["token_choice(order=)", "token_choice(keep=)", "token_choice(tries=)"]
+
+
+def test_a_function_without_some_options_declines_the_cases_that_pass_them(over_numpy):
+    """In a step of a router, too; all other cases are run, and pass."""
+    cases = of("token_choice", "batch_priority")
+    results = run_cases(Target(over_numpy("plain", PLAIN), DTYPES["float64"]), cases, "eager")
+    wrong = {result.id for result in results if result.state in ("error", "fail")}
+    assert len(wrong) > 10
+    text = PLAIN + f"not_offered = dict.fromkeys({OPTIONS}, 'no such option')\n"
+    results = run_cases(Target(over_numpy("plain_and_says_so", text), DTYPES["float64"]), cases, "eager")
+    assert {result.state for result in results} == {"pass", "not implemented"}
+    declined = {result.id for result in results if result.state == "not implemented"}
+    assert declined >= wrong
+    assert {r.first.message for r in results if r.id in declined} == {"declared as not offered: no such option"}
+    passing = {c.id for c in cases if any(stage_passes(s) for s in c.stages)}
+    assert declined == passing
+
+
+def stage_passes(stage):
+    given = {**stage.arguments, **stage.options}
+    return stage.call == "token_choice" and any(given.get(name) is not None for name in ("order", "keep", "tries"))
+
+
+def test_an_adapter_declines_options_of_a_router(target):
+    """Which it sees in `options`, and of the experts."""
+    declared = "not_offered = {'softmax_expert_choice(cap=)': 'no cap', 'expert_mlp(gelu=)': 'one GELU'}\n"
+    asked = "asked = layer\ndef layer(x, params, options):\n    assert options['cap'] is None\n    return asked(x, params, options)\n"
+    cases = of("softmax_expert_choice", kinds=["value", "overflow", "tie"])
+    results = run_cases(Adapter(target("capless", FORWARD + asked + declared), DTYPES["float64"]), cases, "eager")
+    messages = {r.first.message for r in results if r.state == "not implemented"}
+    assert "declared as not offered: no cap" in messages
+    assert not [result for result in results if result.state == "error"]
