@@ -153,7 +153,7 @@ class Report:
     matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
     theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
     to follow, or an empty string. left_out: the cases of the same rows that were not run, by id, each with the word
-    for it of `--class`.
+    for it of `--class`. called: the functions of moespec that the target was seen to call.
     """
 
     interface: str
@@ -168,19 +168,24 @@ class Report:
     size: str = "small"
     repeat: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
+    called: list[str] = field(default_factory=list)
 
     @property
-    def note(self) -> str:
-        """What is to be said of the version that the target claims, if it is not the installed one, or an empty string."""
-        if not self.claims or is_installed(self.claims):
-            return ""
-        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}"
+    def notes(self) -> list[str]:
+        """What is to be said of the version that the target claims, if it is not the installed one, and of what it calls."""
+        notes = []
+        if self.claims and not is_installed(self.claims):
+            notes.append(f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}")
+        if self.called:
+            more = f" and {len(self.called) - 3} more of moespec" if len(self.called) > 3 else ""
+            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}: what these return is ours")
+        return notes
 
     @property
     def remarks(self) -> list[str]:
         """What is to be said besides its cases."""
         lacking = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in self.unsupported]
-        return [*lacking, *self.problems, *([self.note] if self.note else [])]
+        return [*lacking, *self.problems, *self.notes]
 
     @property
     def title(self) -> str:

@@ -90,10 +90,10 @@ class Plan:
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
         interface, how = Adapter if self.report.interface == Adapter.kind else Target, (self.limit, self.memory)
-        results, reason = run_part(interface, self.report.target, cases, dtype, mode, repeat, *how)
+        results, reason, called = run_part(interface, self.report.target, cases, dtype, mode, repeat, *how)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
-        report = replace(self.report, results=results, unsupported=lacking)
+        report = replace(self.report, results=results, unsupported=lacking, called=called)
         if any(result.state in FAILED for result in results):
             from moespec.conformance.check.explain import diagnosed  # which imports all known variants
 
@@ -127,6 +127,7 @@ class Plan:
         return replace(
             self.report,
             results=[one for report in ran for one in report.results],
+            called=sorted({name for report in reports for name in report.called}),
             matches=list(dict.fromkeys(match for report in ran for match in report.matches)),
             unsupported=[Unsupported(self.dtypes[n], why, cases) for (n, why), cases in sorted(lacking.items())],
         )
@@ -158,8 +159,8 @@ def run_part(
     repeat: bool = False,
     limit: float = LIMIT,
     memory: float = 0.0,
-) -> tuple[list[CaseResult], str]:
-    """The results of the cases of one algorithm, and why the target does not have the dtype, or an empty string.
+) -> tuple[list[CaseResult], str, list[str]]:
+    """The results of the cases of one algorithm, why the target does not have the dtype, or an empty string, and what it calls of moespec.
 
     The target runs in a process that the next part has, too, until `process.end` is called. repeat: whether each case is
     run twice. limit: the seconds that a case may take. memory: the GiB that the target's process may address, 0 for any
@@ -173,10 +174,10 @@ def run_part(
     except EndedError as error:  # where it is not called for a case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
-        return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], ""
+        return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called
     for result in results:
         result.seconds = (time.perf_counter() - begun) / len(results)
-    return results, reason
+    return results, reason, target.called
 
 
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:

@@ -207,7 +207,7 @@ def _reason(result: CaseResult) -> str:
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
     """All that is printed of a report but for the last line: the matrix, what failed, what was skipped, the legend."""
     parts = [] if report.seed is None else [f"{report.made}\n"]
-    parts += [f"{report.note}\n"] if report.note else []
+    parts += [f"{note}\n" for note in report.notes]
     parts += [table(report.results, algorithms, report.left_out) + "\n"] if report.results else []
     parts += [failures(report, everything=everything), *skips(report), LEGEND if report.results else ""]
     return "\n".join(part for part in parts if part)

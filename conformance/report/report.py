@@ -35,7 +35,7 @@ class ReportError(Exception):
 
 def write(report: Report, path: Path) -> None:
     """Write the report as JSON with sorted keys."""
-    own = ("interface", "target", "seed", "size", "repeat", "claims", "suite", "problems", "left_out")
+    own = ("interface", "target", "seed", "size", "repeat", "claims", "suite", "problems", "left_out", "called")
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "version": version(),
@@ -129,7 +129,7 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
         [_record(Unsupported, entry) for entry in content["unsupported"]],
         content["problems"],
         [_record(Match, entry) for entry in content["variants"]],
-        **{key: content[key] for key in ("seed", "claims", "size", "repeat", "left_out") if key in content},
+        **{key: content[key] for key in ("seed", "claims", "size", "repeat", "left_out", "called") if key in content},
     )
     for match in report.matches:
         if match.algorithm not in ALGORITHMS:

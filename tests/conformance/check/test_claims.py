@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 from committed import of
+from fused_layers import FORWARD
 
 from moespec.conformance import suite
 
@@ -97,3 +98,51 @@ def test_a_large_run_does_not_ask_for_one(run):
     *_, before, last = run("run", "--target", "moespec.backends.numpy", *options)[1].splitlines()
     assert before == "not compared: 3 of 4 cases (values 1, overflow 1, gradients 1)"
     assert last == "1 passed, 0 failed, 0 skipped; 1 of 4 cases passed"
+
+
+# Whose results they are.
+
+HELPERS = "from moespec.backends.torch import cast, compile, from_numpy, sum, to_numpy, value_and_grad\n"
+OWN = "import torch\ndef softmax_affinity(logits):\n    return torch.softmax(logits.to(torch.float64), 2)\n"
+CALLS = [
+    (HELPERS + OWN, []),
+    (HELPERS + "from moespec.backends.torch import softmax_affinity\n", ["moespec.backends.torch.softmax_affinity"]),
+    (
+        HELPERS
+        + "from moespec.backends import torch\ndef softmax_affinity(logits):\n    return torch.softmax_affinity(logits)\n",
+        ["moespec.backends.torch.softmax_affinity"],
+    ),
+    (
+        "from moespec.backends.numpy import from_numpy, to_numpy\nfrom moespec import spec\nimport numpy\n"
+        "def softmax_affinity(logits):\n    return numpy.stack([spec.softmax_affinity(each) for each in logits])\n",
+        ["moespec.spec.softmax_affinity"],
+    ),
+    (
+        "from moespec.backends.jax import from_numpy, softmax_affinity as ours, to_numpy, with_dtype\nimport jax\n"
+        "softmax_affinity = jax.jit(lambda logits: ours(logits))\n",
+        ["moespec.backends.jax.softmax_affinity"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "called"), CALLS)
+def test_a_target_that_calls_moespec_for_its_results_is_named(run, target, tmp_path, text, called):
+    """Conversions and gradients of ours are nothing to name."""
+    for package in ("torch", "jax"):
+        if package in text:
+            pytest.importorskip(package)
+    name, path = target("borrowing", text), tmp_path / "report.json"
+    options = ("--algorithm", "softmax_affinity", "--class", "values", "--dtype", "f64", "--report", path)
+    status, printed, _ = run("run", "--target", name, *options)
+    assert status == 0
+    assert json.loads(path.read_text())["called"] == called
+    run("report", path, "--html", tmp_path / "page.html")
+    for shown in (printed, (tmp_path / "page.html").read_text()):
+        assert (f"{name} calls {called[0]}: what these return is ours" in shown) if called else ("is ours" not in shown)
+
+
+def test_an_adapter_is_watched_too_and_a_backend_of_ours_is_not(run, target):
+    options = ("--case", "softmax_expert_choice/values", "--dtype", "f64")
+    printed = run("run", "--adapter", target("borrowing_layer", FORWARD), *options, "--forward-only")[1]
+    assert "borrowing_layer calls moespec.spec." in printed
+    assert "is ours" not in run("run", "--target", "moespec.backends.numpy", *options)[1]
