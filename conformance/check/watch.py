@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from inspect import unwrap
 from types import CodeType, FrameType
+from typing import Any
 
 from moespec.conformance import call
 from moespec.conformance.functions import FUNCTIONS
@@ -26,7 +27,7 @@ def _codes(packages: tuple[str, ...]) -> dict[CodeType, str]:
     codes: dict[CodeType, str] = {}
     for package in packages:
         module = sys.modules[package]
-        functions = {name: getattr(module, name, None) for name in FUNCTIONS}
+        functions: dict[str, Any] = {name: getattr(module, name, None) for name in FUNCTIONS}
         functions |= {f"ROUTERS.{name}": router.route for name, router in module.ROUTERS.items()}
         for name, function in functions.items():
             plain = unwrap(function.func if isinstance(function, partial) else function)
