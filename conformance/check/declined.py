@@ -2,16 +2,16 @@
 
     not_offered = {"token_choice/keep*": "every choice is made", "token_choice(tries=)": "a full expert drops its token"}
 
-The second declines each case that passes this option of a function, or of a router, with another value than its default,
-in any of its calls: in a step of a router, too.
+An option of a function or a router declines each case that passes it with another value than its default in any of its calls,
+in a step of a router too.
 """
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from fnmatch import fnmatchcase
 from functools import cache
+from inspect import isfunction, signature
 from typing import Any
 
 from moespec import spec
@@ -27,37 +27,36 @@ OPTION = re.compile(r"(\w+)\((\w+)=\)")
 
 @cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    """The options with their defaults of each function, by its name, and of each router."""
-    calls = {name: getattr(spec, name, None) for name in FUNCTIONS}
-    calls |= {name: router.route for name, router in spec.ROUTERS.items()}
-    found = {name: inspect.signature(call).parameters.values() for name, call in calls.items() if callable(call)}
-    known = {name: {p.name: p.default for p in own if p.default is not p.empty} for name, own in found.items()}
+    """The options of each function and router by name, with their defaults."""
+    calls = {name: getattr(spec, name) for name in FUNCTIONS if isfunction(getattr(spec, name, None))}
+    known = {}
+    for name, call in {**calls, **{name: router.route for name, router in spec.ROUTERS.items()}}.items():
+        known[name] = {
+            each.name: each.default for each in signature(call).parameters.values() if each.default is not each.empty
+        }
     for name, router in spec.ROUTERS.items():
-        known[name] |= {f.name: f.default for f in fields(router.Options) if f.default is not MISSING}
-    return {name: own for name, own in known.items() if own}
+        known[name] |= {each.name: each.default for each in fields(router.Options) if each.default is not MISSING}
+    return known
 
 
 def problem(entry: str) -> str:
     """What is wrong with an entry, or an empty string: no such call or option, or no case that it matches."""
-    found = OPTION.fullmatch(entry)
-    if found is None:
-        from moespec.conformance.author.large import ids
+    if found := OPTION.fullmatch(entry):
+        known, (name, option) = _defaults(), found.groups()
+        if name in known:
+            text = f"{name} has no option {option!r}; expected {', '.join(known[name]) or 'none'}"
+            return "" if option in known[name] else f"{entry!r}: {text}"
+        return f"{entry!r}: there is no function or router {name!r}; expected {', '.join(known)}"
+    from moespec.conformance.author.large import ids
 
-        known = {*suite.ids(), *ids()}
-        matched = any(fnmatchcase(id, entry) for id in known)
-        return "" if matched else f"no case matches {entry!r}; `list` prints them all{near_it(entry, known)}"
-    name, option = found.groups()
-    if name not in _defaults():
-        return f"{entry!r}: no function or router {name!r} with options; expected {', '.join(_defaults())}"
-    if option not in _defaults()[name]:
-        return f"{entry!r}: {name} has no option {option!r}; expected {', '.join(_defaults()[name])}"
-    return ""
+    every = {*suite.ids(), *ids()}
+    matched = any(fnmatchcase(id, entry) for id in every)
+    return "" if matched else f"no case matches {entry!r}; `list` prints them all{near_it(entry, every)}"
 
 
 def declines(entry: str, case: Case) -> bool:
     """Whether an entry is for a case."""
-    found = OPTION.fullmatch(entry)
-    if found is None:
+    if not (found := OPTION.fullmatch(entry)):
         return fnmatchcase(case.id, entry)
     name, option = found.groups()
     default = _defaults()[name][option]
@@ -68,8 +67,7 @@ def _calls(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The name of each function and router that a case calls, and all that is passed to it."""
     waiting: list[Any] = [{"call": s.call, "arguments": s.arguments, "options": s.options} for s in case.stages]
     for each in waiting:
-        if isinstance(each, Mapping) and each.keys() == {"call", "arguments", "options"}:
-            owner, _, rest = each["call"].partition(".")
-            own = each["options"].get("options", {}) if owner == "ROUTERS" else {}
-            yield rest.partition(".")[0] if owner == "ROUTERS" else owner, each["arguments"] | each["options"] | own
+        if isinstance(each, Mapping) and "call" in each:
+            name = each["call"].removeprefix("ROUTERS.").partition(".")[0]
+            yield name, {**each["arguments"], **each["options"], **each["options"].get("options", {})}
             waiting += each["arguments"].values()

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from string import ascii_lowercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from moespec.conformance.compare import Outcome
 from moespec.conformance.suite import CLASSES, is_installed
@@ -226,31 +226,19 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
     return passed, failed, len(states) - passed - failed
 
 
-class Covered(NamedTuple):
-    """How many cases of the chosen rows pass wherever they were compared, how many these rows have, and how many are missing.
+def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
+    """How many cases of the chosen rows pass wherever they were compared, how many there are, and of which none was compared.
 
-    missing: by the words of `--class`, those that were not run or are not implemented.
+    The last by the words of `--class`.
     """
-
-    passed: int
-    cases: int
-    missing: Counter[str]
-
-
-def covered(reports: Iterable[Report]) -> Covered:
-    """What reports say together of the cases of each target."""
-    found: dict[tuple[str, str, str], set[str]] = {}
     words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
-    missing: dict[tuple[str, str, str], str] = {}
+    cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
     for report in reports:
-        missing |= {(report.interface, report.title, id): word for id, word in report.left_out.items()}
-        for result in report.results:
-            place = (report.interface, report.title, result.id)
-            found.setdefault(place, set()).add(result.state)
-            missing.setdefault(place, words[result.kind])
-    passed = sum("pass" in states and not states & {*FAILED, "waived"} for states in found.values())
-    left = Counter(word for place, word in missing.items() if found.get(place, set()) <= {"not implemented"})
-    return Covered(passed, len(missing), left)
+        ran = [(result.id, words[result.kind], {result.state}) for result in report.results]
+        for id, word, states in (*ran, *((id, word, set()) for id, word in report.left_out.items())):
+            cases.setdefault((report.interface, report.title, id), (word, set()))[1].update(states)
+    passed = sum("pass" in states and not states & {*FAILED, "waived"} for _, states in cases.values())
+    return passed, len(cases), Counter(word for word, states in cases.values() if states <= {"not implemented"})
 
 
 def unpacked(content: dict[str, Any]) -> Report:

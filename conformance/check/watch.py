@@ -1,7 +1,6 @@
 """Whether a target calls moespec itself for its results: the public functions of the specification and of our backends.
 
-One call of each function of each row is watched, op by op. What the target computes in another process, or through compiled
-code, is not seen. Conversions, gradients and compilation may come from a backend, and are not looked at.
+What it computes in another process, or in compiled code, is not seen. Conversions, gradients and compilation may be ours.
 """
 
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from inspect import unwrap
+from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,9 +26,8 @@ def _codes(packages: tuple[str, ...]) -> dict[CodeType, str]:
     """The code of each public function and router of packages that are loaded, with its path."""
     codes: dict[CodeType, str] = {}
     for package in packages:
-        module = sys.modules[package]
-        functions: dict[str, Any] = {name: getattr(module, name, None) for name in FUNCTIONS}
-        functions |= {f"ROUTERS.{name}": router.route for name, router in module.ROUTERS.items()}
+        functions: dict[str, Any] = {name: getattr(sys.modules[package], name, None) for name in FUNCTIONS}
+        functions |= {f"ROUTERS.{name}": router.route for name, router in functions["ROUTERS"].items()}
         for name, function in functions.items():
             plain = unwrap(function.func if isinstance(function, partial) else function)
             if hasattr(plain, "__code__"):
@@ -44,15 +43,12 @@ def watched(called: set[str]) -> Iterator[None]:
     def seen(frame: FrameType, event: str, _: object) -> None:
         if event != "call" or frame.f_code not in codes:
             return
-        callers, caller = [], frame.f_back
-        while caller is not None:
-            callers.append(caller)
-            caller = caller.f_back
-        if not any(each.f_code in codes for each in callers):  # else it is a step of one of ours
-            modules = (str(each.f_globals.get("__name__", "")) for each in callers)
-            by = next((module for module in modules if not module.startswith(OURS)), "")
-            if not by.startswith("moespec.") or by == call.__name__:
-                called.add(codes[frame.f_code])
+        callers = [caller for caller, _ in walk_stack(frame.f_back)]
+        modules = (str(caller.f_globals.get("__name__")) for caller in callers)
+        by = next(module for module in modules if not module.startswith(OURS))
+        steps = any(caller.f_code in codes for caller in callers)  # of one of ours
+        if not steps and (by == call.__name__ or not by.startswith("moespec.")):
+            called.add(codes[frame.f_code])
 
     before = sys.getprofile()
     sys.setprofile(seen)

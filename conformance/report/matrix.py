@@ -218,13 +218,10 @@ def missed(reports: Sequence[Report]) -> str:
     _, cases, missing = covered(reports)
     named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
     parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
-    layers = {r.size for r in reports if r.interface != "files" and any(map(_is_layer, r.results))}
-    parts += ["layers of real size (--fresh SEED --size large)"] if layers == {"small"} else []
+    routers = (r for one in reports if one.interface != "files" for r in one.results if r.algorithm in ROUTERS)
+    small = any(result.state != "not implemented" for result in routers) and all(one.size == "small" for one in reports)
+    parts += ["layers of real size (--fresh SEED --size large)"] if small else []
     return f"not compared: {'; '.join(parts)}" if parts else ""
-
-
-def _is_layer(result: CaseResult) -> bool:
-    return result.algorithm in ROUTERS and result.state != "not implemented"
 
 
 def total(reports: Sequence[Report]) -> str:
