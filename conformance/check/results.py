@@ -12,19 +12,8 @@ from moespec.conformance.suite import CLASSES, is_installed
 from moespec.version import version
 
 __all__ = [
-    *(
-        "COLUMNS",
-        "FAILED",
-        "STATES",
-        "CaseResult",
-        "Match",
-        "Report",
-        "Table",
-        "Unsupported",
-        "counts",
-        "covered",
-        "unpacked",
-    ),
+    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "covered"),
+    *("unpacked",),
 ]
 
 COLUMNS = {
@@ -177,8 +166,8 @@ class Report:
         if self.claims and not is_installed(self.claims):
             notes.append(f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}")
         if self.called:
-            more = f" and {len(self.called) - 3} more of moespec" if len(self.called) > 3 else ""
-            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}: what these return is ours")
+            more = f" and {len(self.called) - 3} more" if len(self.called) > 3 else ""
+            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; what these return is ours")
         return notes
 
     @property

@@ -129,7 +129,9 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
         [_record(Unsupported, entry) for entry in content["unsupported"]],
         content["problems"],
         [_record(Match, entry) for entry in content["variants"]],
-        **{key: content[key] for key in ("seed", "claims", "size", "repeat", "left_out", "called") if key in content},
+        **{key: content[key] for key in ("seed", "claims", "size", "repeat") if key in content},
+        left_out=content["left_out"],
+        called=content["called"],
     )
     for match in report.matches:
         if match.algorithm not in ALGORITHMS:

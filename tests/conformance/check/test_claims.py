@@ -111,25 +111,30 @@ JITTED += "softmax_affinity = jax.jit(lambda logits: ours(logits))\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "package"),
-    [(OURS, "backends.torch"), (SPEC, "spec"), (JITTED, "backends.jax"), (OURS + OWN, "")],
+    ("text", "backend", "package"),
+    [
+        (OURS, "torch", "moespec.backends"),
+        (SPEC, "numpy", "moespec.spec"),
+        (JITTED, "jax", "moespec.backends"),
+        (OURS + OWN, "torch", ""),
+    ],
 )
-def test_a_target_that_calls_moespec_for_its_results_is_named(run, target, tmp_path, text, package):
+def test_a_target_that_calls_moespec_for_its_results_is_named(run, target, tmp_path, text, backend, package):
     """Conversions and gradients of ours are nothing to name."""
-    pytest.importorskip(f"moespec.{package or 'backends.torch'}")
+    pytest.importorskip(backend)
     name, path, html = target("borrowing", text), tmp_path / "report.json", tmp_path / "page.html"
     options = ("--algorithm", "softmax_affinity", "--class", "values", "--dtype", "f64", "--report", path)
     status, printed, _ = run("run", "--target", name, *options)
-    called = [f"moespec.{package}.softmax_affinity"] if package else []
+    called = [f"{package}: softmax_affinity"] if package else []
     assert (status, json.loads(path.read_text())["called"]) == (0, called)
     run("report", path, "--html", html)
     for shown in (printed, html.read_text()):
-        assert [f"{name} calls {each}: what these return is ours" in shown for each in called] == [True] * len(called)
+        assert [f"{name} calls {each}; what these return is ours" in shown for each in called] == [True] * len(called)
         assert ("is ours" in shown) == bool(called)
 
 
 def test_an_adapter_is_watched_too_and_a_backend_of_ours_is_not(run, target):
     options = ("--case", "softmax_expert_choice/values", "--dtype", "f64")
     printed = run("run", "--adapter", target("borrowing_layer", FORWARD), *options, "--forward-only")[1]
-    assert "borrowing_layer calls moespec.spec." in printed
+    assert "borrowing_layer calls moespec.spec: " in printed
     assert "is ours" not in run("run", "--target", "moespec.backends.numpy", *options)[1]

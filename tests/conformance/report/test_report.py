@@ -129,19 +129,7 @@ def test_a_wrong_case(written, change, said):
     rejected(written, {**content, "cases": [content["cases"][0] | change, *content["cases"][1:]]}, said)
 
 
-OPTIONAL = (
-    "called",
-    "seed",
-    "size",
-    "repeat",
-    "claims",
-    "version",
-    "column",
-    "trace",
-    "table",
-    "variants",
-    "explanation",
-)
+OPTIONAL = ("seed", "size", "repeat", "claims", "version", "column", "trace", "table", "variants", "explanation")
 """What earlier reports lack; of a case its fraction, too, which follows from its outcomes."""
 
 
