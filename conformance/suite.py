@@ -19,7 +19,7 @@ from moespec.spec.errors import ConfigError
 from moespec.version import version
 
 __all__ = [
-    *("CLASSES", "VECTORS", "case", "class_of", "digest", "ids", "is_installed", "kind", "load", "manifests"),
+    *("CLASSES", "VECTORS", "about", "case", "class_of", "digest", "ids", "is_installed", "load", "manifests"),
     *("problems", "require", "sha256", "verify"),
 ]
 
@@ -124,25 +124,33 @@ def case(path: Path) -> Case:
     return read_
 
 
-def kind(path: Path) -> str:
-    """The class of the case of a manifest, of which nothing else is checked. Raises VectorError without one."""
-    return _outline(path)[0]
+def about(path: Path) -> tuple[str, list[str]]:
+    """The class of the case of a manifest, and the calls that it is about: of its whole, or the one that it differentiates.
+
+    Nothing else is checked. Raises VectorError without them.
+    """
+    kind, _, whole = _outline(path)
+    return kind, whole
 
 
 def class_of(id: str, folder: Path = VECTORS) -> str:
-    """The word of `CLASSES` for a case, by its id. Raises VectorError as `kind`."""
-    kind, calls = _outline(folder / f"{id}.json")
+    """The word of `CLASSES` for a case, by its id. Raises VectorError as `about`."""
+    kind, calls, _ = _outline(folder / f"{id}.json")
     if kind != "trajectory" and any(function(call).batched for call in calls):
         return "models"
     return next(word for word, kinds in CLASSES.items() if kind in kinds)
 
 
 @cache
-def _outline(path: Path) -> tuple[str, list[str]]:
-    """The class of a case, and the names that its stages call."""
+def _outline(path: Path) -> tuple[str, list[str], list[str]]:
+    """The class of a case, the names that its stages call, and those of them that it is about."""
     try:
         manifest = json.loads(read_file(path))
-        return str(manifest["class"]), [str(stage["call"]) for stage in manifest["stages"]]
+        stages, gradients = manifest["stages"], manifest.get("gradients")
+        calls = [str(stage["call"]) for stage in stages]
+        route = next((i for i, call in enumerate(calls) if call.startswith("ROUTERS.") and call.endswith(".route")), 0)
+        whole = [s for s in stages[route:] if s["outputs"] and (gradients is None or gradients["stage"] == s["name"])]
+        return str(manifest["class"]), calls, [str(stage["call"]) for stage in whole]
     except Exception as error:  # whatever it is, the file is what is wrong
         raise VectorError(f"{path}: {type(error).__name__}: {error}") from error
 

@@ -32,6 +32,11 @@ def replaced(**names):
     return SimpleNamespace(**{**vars(reference), **names})
 
 
+def counted(printed):
+    """ "N passed, N failed, N skipped", with which the last line begins."""
+    return printed.splitlines()[-1].partition(";")[0]
+
+
 def content(cases):
     """All that cases hold, to be compared."""
     return [(entry, {name: array.tobytes() for name, array in arrays.items()}) for entry, arrays in map(encode, cases)]

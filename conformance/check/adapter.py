@@ -9,11 +9,11 @@ options: the name of the router as `router`, every field of its `Options` in `mo
     routes as in training, and `gelu`, the form of GELU.
 output: (groups, tokens, width).
 
-What `layer` raises NotImplementedError for is not implemented. Without a `from_numpy(tree, dtype)` the arrays are
-NumPy's, bfloat16 is not supported, and the output may be float64, which NumPy widens to by itself; `to_numpy(tree)`
-gives results back, and `with_dtype(dtype)` is the context in which a dtype is run. The routers' cases are compared by their
-output alone; steps, noise and errors are not run. `__moespec_version__` says which version of the specification the
-adapter follows.
+What `layer` raises NotImplementedError for is not implemented, and so is what `not_offered` declares, as of a module; see
+`declined.py`. Without a `from_numpy(tree, dtype)` the arrays are NumPy's, bfloat16 is not supported, and the output may be
+float64, which NumPy widens to by itself; `to_numpy(tree)` gives results back, and `with_dtype(dtype)` is the context in which
+a dtype is run. The routers' cases are compared by their output alone; steps, noise and errors are not run.
+`__moespec_version__` says which version of the specification the adapter follows.
 
 Gradients of the layer, by x and all params, are those of torch's or JAX's automatic differentiation, if `from_numpy`
 makes arrays of theirs, or what a method of the adapter returns:
@@ -103,6 +103,7 @@ class Kernel:
     to_numpy: Callable[..., Any]
     with_dtype: Callable[..., AbstractContextManager[Any]]
     compiler: Callable[..., Any] | None
+    not_offered: dict[str, str]
     __moespec_version__: str
 
     @cached_property
@@ -143,6 +144,7 @@ def kernel(name: str) -> Kernel:
         getattr(adapter, "to_numpy", lambda tree: tree),
         getattr(adapter, "with_dtype", lambda dtype: nullcontext()),
         getattr(adapter, "compile", None),
+        getattr(adapter, "not_offered", {}),
         claimed(adapter),
     )
 
@@ -179,8 +181,8 @@ class Adapter(Target):
         return super().copies(arrays) if self.on_numpy else {}
 
     def facts(self) -> Facts:
-        """Nothing is missing or declared as not offered: an adapter says so by NotImplementedError."""
-        return replace(super().facts(), missing={}, not_offered={})
+        """Nothing is missing: an adapter says so by NotImplementedError."""
+        return replace(super().facts(), missing={})
 
     @staticmethod
     def wanted(case: Case) -> Case:
@@ -194,6 +196,8 @@ class Adapter(Target):
     def lacks(job: Job, facts: Facts, dtype: Dtype) -> str:
         """Why a job is not run, or an empty string."""
         case = job.case
+        if reason := facts.declared(case):
+            return reason
         if case.expect is not None:
             return "error cases are not run on an adapter"
         if not _is_layer(case) or job.stage.name != case.stages[-1].name:

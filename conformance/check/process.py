@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from os import killpg
 from typing import Any, TypeVar
 
@@ -181,12 +180,14 @@ def claims(interface: type[Target], name: str) -> str:
 class Remote:
     """A target in one dtype, in a process of its own. One that ends is started again for the next job.
 
-    limit: seconds for each job, those that are compiled together as many times. memory: see `worker.main`.
+    limit: seconds for each job, those that are compiled together as many times. memory: see `worker.main`. called: the
+    functions of moespec that it is seen to call; see `watch.py`.
     """
 
     def __init__(self, interface: type[Target], name: str, dtype: Dtype, limit: float, memory: int) -> None:
         self.key, self.dtype, self.limit = (interface, name, memory), dtype, limit
         self.wanted, self.lacks = interface.wanted, interface.lacks
+        self.called: list[str] = []
         relieve()
 
     def facts(self) -> Facts:
@@ -219,7 +220,11 @@ class Remote:
         ]
         entry = {"dtype": self.dtype.name, "mode": mode, "gradient": gradient, "jobs": entries}
         size = ROOM + WIDER * sum(_size(job.case) for job in jobs)
-        read = partial(_found, len(jobs))
+
+        def read(answer: Any, arrays: Mapping[str, NDArray[Any]]) -> list[Answer]:
+            self.called = [str(name) for name in answer["called"]]
+            return _found(len(jobs), answer, arrays)
+
         return process(*self.key).ask(pack(entry, large), self.limit * len(jobs), size, read)
 
 

@@ -1,17 +1,19 @@
 """What came of a case, and of all cases that a run checked."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 from typing import Any
 
 from moespec.conformance.compare import Outcome
-from moespec.conformance.suite import is_installed
+from moespec.conformance.suite import CLASSES, is_installed
 from moespec.version import version
 
 __all__ = [
-    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "unpacked"),
+    *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "covered"),
+    *("unpacked",),
 ]
 
 COLUMNS = {
@@ -139,7 +141,8 @@ class Report:
     sentences about what is wrong besides the cases, such as a waiver that waives nothing; each counts as a failure.
     matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
     theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
-    to follow, or an empty string.
+    to follow, or an empty string. left_out: the cases of the same rows that were not run, by id, each with the word
+    for it of `--class`. called: the functions of moespec that the target was seen to call.
     """
 
     interface: str
@@ -153,19 +156,25 @@ class Report:
     claims: str = ""
     size: str = "small"
     repeat: bool = False
+    left_out: dict[str, str] = field(default_factory=dict)
+    called: list[str] = field(default_factory=list)
 
     @property
-    def note(self) -> str:
-        """What is to be said of the version that the target claims, if it is not the installed one, or an empty string."""
-        if not self.claims or is_installed(self.claims):
-            return ""
-        return f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}"
+    def notes(self) -> list[str]:
+        """What is to be said of the version that the target claims, if it is not the installed one, and of what it calls."""
+        notes = []
+        if self.claims and not is_installed(self.claims):
+            notes.append(f"{self.target} claims to follow moespec {self.claims}, and was checked with {version()}")
+        if self.called:
+            more = f" and {len(self.called) - 3} more" if len(self.called) > 3 else ""
+            notes.append(f"{self.target} calls {', '.join(self.called[:3])}{more}; what these return is ours")
+        return notes
 
     @property
     def remarks(self) -> list[str]:
         """What is to be said besides its cases."""
         lacking = [f"{u.dtype} not supported ({u.cases} cases): {u.reason}" for u in self.unsupported]
-        return [*lacking, *self.problems, *([self.note] if self.note else [])]
+        return [*lacking, *self.problems, *self.notes]
 
     @property
     def title(self) -> str:
@@ -204,6 +213,21 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
     states = [result.state for result in results]
     passed, failed = states.count("pass"), sum(state in FAILED for state in states)
     return passed, failed, len(states) - passed - failed
+
+
+def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
+    """How many cases of the chosen rows pass wherever they were compared, how many there are, and of which none was compared.
+
+    The last by the words of `--class`.
+    """
+    words = {kind: word for word, kinds in CLASSES.items() for kind in kinds}
+    cases: dict[tuple[str, str, str], tuple[str, set[str]]] = {}
+    for report in reports:
+        ran = [(result.id, words[result.kind], {result.state}) for result in report.results]
+        for id, word, states in (*ran, *((id, word, set()) for id, word in report.left_out.items())):
+            cases.setdefault((report.interface, report.title, id), (word, set()))[1].update(states)
+    passed = sum("pass" in states and not states & {*FAILED, "waived"} for _, states in cases.values())
+    return passed, len(cases), Counter(word for word, states in cases.values() if states <= {"not implemented"})
 
 
 def unpacked(content: dict[str, Any]) -> Report:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "invalid_and_valid", "run_cases", "run_part", "verdict"]
 
+STRIDED_KINDS = ("value", "degenerate", "overflow", "tie", "gradient")
+"""The kinds of cases that the mode `strided` chooses from."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -63,16 +66,22 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """The first of the cases with values, and the first with a gradient."""
-        firsts = (next((id for id in ids if self._kind(id) == wanted), "") for wanted in ("value", "gradient"))
-        return [id for id in firsts if id]
+        """For each function that the cases are about, the first with values, of the kinds in order, and the first with gradients."""
+        about = {id: self._about(id) for id in ids}
+        firsts: dict[tuple[bool, str], str] = {}
+        for kind in STRIDED_KINDS:
+            for id in ids:
+                for call in about[id][1] if about[id][0] == kind else ():
+                    firsts.setdefault((kind == "gradient", call), id)
+        return [id for id in ids if id in firsts.values()]
 
-    def _kind(self, id: str) -> str:
-        if self.report.seed is None:
-            return suite.kind(self.vectors / f"{id}.json")
+    def _about(self, id: str) -> tuple[str, list[str]]:
+        """The class of a case, and the calls that it is about. A fresh case makes those of the committed case."""
+        if (path := self.vectors / f"{id}.json").exists():
+            return suite.about(path)
         from moespec.conformance.golden import fresh  # which imports all cases
 
-        return fresh.kind(id)
+        return fresh.kind(id), ["moe_layer"]
 
     def check(self, dtype: str, mode: str, ids: Sequence[str]) -> dict[str, Report]:
         """What came of each case of a part, or of some of them, by id. A mode that the target does not have has no results.
@@ -82,10 +91,10 @@ class Plan:
         place, repeat = (self.vectors, self.report.seed), self.report.repeat
         cases = [_case(*place, id) for id in ids]
         interface, how = Adapter if self.report.interface == Adapter.kind else Target, (self.limit, self.memory)
-        results, reason = run_part(interface, self.report.target, cases, dtype, mode, repeat, *how)
+        results, reason, called = run_part(interface, self.report.target, cases, dtype, mode, repeat, *how)
         counted = int(mode != STRIDED or set(self.modes) == {STRIDED})
         lacking = [Unsupported(dtype, reason, counted)] if reason else []
-        report = replace(self.report, results=results, unsupported=lacking)
+        report = replace(self.report, results=results, unsupported=lacking, called=called)
         if any(result.state in FAILED for result in results):
             from moespec.conformance.check.explain import diagnosed  # which imports all known variants
 
@@ -119,6 +128,7 @@ class Plan:
         return replace(
             self.report,
             results=[one for report in ran for one in report.results],
+            called=sorted({name for report in reports for name in report.called}),
             matches=list(dict.fromkeys(match for report in ran for match in report.matches)),
             unsupported=[Unsupported(self.dtypes[n], why, cases) for (n, why), cases in sorted(lacking.items())],
         )
@@ -150,8 +160,8 @@ def run_part(
     repeat: bool = False,
     limit: float = LIMIT,
     memory: float = 0.0,
-) -> tuple[list[CaseResult], str]:
-    """The results of the cases of one algorithm, and why the target does not have the dtype, or an empty string.
+) -> tuple[list[CaseResult], str, list[str]]:
+    """The results of the cases of one algorithm, why the target does not have the dtype, or an empty string, and what it calls of moespec.
 
     The target runs in a process that the next part has, too, until `process.end` is called. repeat: whether each case is
     run twice. limit: the seconds that a case may take. memory: the GiB that the target's process may address, 0 for any
@@ -165,10 +175,10 @@ def run_part(
     except EndedError as error:  # where it is not called for a case
         lost = error.failure
         outcome = Outcome("target", lost.state, lost.fraction, lost.text, lost.trace)
-        return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], ""
+        return [CaseResult(c.id, c.algorithm, c.kind, dtype, mode, [outcome]) for c in cases], "", target.called
     for result in results:
         result.seconds = (time.perf_counter() - begun) / len(results)
-    return results, reason
+    return results, reason, target.called
 
 
 def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat: bool = False) -> list[CaseResult]:

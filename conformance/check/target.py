@@ -24,7 +24,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
 from types import FunctionType, ModuleType
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance import call
+from moespec.conformance.check.declined import declines, problem
 from moespec.conformance.compare import Dtype
 from moespec.conformance.failure import MalformedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
@@ -103,7 +103,9 @@ class Target:
             isinstance(word, str) and word for pair in declared.items() for word in pair
         )
         if not right:
-            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids with reasons")
+            raise ConfigError(f"not_offered={declared!r}: expected patterns of ids, or options of calls, with reasons")
+        for wrong in filter(None, map(problem, declared)):
+            raise ConfigError(f"not_offered: {wrong}")
 
     def facts(self) -> "Facts":
         """What is to be known of it before it is run in this dtype."""
@@ -138,9 +140,8 @@ class Target:
     @staticmethod
     def lacks(job: "Job", facts: "Facts", dtype: Dtype) -> str:
         """Why a target of which these facts are known cannot run a job, or an empty string."""
-        for pattern, reason in facts.not_offered.items():
-            if fnmatchcase(job.case.id, pattern):
-                return f"declared as not offered: {reason}"
+        if reason := facts.declared(job.case):
+            return reason
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
@@ -228,7 +229,7 @@ class Facts:
     unsupported: why it does not compute in it, or an empty string. checks_values: whether it must reject values that are
     not finite. strides: whether it has arrays, as torch has, whose numbers can lie in memory in more than one way.
     without_gradients: why it has none, or an empty string. missing: the paths that stages need and it does not have; see
-    `call.missing`. not_offered: patterns of the ids of cases that it does not compute, with reasons.
+    `call.missing`. not_offered: what it declines, with reasons; see `declined.py`.
     """
 
     unsupported: str = ""
@@ -237,6 +238,11 @@ class Facts:
     without_gradients: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     not_offered: dict[str, str] = field(default_factory=dict)
+
+    def declared(self, case: Case) -> str:
+        """Why the target declines a case, or an empty string."""
+        reasons = (reason for entry, reason in self.not_offered.items() if declines(entry, case))
+        return next((f"declared as not offered: {reason}" for reason in reasons), "")
 
 
 @dataclass(frozen=True)

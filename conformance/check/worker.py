@@ -11,6 +11,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -21,6 +22,7 @@ from safetensors.numpy import save
 
 from moespec.conformance.check.gradients import gradients
 from moespec.conformance.check.target import STRIDED, Job, Target, Values, execute, job_of
+from moespec.conformance.check.watch import OURS, watched
 from moespec.conformance.compare import ALL_DTYPES
 from moespec.conformance.failure import Failure, MalformedError
 from moespec.conformance.format import Case
@@ -32,6 +34,9 @@ __all__ = ["Answer", "answers", "main", "pack", "unpack"]
 
 Answer = Values | Failure
 Arrays = dict[str, NDArray[Any]]
+CALLED: set[str] = set()
+MET: set[tuple[str, str]] = set()
+"""What the target of this process calls of moespec, and the calls of each row in which that was watched."""
 SENT = "fiub"
 """The kinds of dtypes of results; what has another kind, or more than 8 bytes a number, is none."""
 
@@ -80,7 +85,11 @@ def main(interface: str, name: str, descriptor: int, memory: int) -> None:
 def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple[Any, Arrays]:
     if "jobs" in entry:
         jobs = [job_of(decoded(Case, each["case"], arrays), each["stage"]) for each in entry["jobs"]]
-        found = answers(opened(entry["dtype"]), jobs, entry["mode"], gradient=entry["gradient"])
+        target, first = opened(entry["dtype"]), {(job.case.algorithm, job.stage.call) for job in jobs} - MET
+        watches = first and entry["mode"] != "compiled" and not entry["gradient"] and not target.name.startswith(OURS)
+        with watched(CALLED) if watches else nullcontext():
+            found = answers(target, jobs, entry["mode"], gradient=entry["gradient"])
+        MET.update(first if watches else ())
         if (lost := _lost_device()) is None:
             return _told(found)
         told, arrays = _told([each if isinstance(each, Failure) else lost for each in found])
@@ -126,4 +135,4 @@ def _told(answers: Sequence[Answer]) -> tuple[Any, Arrays]:
         if isinstance(answer, Failure):
             failures[str(number)] = asdict(answer)
         arrays |= own
-    return {"failures": failures}, arrays
+    return {"failures": failures, "called": sorted(CALLED)}, arrays

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -53,8 +53,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.fresh is not None:
         from moespec.conformance.golden import fresh
 
-        ids = [id for id in fresh.ids(options.fresh, options.size) if only(id)]
+        every = fresh.ids(options.fresh, options.size)
+        ids = [id for id in every if only(id)]
     else:
+        every = sorted(suite.ids(options.vectors))
         ids = [f"{path.parent.name}/{path.stem}" for path in suite.verify(options.vectors, only)]
     plan, several = _plan(options, ids), []
     if options.processes is not None:
@@ -64,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         report = plugin.run(plan, [*several, *options.pytest])
     except (ConfigError, RunError) as error:
         raise ConfigError(f"moespec conformance run: {error}") from error
-    return report if isinstance(report, int) else _conclude(options, report)
+    return report if isinstance(report, int) else _conclude(options, _with_left_out(options, report, ids, every))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -76,7 +78,8 @@ def _check(options: argparse.Namespace) -> int:
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)
     report = diagnosed(Report("files", options.folder, suite.digest(options.vectors), results), Known(cases))
-    return _conclude(options, replace(report, results=[waived(listed, result) for result in report.results]))
+    report = replace(report, results=[waived(listed, result) for result in report.results])
+    return _conclude(options, _with_left_out(options, report, [case.id for case in cases], suite.ids(options.vectors)))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -161,6 +164,14 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     return Plan(report, ids, *how)
 
 
+def _with_left_out(options: argparse.Namespace, report: Report, chosen: Iterable[str], every: Iterable[str]) -> Report:
+    """The report with those of every case that are of the chosen rows, and were not run."""
+    rows = options.algorithm or {id.partition("/")[0] for id in chosen}
+    ran = {result.id for result in report.results}
+    ids = sorted(id for id in every if id.partition("/")[0] in rows and id not in ran)
+    return replace(report, left_out={id: _class_of(options, id) for id in ids})
+
+
 def _conclude(options: argparse.Namespace, report: Report) -> int:
     """Print and write the report; the exit status."""
     differentiated = {result.algorithm for result in report.results if result.kind == "gradient"}
@@ -179,6 +190,8 @@ def _status(reports: Sequence[Report]) -> int:
     """Print the last line; the exit status is 1 if anything failed or nothing passed."""
     if not any(one.results for one in reports):
         print("nothing was collected")
+    if line := matrix.missed(reports):
+        print(line)
     print(matrix.total(reports))
     passed, failed = (sum(one.counts[i] for one in reports) for i in (0, 1))
     return 1 if failed or not passed else 0

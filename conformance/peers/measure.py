@@ -89,7 +89,7 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
     groups = [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
     for dtype in MEASURED:
         for group in groups:
-            own, reason = run_part(PeerTarget, peer.target, group, dtype)
+            own, reason, _ = run_part(PeerTarget, peer.target, group, dtype)
             results += own
             unsupported |= {dtype: reason} if reason else {}
     return results, unsupported

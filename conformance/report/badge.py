@@ -4,18 +4,19 @@ import json
 from collections.abc import Sequence
 from html import escape
 
-from moespec.conformance.check.results import Report
+from moespec.conformance.check.results import Report, covered
 
 __all__ = ["badge", "shields"]
 
-COLOURS = {"failed": "#b3261e", "passed": "#1a7f37", "nothing": "#6e7781"}
+COLOURS = {"failed": "#b3261e", "part": "#9a6700", "passed": "#1a7f37", "nothing": "#6e7781"}
 LABEL = "moespec conformance"
 WIDTH = 6.2
 """Pixels of a character of 11 pixels' height; `textLength` makes every font as wide."""
 
 
 def badge(reports: Sequence[Report]) -> str:
-    """The text of the SVG: red if anything failed, grey if nothing passed, else green."""
+    """The text of the SVG: red if anything failed, grey if nothing passed, yellow if a case of the chosen rows was
+    not run, is not implemented or waived, else green."""
     value, colour = _message(reports)
     left, right = (round(WIDTH * len(text)) + 12 for text in (LABEL, value))
     return f"""<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img">
@@ -38,6 +39,7 @@ def shields(reports: Sequence[Report]) -> str:
 
 def _message(reports: Sequence[Report]) -> tuple[str, str]:
     """What the badge says, and its colour."""
-    passed, failed = (sum(report.counts[i] for report in reports) for i in (0, 1))
-    text = f"{passed} passed" + (f", {failed} failed" if failed else "")
-    return text, COLOURS["failed" if failed else "passed" if passed else "nothing"]
+    (passed, cases, missing), failed = covered(reports), sum(report.counts[1] for report in reports)
+    text = f"{passed} of {cases} cases passed" + (f", {failed} failed" if failed else "")
+    part = missing or any(result.state == "waived" for report in reports for result in report.results)
+    return text, COLOURS["failed" if failed else "nothing" if not passed else "part" if part else "passed"]

@@ -2,14 +2,20 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report
+from moespec.conformance.check.results import COLUMNS, FAILED, CaseResult, Report, covered
+from moespec.conformance.check.target import STRIDED
 from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.conformance.suite import CLASSES
+from moespec.spec import ROUTERS
 from moespec.spec.checks import plural
 
-__all__ = ["MOST", "SIGNS", "causes", "cell", "command", "failure", "failures", "skips", "summary", "table", "total"]
+__all__ = [
+    *("MOST", "SIGNS", "causes", "cell", "command", "failure", "failures", "missed", "skips", "summary", "table"),
+    *("total",),
+]
 
 SIGNS = {
     "fail": "F",
@@ -28,19 +34,26 @@ LEGEND = (
 )
 
 
-def table(results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGORITHMS)) -> str:
-    """The matrix as text: one block for each dtype and mode, a row for each of the algorithms that were chosen."""
+def table(
+    results: Sequence[CaseResult], algorithms: Sequence[str] = tuple(ALGORITHMS), left_out: Collection[str] = ()
+) -> str:
+    """The matrix as text: one block for each dtype and mode, a row for each of the algorithms that were chosen.
+
+    left_out: the ids of cases of these that were not run. The mode `strided` runs some cases only, and counts these.
+    """
     blocks = []
     for dtype, mode in dict.fromkeys((result.dtype, result.mode) for result in results):
         own = [result for result in results if (result.dtype, result.mode) == (dtype, mode)]
-        rows = [[f"{dtype} {mode}", *COLUMNS, "tolerance used", "seconds"]]
+        rows = [[f"{dtype} {mode}", *COLUMNS, "passed", "tolerance used", "seconds"]]
         for algorithm in algorithms:
             mine = [result for result in own if result.algorithm == algorithm]
             cells = [cell([r for r in mine if r.kind in kinds]) for kinds in COLUMNS.values()]
+            others = 0 if mode == STRIDED else sum(id.partition("/")[0] == algorithm for id in left_out)
+            passed = f"{sum(r.state == 'pass' for r in mine)} of {len(mine) + others}" if mine else ""
             fraction = max((result.fraction for result in mine), default=0.0)
             used = f"{100 * fraction:.0f} %" if 0 < fraction <= 1 else "over" if fraction else ""
             seconds = f"{sum(result.seconds for result in mine):.1f}" if any(r.seconds for r in mine) else ""
-            rows.append([algorithm, *cells, used, seconds])
+            rows.append([algorithm, *cells, passed, used, seconds])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         blocks.append("\n".join([lines[0], "-" * len(lines[0]), *lines[1:]]))
@@ -194,16 +207,28 @@ def _reason(result: CaseResult) -> str:
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:
     """All that is printed of a report but for the last line: the matrix, what failed, what was skipped, the legend."""
     parts = [] if report.seed is None else [f"{report.made}\n"]
-    parts += [f"{report.note}\n"] if report.note else []
-    parts += [table(report.results, algorithms) + "\n"] if report.results else []
+    parts += [f"{note}\n" for note in report.notes]
+    parts += [table(report.results, algorithms, report.left_out) + "\n"] if report.results else []
     parts += [failures(report, everything=everything), *skips(report), LEGEND if report.results else ""]
     return "\n".join(part for part in parts if part)
 
 
+def missed(reports: Sequence[Report]) -> str:
+    """The line that says what of the chosen rows was not compared, and whether no layer was large; or an empty string."""
+    _, cases, missing = covered(reports)
+    named = ", ".join(f"{word} {missing[word]}" for word in CLASSES if missing[word])
+    parts = [f"{missing.total()} of {cases} cases ({named})"] if missing else []
+    routers = (r for one in reports if one.interface != "files" for r in one.results if r.algorithm in ROUTERS)
+    small = any(result.state != "not implemented" for result in routers) and all(one.size == "small" for one in reports)
+    parts += ["layers of real size (--fresh SEED --size large)"] if small else []
+    return f"not compared: {'; '.join(parts)}" if parts else ""
+
+
 def total(reports: Sequence[Report]) -> str:
-    """The last line, which also says of what an adapter's backward pass was not checked."""
+    """The last line: results, then how many of the cases, then of what an adapter's backward pass was not checked."""
     passed, failed, skipped = (sum(numbers) for numbers in zip((0, 0, 0), *(r.counts for r in reports), strict=True))
     unseen = sorted({name for r in reports for name in r.not_differentiated})
-    return f"{passed} passed, {failed} failed, {skipped} skipped" + (
+    of_cases = "{} of {} cases passed".format(*covered(reports)[:2])
+    return f"{passed} passed, {failed} failed, {skipped} skipped; {of_cases}" + (
         f"; backward not checked: {', '.join(unseen)}" if unseen else ""
     )

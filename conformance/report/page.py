@@ -19,7 +19,7 @@ from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResul
 from moespec.conformance.format import Case, Stage
 from moespec.conformance.functions import function
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report.matrix import LEGEND, causes, cell, command, total
+from moespec.conformance.report.matrix import LEGEND, causes, cell, command, missed, total
 from moespec.conformance.suite import VECTORS
 from moespec.models.pages import render
 from moespec.spec import LEDGER
@@ -77,6 +77,8 @@ def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, M
         title=f"moespec conformance: {total(reports)}",
         total=total(reports),
         reports=reports,
+        totals=lambda report: total([report]),
+        missed=missed,
         columns=columns,
         groups=_groups(columns),
         checked=lambda id: _groups([column for column in columns if id in column.results]),

@@ -4,6 +4,7 @@ One that is read may come from a third party: only what `run --report` and `chec
 `report_schema.json` has its form; what the schema does not see is checked here. What was read is text to be escaped.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from moespec.conformance.check.results import COLUMNS, CaseResult, Match, Report, Table, Unsupported
+from moespec.conformance.check.results import COLUMNS, CaseResult, Match, Report, Table, Unsupported, covered
 from moespec.conformance.compare import Outcome
 from moespec.conformance.format import Case
 from moespec.conformance.manifest import check, parse
@@ -23,7 +24,7 @@ from moespec.version import version
 
 __all__ = ["ReportError", "distinct", "read", "write"]
 
-SCHEMA = 2
+SCHEMA = 3
 INTERFACES = {"target": r"\w+(\.\w+)*", "adapter": r"\w+(\.\w+)*(:\w+(\.\w+)*)?", "files": r"[^\x00-\x1f\x7f]+"}
 """Each with the form of a name of what was checked: a module, an object in one, or a folder."""
 
@@ -34,12 +35,12 @@ class ReportError(Exception):
 
 def write(report: Report, path: Path) -> None:
     """Write the report as JSON with sorted keys."""
-    own = ("interface", "target", "seed", "size", "repeat", "claims", "suite", "problems")
-    content = {
+    own = ("interface", "target", "seed", "size", "repeat", "claims", "suite", "problems", "left_out", "called")
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "version": version(),
         **{name: getattr(report, name) for name in own},
-        **dict(zip(("passed", "failed", "skipped"), report.counts, strict=True)),
+        **_counts(report),
         "unsupported": [vars(each) for each in report.unsupported],
         "variants": [vars(match) for match in report.matches],
         "cases": [
@@ -55,7 +56,22 @@ def write(report: Report, path: Path) -> None:
             for result in report.results
         ],
     }
+    content["digest"] = digest(content)
     write_atomically(path, (json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n").encode())
+
+
+COUNTS = ("passed", "failed", "skipped", "cases_passed", "cases_in_all")
+
+
+def _counts(report: Report) -> dict[str, int]:
+    """The counts of the last line."""
+    return dict(zip(COUNTS, (*report.counts, *covered([report])[:2]), strict=True))
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """The sha256 of what a report says, but for the digest itself. Anybody can compute it: it shows a slip, and is no signature."""
+    said = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def distinct(reports: Mapping[Path, Report]) -> list[Report]:
@@ -81,6 +97,8 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
     try:
         content = parse(read_file(path).decode())
         check(content, "report_schema.json")
+        if content["digest"] != digest(content):
+            raise ValueError("changed after it was written: its digest is not that of what it says")
         return _report(_printable(content), {case.id: case for case in cases}, suite)
     except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise ReportError(f"{path}: {error}") from error
@@ -112,6 +130,8 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
         content["problems"],
         [_record(Match, entry) for entry in content["variants"]],
         **{key: content[key] for key in ("seed", "claims", "size", "repeat") if key in content},
+        left_out=content["left_out"],
+        called=content["called"],
     )
     for match in report.matches:
         if match.algorithm not in ALGORITHMS:
@@ -119,7 +139,10 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     for (id, dtype, mode), times in Counter((r.id, r.dtype, r.mode) for r in report.results).items():
         if times > 1:
             raise ValueError(f"case {id}: twice in {dtype} {mode}")
-    for name, count in zip(("passed", "failed", "skipped"), report.counts, strict=True):
+    for id in report.left_out:
+        if id not in known or any(result.id == id for result in report.results):
+            raise ValueError(f"left_out: {id[:80]!r} is no case, or one that was run")
+    for name, count in _counts(report).items():
         if content[name] != count:
             raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
     return report

@@ -57,7 +57,7 @@ def test_the_action_writes_reports_and_fails_when_a_case_fails(tmp_path):
         json.loads((tmp_path / f"moespec-conformance/{n}.json").read_text()) for n in ("report", "shields")
     )
     assert (content["target"], content["version"]) == ("double", version("moespec"))
-    message = f"{content['passed']} passed, {content['failed']} failed"
+    message = f"{content['cases_passed']} of {content['cases_in_all']} cases passed, {content['failed']} failed"
     assert shield == {"schemaVersion": 1, "label": "moespec conformance", "message": message, "color": "#b3261e"}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absent import run_without
-from committed import BY_ID, CASES, of, results_of
+from committed import BY_ID, CASES, counted, of, results_of
 from damaged import safetensors_of
 from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
@@ -55,7 +55,7 @@ def test_a_wrong_layer_fails_at_its_output(run, target):
     assert status == 1
     skipped = sum("noise" in case.inputs or case.expect is not None for case in cases)
     count = f"0 passed, {len(cases) - skipped + 1} failed, {skipped} skipped"  # one: its gradients are not checked
-    assert lines[-1] == f"{count}; backward not checked: {algorithm}"
+    assert lines[-1] == f"{count}; 0 of {len(cases)} cases passed; backward not checked: {algorithm}"
     start = f"FAIL {algorithm}/values [float64 eager] first at moe_layer/output"
     (line,) = [n for n, line in enumerate(lines) if line.startswith(start)]
     status, shown, _ = run(*lines[line + 2].split()[2:])
@@ -167,7 +167,7 @@ def test_a_part_of_a_router_is_checked_but_does_not_pass(run, tmp_path):
     options, end, logits = ("--algorithm", "softmax_token_choice"), "moe_layer/output", "router_logits/logits"
     save_file({end: everything[end]}, path)
     others = len(of("softmax_token_choice")) - 1
-    assert run("check", tmp_path, *options)[1].splitlines()[-1] == f"1 passed, 0 failed, {others} skipped"
+    assert counted(run("check", tmp_path, *options)[1]) == f"1 passed, 0 failed, {others} skipped"
     save_file({name: everything[name] for name in (logits, "token_choice/slots")}, path)
     status, printed, _ = run("check", tmp_path, *options)
     assert status == 1
@@ -209,7 +209,7 @@ def test_wrong_tensors(check, folder, tensors, said):
     assert status == 1
     assert "FAIL token_choice/tied [float64 files] first at " in printed
     assert said in printed
-    assert printed.splitlines()[-1] == ONE_FAILS
+    assert counted(printed) == ONE_FAILS
 
 
 def test_a_stage_of_another_name_fails(check, folder):
@@ -238,7 +238,7 @@ def test_files_that_cannot_be_read(check, folder, name):
     status, printed, _ = check(folder)
     assert status == 1
     assert f"first at file\n    {folder / TIED}: {said}" in printed
-    assert printed.splitlines()[-1] == ONE_FAILS
+    assert counted(printed) == ONE_FAILS
 
 
 @pytest.mark.parametrize("name", ["token_choice/teid", "tied", "token_choice/tied/tied", "hash/tied"])
@@ -311,7 +311,7 @@ def test_a_router_written_in_c_passes(run, tmp_path):
     inconclusive = [case.id for case in cases if case.id.endswith("/near_float32")]
     skipped = sum(case.expect is not None or case.id in (*divided, *inconclusive) for case in cases)
     assert status == 0
-    assert printed.splitlines()[-1] == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
+    assert counted(printed) == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
     assert printed.startswith("float32 files")
 
 

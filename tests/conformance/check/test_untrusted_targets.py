@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 import pytest
-from committed import BY_ID, content, of
+from committed import BY_ID, content, counted, of
 from fused_layers import FORWARD
 
 from moespec.conformance.check.adapter import Adapter
@@ -24,7 +24,7 @@ COUNT = {name: len(of(name)) for name in ("z_loss", "importance_loss")}
 
 def states(printed):
     """Passed, failed and skipped, from the last line."""
-    return tuple(int(word) for word in printed.splitlines()[-1].split() if word.isdecimal())
+    return tuple(int(word) for word in counted(printed).split() if word.isdecimal())
 
 
 def run_alone(name, cases, **limits):
@@ -308,9 +308,53 @@ def test_numpy_may_widen_what_an_adapter_computes(target):
 # Declining.
 
 
-@pytest.mark.parametrize("declared", ["['z_loss/*']", "{'z_loss/*': ''}", "{'z_loss/*': None}"])
-def test_a_declaration_without_reasons_is_wrong(run, over_numpy, declared):
+WRONG = {
+    "['z_loss/*']": "expected patterns of ids, or options of calls, with reasons",
+    "{'z_loss/*': ''}": "expected patterns of ids, or options of calls, with reasons",
+    "{'z_los/*': 'x'}": "no case matches 'z_los/*'; `list` prints them all; near it: z_loss/",
+    "{'token_choices(tries=)': 'x'}": "there is no function or router 'token_choices'; expected router_logits, ",
+    "{'token_choice(scores=)': 'x'}": "token_choice has no option 'scores'; expected combine_scores, order, keep, hold, tries",
+    "{'switch(tri=)': 'x'}": "switch has no option 'tri'; expected noise, train, ",
+}
+
+
+@pytest.mark.parametrize("declared", WRONG)
+def test_a_wrong_declaration_stops_the_run(run, over_numpy, declared):
     name = over_numpy(f"declaring{abs(hash(declared))}", f"not_offered = {declared}\n")
     status, printed, said = run("run", "--target", name, "--dtype", "f64", *LOSSES)
     assert (status, printed) == (2, "")
-    assert "not_offered=" in said
+    assert "not_offered" in said
+    assert WRONG[declared] in said
+
+
+PLAIN = """
+def token_choice(scores, *, choices, capacity, combine_scores=None, hold=False, slot_order="choice", normalize=None):
+    more = {"combine_scores": combine_scores, "hold": hold, "slot_order": slot_order, "normalize": normalize}
+    return numpy.token_choice(scores, choices=choices, capacity=capacity, **more)
+"""
+
+
+def test_a_function_without_some_options_declines_the_cases_that_pass_them(over_numpy):
+    """In a step of a router, too; all other cases are run, and pass."""
+    cases = of("token_choice", "batch_priority")
+    text = (
+        "not_offered = dict.fromkeys(['token_choice(order=)', 'token_choice(keep=)', 'token_choice(tries=)'], 'none')\n"
+    )
+    plain, honest = (
+        run_cases(Target(over_numpy(name, text), DTYPES["float64"]), cases, "eager")
+        for name, text in (("plain", PLAIN), ("honest", PLAIN + text))
+    )
+    wrong = {result.id for result in plain if result.state != "pass"}
+    assert len(wrong) > 10
+    assert {result.id for result in honest if result.state != "pass"} == wrong
+    assert {r.first.message for r in honest if r.id in wrong} == {"declared as not offered: none"}
+
+
+def test_an_adapter_declines_options_of_a_router(target):
+    """Which it sees in `options`."""
+    declared = "not_offered = {'softmax_expert_choice(cap=)': 'no cap'}\ninner = layer\n"
+    declared += "def layer(x, params, options):\n    assert not options['cap']\n    return inner(x, params, options)\n"
+    cases = of("softmax_expert_choice", kinds=["value", "overflow", "tie"])
+    results = run_cases(Adapter(target("capless", FORWARD + declared), DTYPES["float64"]), cases, "eager")
+    assert "declared as not offered: no cap" in {r.first.message for r in results if r.state == "not implemented"}
+    assert not [result for result in results if result.state == "error"]

@@ -34,28 +34,41 @@ def test_a_wrong_target_fails(case):
         assert result.state in FAILED, name
 
 
-def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_strided():
-    """Which a run has without naming it, and which changes nothing for a target whose arrays have no strides."""
+CONTIGUOUS = {
+    "softmax_affinity": "softmax_affinity",
+    "relu_loss": "relu_routing",
+    "layer_norm": "network",
+    "spread_images": "image_pooling",
+    "project_simplex": "sparse_transport",
+}
+"""Functions, but for one not the first of their row, and the row."""
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_a_kernel_that_takes_every_array_for_contiguous_fails_in_the_mode_strided(name):
+    """With values and with gradients. A run has the mode without naming it; for arrays without strides it changes nothing."""
     torch = pytest.importorskip("torch")
     right = pytest.importorskip("moespec.backends.torch")
 
-    def softmax_affinity(logits):
-        return right.softmax_affinity(torch.as_strided(logits, logits.shape, torch.empty(logits.shape).stride()))
+    def raw(x):
+        return torch.as_strided(x, x.shape, torch.empty(x.shape).stride()) if isinstance(x, torch.Tensor) else x
 
-    ids = [case.id for case in of("softmax_affinity")]
+    def contiguous(function):
+        return lambda *given, **named: function(*map(raw, given), **{key: raw(value) for key, value in named.items()})
+
+    ids = [case.id for case in of(CONTIGUOUS[name])]
     plan = Plan(Report("target", "kernel", "", []), ids, ("float64", "float32"), DEFAULT)
     ((dtype, chosen),) = [(dtype, chosen) for dtype, mode, chosen in plan.parts() if mode == "strided"]
     cases = [BY_ID[id] for id in chosen]
     assert dtype == "float32"
-    assert {case.kind for case in cases} == {"value", "gradient"}
-    wrong = SimpleNamespace(**{**vars(right), "softmax_affinity": softmax_affinity})
-    for mode, module, states in (
-        ("eager", wrong, {"pass"}),
-        ("strided", wrong, {"fail"}),
-        ("strided", right, {"pass"}),
-    ):
-        target = Target("kernel", DTYPES["float32"], module)
-        assert {result.state for result in run_cases(target, cases, mode)} == states
+    replaced = {**vars(right), name: contiguous(getattr(right, name))}
+    wrong = Target("kernel", DTYPES["float32"], SimpleNamespace(**replaced))
+    assert {result.state for result in run_cases(wrong, cases, "eager")} == {"pass"}
+    assert {result.kind for result in run_cases(wrong, cases, "strided") if result.state == "fail"} == {
+        "value",
+        "gradient",
+    }
+    assert {result.state for result in run_cases(Target("k", DTYPES["float32"], right), cases, "strided")} == {"pass"}
     assert run_cases(Target("numpy", DTYPES["float64"], module_of({})), cases, "strided") == []
 
 

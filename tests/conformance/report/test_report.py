@@ -48,7 +48,8 @@ ALL = of(
 def written(tmp_path):
     """A report as JSON, and its file."""
     path = tmp_path / "report.json"
-    report.write(of(result(), result("z_loss/large", "fail")), path)
+    left_out = {"z_loss/gradient": "gradients"}
+    report.write(of(result(), result("z_loss/large", "fail"), left_out=left_out), path)
     return json.loads(path.read_text()), path
 
 
@@ -75,11 +76,32 @@ def test_what_is_written_is_read_back(tmp_path):
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
             "a variant of an unknown algorithm 'hashing'",
         ),
+        ({"left_out": {"z_loss/none": "values"}}, "left_out: 'z_loss/none' is no case"),
+        ({"left_out": {"z_loss/large": "values"}}, "left_out: 'z_loss/large'"),
+        ({"left_out": {}}, "cases_in_all is 3, and its cases make 2"),
         ({"seed": -1}, "$.seed: -1 is less than the minimum of 0"),
     ],
 )
 def test_a_wrong_report(written, change, said):
     rejected(written, {**written[0], **change}, said)
+
+
+EDITS = [
+    lambda content: content["cases"][0]["outcomes"][0].update(fraction=0.5),
+    lambda content: [each.update(state="pass") for c in content["cases"] for each in (c, *c["outcomes"])],
+    lambda content: content["cases"].pop(),
+    lambda content: content.update(target="another.router", left_out={}),
+    lambda content: content["cases"][1].update(explanation="the paper is wrong"),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_report_that_was_edited_is_refused(run, written, edit):
+    content, path = written
+    edit(content)
+    path.write_text(json.dumps(content))
+    said = f"{path}: changed after it was written: its digest is not that of what it says\n"
+    assert run("report", path) == (2, "", said)
 
 
 def outcome(**fields):
@@ -118,7 +140,8 @@ def test_nothing_that_is_damaged_is_read(tmp_path, written):
     for case in content["cases"]:
         del case["fraction"]
     for damage, wrong in damaged(content, 200, optional=OPTIONAL):
-        path.write_text(json.dumps(wrong))
+        own = {"digest": report.digest(wrong)} if wrong.get("digest") == content["digest"] else {}
+        path.write_text(json.dumps({**wrong, **own}))
         said = message_of(ReportError, report.read, path, CASES, SUITE)
         assert said, damage
         assert len(said) < 400 + len(str(path))
@@ -148,7 +171,7 @@ def test_without_jinja2_it_says_what_to_install(run, monkeypatch, written, tmp_p
 
 def rejected(written, content, said):
     path = written[1]
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({**content, "digest": report.digest(content)}))
     with pytest.raises(ReportError) as caught:
         report.read(path, CASES, SUITE)
     assert said in str(caught.value)
@@ -200,10 +223,10 @@ def test_two_reports_of_one_thing(run, tmp_path):
     assert said == f"{other}: my.router: z_loss/values float64 eager is in {one} too\n"
     status, printed, _ = run("report", one, third)
     assert status == 0
-    assert printed.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+    assert printed.splitlines()[-1] == "3 passed, 0 failed, 0 skipped; 1 of 1 cases passed"
     assert run("report", one, one)[0] == 0  # the same file, counted once
     report.write(of(result(), seed=7), other)
-    assert run("report", one, other)[1].splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert run("report", one, other)[1].splitlines()[-1] == "2 passed, 0 failed, 0 skipped; 2 of 2 cases passed"
 
 
 # The command line.
@@ -222,7 +245,7 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
     assert again.splitlines()[-1] == last
     failures = [[line for line in text.splitlines() if line.startswith(("FAIL", "ERROR"))] for text in (printed, again)]
     assert failures[0] == failures[1] != []
-    assert last.rsplit(", ", 1)[0] in svg.read_text()  # all but the skipped
+    assert re.search(r"(?<=; ).*", last)[0] in svg.read_text()
     shown = html.read_text()
     Reader(shown)
     assert last in shown
@@ -378,10 +401,13 @@ def test_several_reports_are_columns():
 @pytest.mark.parametrize(
     ("results", "value", "colour"),
     [
-        ((), "0 passed", "#6e7781"),
-        ((result(),), "1 passed", "#1a7f37"),
-        ((result(), result(dtype="float32", state="error")), "1 passed, 1 failed", "#b3261e"),
-        ((result(), result(dtype="float32", state="inconclusive")), "1 passed", "#1a7f37"),
+        ((), "0 of 0 cases passed", "#6e7781"),
+        ((result(),), "1 of 1 cases passed", "#1a7f37"),
+        ((result(), result(dtype="float32", state="error")), "0 of 1 cases passed, 1 failed", "#b3261e"),
+        ((result(), result(dtype="float32", state="inconclusive")), "1 of 1 cases passed", "#1a7f37"),
+        ((result(), result(dtype="float32", state="waived")), "0 of 1 cases passed", "#6e7781"),
+        ((result(), result("z_loss/large", "not implemented")), "1 of 2 cases passed", "#9a6700"),
+        ((result(), result("z_loss/large", "unchecked")), "1 of 2 cases passed", "#1a7f37"),
     ],
 )
 def test_the_badge(results, value, colour):
