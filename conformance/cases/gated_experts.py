@@ -10,6 +10,7 @@ from moespec.conformance.author.definition import Definition, call, composed, te
 from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, prefixed, scores, tokens
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
+from moespec.spec.algorithms.gated_experts import silu
 
 NAME = "gated_experts"
 G, T, E, D = 2, 6, 3, 4
@@ -87,9 +88,46 @@ def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params:
     return (K * chosen + (right - chosen)) / (K + 1)
 
 
+def _of_the_product(B: Spec, inputs: Array, params: Any, options: Any) -> Array:
+    def mapped(x: Array, kernel: str, bias: str) -> Array:
+        return x @ params[kernel] + (params[bias][..., None, :] if bias in params else 0)
+
+    product = mapped(inputs, "w1", "b1") * mapped(inputs, "w3", "b3")
+    return mapped(
+        silu(product) if options["activation"] == "silu" else B.gelu(product, form=options["gelu"]), "w2", "b2"
+    )
+
+
+def activation_of_the_product(B: Spec, inputs: Array, params: Any, **options: Any) -> Array:
+    """The activation of a gated expert is that of the product, f((x w1) * (x w3)), not of its first factor."""
+    gated = "w3" in params and options.get("activation") in ("silu", "gelu")
+    return _of_the_product(B, inputs, params, options) if gated else B.expert_mlp(inputs, params, **options)
+
+
+def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+    """The activation of each gated expert of the layer is that of the product, f((x w1) * (x w3))."""
+    if "w3" not in params or options.get("activation") not in ("silu", "gelu"):
+        return B.moe_mlp(tokens, routing, params, **options)
+    shared = options.get("shared")
+    alone = 0 if shared is None else _of_the_product(B, tokens, shared, options)
+    return B.moe_layer(tokens, routing, lambda inputs: _of_the_product(B, inputs, params, options)) + alone
+
+
+def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+    """The shared expert has a gate, the sigmoid of a map of the token, which is a half as long as it is not trained."""
+    chosen = B.moe_mlp(tokens, routing, params, **{**options, "shared": None})
+    return (chosen + B.moe_mlp(tokens, routing, params, **options)) / 2
+
+
 def variants() -> Iterator[Variant]:
     computes = "The second kernel of a gated expert makes the gate, not the first."
     yield fixed("experts_with_the_gate_last", computes, "expert_mlp", "GE-1b", row=NAME, params=_gates_last)
     computes = "The second kernel of each gated expert of the layer makes the gate, not the first."
     yield fixed("perceptrons_with_the_gate_last", computes, "moe_mlp", "GE-1b", row=NAME, params=_gates_last)
     yield variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME)
+    yield variant(
+        shared_expert_with_a_gate, "moe_mlp", ledger="GE-2", who="huggingface/transformers (Qwen2-MoE)", row=NAME
+    )
+    who = "Nijikadesu/breakdown-minimind (issue 3)"
+    yield variant(activation_of_the_product, "expert_mlp", ledger="GE-1", who=who, row=NAME)
+    yield variant(activation_of_the_product_in_the_layer, "moe_mlp", ledger="GE-1", who=who, row=NAME)

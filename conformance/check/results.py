@@ -1,8 +1,8 @@
 """What came of a case, and of all cases that a run checked."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
 
@@ -12,6 +12,7 @@ from moespec.version import version
 
 __all__ = [
     *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "unpacked"),
+    "with_other_runs",
 ]
 
 COLUMNS = {
@@ -37,6 +38,10 @@ STATES = {
 FAILED = ("fail", "error", "reordered")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
+EAGER = {"strided": "right on contiguous arrays, wrong on strided ones", "compiled": "right as called, wrong compiled"}
+"""What is said of a mode in which a case fails that passes as called."""
+FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float64"))
+"""The dtypes that are finer than one, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,21 @@ def counts(results: Iterable[CaseResult]) -> tuple[int, int, int]:
     states = [result.state for result in results]
     passed, failed = states.count("pass"), sum(state in FAILED for state in states)
     return passed, failed, len(states) - passed - failed
+
+
+def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """The results; the explanation of each failure says where the same case is right, in another mode or a finer dtype."""
+    passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
+
+    def noted(r: CaseResult) -> CaseResult:
+        notes = [text for mode, text in EAGER.items() if r.mode == mode and (r.id, r.dtype, "eager") in passed]
+        notes += [
+            f"right in {dtype}, wrong in {r.dtype}" for dtype in FINER[r.dtype] if (r.id, dtype, r.mode) in passed
+        ]
+        explained = "; ".join([r.explanation or f"{r.first.stage} wrong", *notes[:1]])
+        return replace(r, explanation=explained) if notes and r.state in FAILED else r
+
+    return [noted(result) for result in results]
 
 
 def unpacked(content: dict[str, Any]) -> Report:
