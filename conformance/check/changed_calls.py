@@ -4,11 +4,13 @@ That says what a target overlooks, or takes for something else, where nobody has
 expected with experts/b2 = 0", "with noisy in place of logits", "with choices=1".
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moespec.conformance import call
 from moespec.conformance.check.match_variant import Known, Place
@@ -24,7 +26,7 @@ TRIED = 3
 """Failures of a stage on which all changes are tried; on the others, those that explain one of these."""
 LARGE = 50_000
 """Numbers in the arrays of a call, above which it takes too long."""
-CHANGES = {
+CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
     **{"{} = 0": np.zeros_like, "{} = 1": np.ones_like, "{} negated": np.negative, "{} inverted": np.reciprocal},
     **{"{} squared": np.square, "exp({0}) in place of {0}": np.exp, "ln({0}) in place of {0}": np.log},
     **{"{} transposed": lambda x: x.swapaxes(-1, -2) if x.ndim > 1 else x},
@@ -64,7 +66,7 @@ def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
         if x.array.dtype.kind == "f" and n.split("/")[0] != job.stage.name
     }
     read = {name: tensor for name, tensor in job.values.items() if name in arrays and tensor.array.any()}
-    factors = {} if job.stage.router else {"2": 2.0, **quantities(job.case)}
+    factors = {} if job.stage.router else {"2": 2.0} | {of: x for of, x in quantities(job.case).items() if x != 1}
     for name, tensor in read.items():
         x = tensor.array
         with np.errstate(all="ignore"):

@@ -141,9 +141,8 @@ def _is_slots(wrong: Wrong) -> bool:
 
 def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
     """Other arrays of the case that have the shape of a wrong result; of weights, what they are in its slots."""
-    arrays = {
-        n: x.array for n, x in call.golden(case).items() if n.partition("/")[0] != stage and x.array.dtype.kind == "f"
-    }
+    own = (stage, f"{stage}/{wrong.name}")
+    arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
     shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
     if wrong.name == "weights" and slots is not None:
         scores = {name: x for name, x in arrays.items() if x.shape == (shape[0], tokens, shape[1])}

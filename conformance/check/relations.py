@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance.compare import DTYPES, Dtype, constant, one_of, tolerance, wrong
-from moespec.conformance.format import Case, Value
+from moespec.conformance.format import Case, Tensor, Value
 
 __all__ = ["Wrong", "error_size", "in_other_places", "quantities", "relations", "rounded", "shared", "where"]
 
@@ -31,13 +31,14 @@ FORMATS = {"bfloat16": 8, "float16 or TF32": 11, "float32": 24}
 """The bits of the significands of formats."""
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "the square root": np.sqrt,
-    "the square": np.square,
-    "the inverse": np.reciprocal,
-    "the logarithm": np.log,
-    "the exponential": np.exp,
+    "the square root of what is expected": np.sqrt,
+    "the square of what is expected": np.square,
+    "the inverse of what is expected": np.reciprocal,
+    "the logarithm of what is expected": np.log,
+    "the exponential of what is expected": np.exp,
+    "1 minus what is expected": lambda want: 1 - want,
 }
-"""What a result may be of what is expected."""
+"""What a result may be."""
 WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
     "it is the same as {}": lambda want, other: other,
     "{} is added to what is expected": np.add,
@@ -48,19 +49,11 @@ WITH_ANOTHER: dict[str, Callable[[Array, Array], Array]] = {
 """What a result may be of what is expected and of another array."""
 NUMBERS: dict[str, Callable[[float], float]] = {
     **{"{}": lambda x: x, "1/{}": lambda x: 1 / x, "{}^2": lambda x: x * x, "1/{}^2": lambda x: 1 / (x * x)},
-    **{
-        "sqrt({})": lambda x: abs(x) ** 0.5,
-        "1/sqrt({})": lambda x: abs(x) ** -0.5,
-        "ln({})": lambda x: math.log(abs(x)),
-    },
-    **{"exp({})": lambda x: math.exp(min(x, 99)), "exp(-{})": lambda x: math.exp(min(-x, 99))},
+    **{"sqrt({})": lambda x: abs(x) ** 0.5, "1/sqrt({})": lambda x: abs(x) ** -0.5},
+    **{"ln({})": lambda x: math.log(abs(x)), "exp({})": lambda x: math.exp(min(x, 99))},
     **{"({0} - 1)/{0}": lambda x: (x - 1) / x, "{0}/({0} - 1)": lambda x: x / (x - 1) if x != 1 else 1},
-    **{
-        "sqrt(({0} - 1)/{0})": lambda x: abs((x - 1) / x) ** 0.5,
-        "ln 2": lambda x: math.log(2),
-        "pi": lambda x: math.pi,
-    },
-    **{"1/ln 2": lambda x: 1 / math.log(2), "1/(ln 2)^2": lambda x: math.log(2) ** -2},
+    **{"sqrt(({0} - 1)/{0})": lambda x: abs((x - 1) / x) ** 0.5, "pi": lambda x: math.pi},
+    **{"ln 2": lambda x: math.log(2), "1/ln 2": lambda x: 1 / math.log(2), "1/(ln 2)^2": lambda x: math.log(2) ** -2},
 }
 """What a factor may be of a size or an option of a case, or whatever these are, the simplest first."""
 OF_TWO: dict[str, Callable[[float, float], float]] = {
@@ -119,19 +112,20 @@ class Wrong:
 
 
 def quantities(case: Case) -> dict[str, float]:
-    """The sizes of a case, its options and its inputs that are numbers, by name, but for 0 and 1."""
-    arrays = [*case.inputs.values(), *(value for stage in case.stages for value in stage.outputs.values())]
+    """The sizes of a case, its options and its inputs that are numbers, by name, but for those that are 0."""
+    outputs = (value for stage in case.stages for value in stage.outputs.values())
+    arrays: list[Tensor | Value] = [*case.inputs.values(), *outputs]
     found: dict[str, Any] = {axis: n for each in arrays for axis, n in zip(each.axes, each.array.shape, strict=False)}
     found |= {name: each.array.item() for name, each in case.inputs.items() if each.array.size == 1}
     for stage in case.stages:
         found |= stage.options | stage.options.get("options", {})
-    return {
-        name: float(x) for name, x in found.items() if type(x) in (int, float) and math.isfinite(x) and x not in (0, 1)
-    }
+    return {name: float(x) for name, x in found.items() if type(x) in (int, float) and math.isfinite(x) and x}
 
 
 def _names(wrongs: Sequence[Wrong], numbers: Sequence[float]) -> list[str]:
     """What numbers are in each of several cases: the simplest names, if there are at most three."""
+    if np.allclose(np.abs(numbers), 1):
+        return []
     known = [quantities(each.case) for each in wrongs]
     common = sorted(set.intersection(*map(set, known)))
     forms = [[(text.format(a), [f(of[a]) for of in known]) for a in common] for text, f in NUMBERS.items()]
@@ -165,8 +159,8 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
     return text.format(digits) + _here(names)
 
 
-PLAIN = (0.5, 1.0, 2.0)
-"""Factors that are said also of one number of one case."""
+MOST = 64
+"""Places along an axis that are compared with one another."""
 MEASURES = ((Wrong.factor, "it is {} times what is expected"), (Wrong.summand, "it is what is expected plus {}"))
 
 
@@ -177,11 +171,7 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
     for measure, text in MEASURES:
         found = {i: x for i, each in enumerate(wrongs) if np.isfinite(x := measure(each)) and x != 0 and not said[i]}
         several = [[*found]] if len(found) > 1 and len(found) >= 0.6 * len(wrongs) else []
-        alone = [
-            i
-            for i, x in found.items()
-            if wrongs[i].want.size > 1 or (len(wrongs) == 1 and np.isclose(abs(x), PLAIN, rtol=1e-6).any())
-        ]
+        alone = [i for i, x in found.items() if wrongs[i].want.size > 1 or _is_plain(wrongs, wrongs[i], x)]
         for group in [*several, *([i] for i in alone)]:
             sentence = _sentence([wrongs[i] for i in group], [found[i] for i in group], text)
             said = [each or (sentence if i in group else "") for i, each in enumerate(said)]
@@ -191,8 +181,15 @@ def shared(wrongs: Sequence[Wrong]) -> list[str]:
                 i for i, each in enumerate(wrongs) if not said[i] and each.got.any() and each.fits(function(each.want))
             ]
         if len(fits) > 1 or any(wrongs[i].want.size > 2 for i in fits):
-            said = [f"it is {name} of what is expected" if i in fits else each for i, each in enumerate(said)]
+            said = [f"it is {name}" if i in fits else each for i, each in enumerate(said)]
     return said
+
+
+def _is_plain(wrongs: Sequence[Wrong], wrong: Wrong, factor: float) -> bool:
+    """Whether a factor of one number tells something: it is an option, or 2 or a half in the only case that fails."""
+    options = [x for x in quantities(wrong.case).values() if x != round(x)]
+    known = [*options, *(1 / x for x in options), *((0.5, 1.0, 2.0) if len(wrongs) == 1 else ())]
+    return bool(np.isclose(abs(factor), known, rtol=SLACK * wrong.unit + 1e-9, atol=0).any())
 
 
 def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
@@ -207,7 +204,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
         yield "it is 0" + (f" where it differs{place}" if got.any() or place else "")
     if (want[differs] == 0).all():
         same = next((f", and is {name} there" for name, x in arrays.items() if wrong.fits(x[differs], differs)), "")
-        yield f"only what should be 0 differs{same}{place}"
+        yield f"only what should be 0 differs{same}"
     for name, other in arrays.items() if several else ():
         with np.errstate(all="ignore"):
             yield from (text.format(name) for text, f in WITH_ANOTHER.items() if wrong.fits(f(want, other)))
@@ -219,7 +216,7 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
     yield from in_other_places(wrong)
     yield from _of_parts(wrong)
     if several and len(values := np.unique(got[differs])) == 1:
-        yield f"it is {values[0]:.4g} wherever it differs{_here(_names([wrong], values))}{place}"
+        yield f"it is {values[0]:.4g} wherever it differs{_here(_names([wrong], [*values]))}{place}"
     for measure, text in MEASURES if several else ():
         if np.isfinite(number := measure(wrong, differs)) and (said := _sentence([wrong], [number], text)):
             yield f"{said} where it differs{place}"
@@ -232,9 +229,9 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
         yield "its last two axes are exchanged"
     for i, axis in enumerate(axes):
         n = want.shape[i]
-        at = [(*[slice(None)] * i, j) for j in range(n)]
+        at: list[Any] = [(*[slice(None)] * i, j) for j in range(n)]
         bad = [j for j in range(n) if wrong.differs[at[j]].any()]
-        if n > 64 or want.size < max(2 * n, 4) or np.count_nonzero(want) < 2:
+        if n > MOST or want.size < max(2 * n, 4) or np.count_nonzero(want) < 2:
             continue
         source = {j: next((k for k in range(n) if k != j and wrong.fits(want[at[k]], at[j])), -1) for j in bad}
         order = [source.get(j, j) for j in range(n)]
@@ -273,12 +270,13 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
     for name, array in (
         {"what is expected": wrong.want, **arrays}.items() if wrong.value.kind == "float" and count else ()
     ):
-        true = {"is 0": array == 0, "is beyond 88": np.abs(array) > 88, "is below 0": array < 0}
+        true = {"is 0": array == 0, "is above 88": array > 88, "is below 0": array < 0}
         if array.ndim > 1 and array.shape[-1] > 1:
-            same = (array == array[..., :1]).all(axis=-1, keepdims=True)
-            true[f"is the same for all {axes[-1]}"] = np.broadcast_to(same, array.shape)
+            rows = (array == array[..., :1]).all(axis=-1, keepdims=True)
+            true[f"is the same for all {axes[-1]}"] = np.broadcast_to(rows, array.shape)
         for text, at in true.items():
-            if at[marked].all() and (at.sum() == count or at.mean() ** count < CHANCE / 10):
+            same = at.sum() == count and (count > 2 or marked.all())
+            if at[marked].all() and (same or at.mean() ** count < CHANCE / 10):
                 return f", {'only ' * bool(at.sum() > count)}where {name} {text}"
     found = [(1.0, "")]
     for i, axis in enumerate(axes):
@@ -296,11 +294,11 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
     for name, bits in FORMATS.items():
         if not wrongs or any(2.0**-bits <= 8 * each.unit or not np.isfinite(each.got).all() for each in wrongs):
             continue
-        if all(_is_rounded(each, bits) for each in wrongs):
-            return f"it is what is expected, rounded to {name}"
         scales = [tolerance(each.value, each.dtype) / each.unit for each in wrongs]
         errors = [((w.got - w.want) / scale)[w.differs] for w, scale in zip(wrongs, scales, strict=True)]
         found = np.concatenate(errors)
+        if len(found) > 2 and all(_is_rounded(each, bits) for each in wrongs):
+            return f"it is what is expected, rounded to {name}"
         median, signs = float(np.median(np.abs(found))), sorted(((found > 0).mean(), (found < 0).mean()))
         random = len(found) > 5 and signs[0] > 0.15 and np.abs(found).max() < min(SPREAD * median, 2.0 ** (3 - bits))
         if random and 2.0 ** -(bits + 4.5) < median < 2.0 ** (0.5 - bits):
