@@ -252,7 +252,7 @@ def _of_parts(wrong: Wrong) -> Iterator[str]:
         used = np.count_nonzero(want, axis=others)
         top, bottom = ((x * want).sum(axis=others, keepdims=True) for x in (got, want))
         factors = np.divide(top, bottom, out=np.ones_like(top), where=bottom > 0)
-        if used.sum() >= 2 * np.count_nonzero(used) and wrong.fits(want * factors):
+        if (want.max(axis=others) > want.min(axis=others))[used > 1].any() and wrong.fits(want * factors):
             over = " and ".join(axes[i] for i in others if want.shape[i] > 1)
             is_one, should = (np.allclose(x.sum(axis=others)[used > 0], 1, rtol=1e-4) for x in (got, want))
             note = (

@@ -65,54 +65,33 @@ def rounded(n, x):
     return np.ldexp(np.round(fraction * 2.0**n), exponent - n) + (x - x.real)
 
 
-def first_choices_alone(scores, *, choices, **options):
-    return numpy.token_choice(scores, choices=1, **options)
-
-
-def divided_by_experts(scores, **options):
-    return numpy.balance_loss(scores, **options) / scores.shape[2]
-
-
-def without_bias(first, second, log_scale, bias):
-    return numpy.sigmoid_loss(first, second, log_scale, 0 * bias)
-
-
-def halved_logits(logits):
-    return numpy.softmax_affinity(logits / 2)
-
-
-def exponential(logits):
-    return np.exp(logits)
-
-
-def without_load(bias, load, **options):
-    return bias
-
-
-def noise(x):
-    return 1 + 2.0**-12 * np.random.default_rng(0).normal(size=x.shape)
-
-
 affinity, z_loss = partial(after, "softmax_affinity"), partial(after, "z_loss")
-FIRST, CUT = (
+NOISE = np.random.default_rng(0).normal(size=4096)
+CUT = "it is 0 where it differs, at 2nd choices alone: a part of its path is cut"
+FIRST, FIRST_ALONE = (
     "token_choice/first_choices_first",
-    "it is 0 where it differs, at 2nd choices alone: a part of its path is cut",
+    {"token_choice": lambda scores, *, choices, **o: numpy.token_choice(scores, choices=1, **o)},
 )
+BALANCE = {"balance_loss": lambda scores, **options: numpy.balance_loss(scores, **options) / scores.shape[2]}
+SIGMOID = {
+    "sigmoid_loss": lambda first, second, log_scale, bias: numpy.sigmoid_loss(first, second, log_scale, 0 * bias)
+}
+HALVED = {"softmax_affinity": lambda logits: numpy.softmax_affinity(logits / 2)}
 WRONG = [
-    (FIRST, {"token_choice": first_choices_alone}, "token_choice/slots wrong: experts lack tokens, 2nd choices alone"),
-    (FIRST, weighted(lambda routing, options: 3), "slots right; token_choice/weights wrong: it is 3 times what"),
-    (FIRST, weighted(lambda routing, options: 1 + routing.token), "the weights of a token are off by one factor"),
-    (
-        "token_choice",
-        weighted(lambda routing, options: 1 / options["choices"]),
-        "it is 1/choices times what is expected",
-    ),
+    (FIRST, FIRST_ALONE, "token_choice/slots wrong: experts lack tokens, 2nd choices alone"),
+    (FIRST, weighted(lambda r, options: 3), "slots right; token_choice/weights wrong: it is 3 times what"),
+    (FIRST, weighted(lambda r, options: 1 + r.token), "the weights of a token are off by one factor"),
+    ("token_choice", weighted(lambda r, options: 1 / options["choices"]), "it is 1/choices times what is expected"),
     ("token_choice/gradient", {"token_choice": second_choices_detached}, CUT),
     ("expert_choice/two_slots", reordered(lambda t: np.argsort(t)[..., ::-1]), "the right tokens are in other slots"),
     ("expert_choice", reordered(np.argsort), "the right tokens are in other slots, by their indices"),
     ("softmax_affinity", affinity(partial(rounded, 8)), "it is what is expected, rounded to bfloat16"),
     ("softmax_affinity", affinity(partial(rounded, 24)), "it is what is expected, rounded to float32"),
-    ("softmax_affinity", affinity(lambda x: x * noise(x)), "its errors are as large as those of float16 or TF32: 2^-1"),
+    (
+        "softmax_affinity",
+        affinity(lambda x: x + 2.0**-12 * x * np.resize(NOISE, x.shape)),
+        "its errors are as large as those of float16 or TF32: 2^-1",
+    ),
     ("softmax_affinity", affinity(lambda x: 0.996 * x), "it is 0.996 times what is expected"),
     ("softmax_affinity", affinity(partial(last_place, 0, 0)), "group 1 has what is expected of group 0"),
     ("softmax_affinity", affinity(partial(last_place, 1, None)), "it is 0 where it differs, only in token 5 (1 of 6)"),
@@ -120,10 +99,10 @@ WRONG = [
     ("softmax_affinity/values", affinity(lambda x: np.where(x > 0.5, np.nan, x)), "it is NaN in"),
     (
         "softmax_affinity",
-        {"softmax_affinity": exponential},
+        {"softmax_affinity": lambda logits: np.exp(logits)},
         "off by a factor of its own: its sums over experts are not 1",
     ),
-    ("softmax_affinity", {"softmax_affinity": halved_logits}, "it is what is expected with logits divided by 2"),
+    ("softmax_affinity", HALVED, "it is what is expected with logits divided by 2"),
     ("z_loss", z_loss(lambda x: x / np.log(2) ** 2), "it is 2.081 times what is expected (1/(ln 2)^2 here)"),
     ("z_loss", z_loss(lambda x: 2 * x - x.real), "z_loss/loss right; gradient/logits wrong: it is 2 times what"),
     (
@@ -132,11 +111,11 @@ WRONG = [
         "z_loss/loss right; gradient/logits wrong: no gradient reaches logits: its path is cut",
     ),
     ("z_loss/values", z_loss(lambda x: 1.37 * x), "it is too large by 37 % of what is expected"),
-    ("balance_loss", {"balance_loss": divided_by_experts}, "it is 1/experts times what is expected"),
+    ("balance_loss", BALANCE, "it is 1/experts times what is expected"),
     ("balance_loss", after("balance_loss", lambda x: x - 1), "it is what is expected minus 1"),
     ("importance_loss", after("importance_loss", np.sqrt), "it is the square root of what is expected"),
-    ("balance_bias", {"balance_bias": without_load}, "it is the same as bias"),
-    ("sigmoid_loss", {"sigmoid_loss": without_bias}, "it is what is expected with bias = 0"),
+    ("balance_bias", {"balance_bias": lambda bias, load, **options: bias}, "it is the same as bias"),
+    ("sigmoid_loss", SIGMOID, "it is what is expected with bias = 0"),
     ("batch_priority", after("batch_priority", lambda x: x[:, ::-1]), "its tokens are in reverse order"),
 ]
 
