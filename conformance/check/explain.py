@@ -106,7 +106,8 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
     stage = group[0].first.stage.partition("/")[0]
     wrongs = [_wrong(result, known.cases[result.id]) for result in group]
     numbers = [each for each in wrongs if each and not _is_slots(each)]
-    alike, short = dict(zip(map(id, numbers), shared(numbers), strict=True)), rounded(numbers)
+    alike = dict(zip(map(id, numbers), shared(numbers), strict=True))
+    short = rounded([each for each in numbers if np.isfinite(each.got).all()])
     places = [((r.id, stage), r.returned[stage], r.dtype) for r in group if stage in r.returned]
     changed = changed_calls(known, [each for each in places if known.compares(each[0])])
     explained = []
@@ -121,7 +122,11 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
             result.outcomes = [replace(o, message=message) if o is first else o for o in result.outcomes]
         else:
             arrays = _arrays(case, stage, wrong)
-            related = short or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
+            related = (
+                (short if np.isfinite(wrong.got).all() else "")
+                or alike[id(wrong)]
+                or next(_of_numbers(case, stage, wrong, arrays), "")
+            )
             again = "times what is expected" in related and (" times " in said or " divided by " in said)
             said = "; ".join(filter(None, [related, "" if again else said])) or error_size(wrong, arrays)
         right = [o.stage for o in result.outcomes if o.state == "pass"]

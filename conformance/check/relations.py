@@ -159,6 +159,8 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
     return text.format(digits) + _here(names)
 
 
+LISTED = 6
+"""Places along an axis that are listed."""
 MOST = 64
 """Places along an axis that are compared with one another."""
 MEASURES = ((Wrong.factor, "it is {} times what is expected"), (Wrong.summand, "it is what is expected plus {}"))
@@ -281,18 +283,20 @@ def where(wrong: Wrong, arrays: Mapping[str, Array], marked: Array) -> str:
     found = [(1.0, "")]
     for i, axis in enumerate(axes):
         n, places = marked.shape[i], sorted(set(np.nonzero(marked)[i].tolist()))
-        k, listed = len(places), ", ".join(map(str, places[:6]))
+        k, listed = len(places), ", ".join(map(str, places))
         if 0 < k < n and math.comb(n, k) * (k / n) ** count < CHANCE:
             at_end = k > 1 and places == [*range(n - k, n)]
             text = f"from {one_of(axis)} {places[0]} on" if at_end else f"in {one_of(axis)} {listed}"
-            found.append((k / n, f", only {text} ({k} of {n})"))
+            found.append(
+                (k / n, f", only {text} ({k} of {n})" if at_end or k <= LISTED else f", only in {k} of {n} {axis}")
+            )
     return min(found)[1]
 
 
 def rounded(wrongs: Sequence[Wrong]) -> str:
     """The format that all errors of the results of one stage come from, or are as large as those of; else ""."""
-    for name, bits in FORMATS.items():
-        if not wrongs or any(2.0**-bits <= 8 * each.unit or not np.isfinite(each.got).all() for each in wrongs):
+    for name, bits in FORMATS.items() if wrongs else ():
+        if any(2.0**-bits <= 8 * each.unit for each in wrongs):
             continue
         scales = [tolerance(each.value, each.dtype) / each.unit for each in wrongs]
         errors = [((w.got - w.want) / scale)[w.differs] for w, scale in zip(wrongs, scales, strict=True)]
@@ -308,9 +312,9 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
 
 
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
-    """Whether it is what is expected with a significand of so many bits: next to it, above or below."""
+    """Whether it has a significand of so many bits, and is next to what is expected, or in many bits near it."""
     significands, last = np.frexp(wrong.got)[0] * 2.0**bits, np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
-    near = np.maximum(last, 2.0**-126) >= np.abs(wrong.got - wrong.want)
+    near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
     return bool((significands == np.round(significands)).all() and near.all())
 
 
