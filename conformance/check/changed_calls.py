@@ -6,6 +6,7 @@ expected with experts/b2 = 0", "with noisy in place of logits", "with choices=1"
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from moespec.conformance import call
 from moespec.conformance.check.match_variant import Known, Place
-from moespec.conformance.check.relations import quantities
+from moespec.conformance.check.relations import quantities, short
 from moespec.conformance.check.target import Job, Values, execute
 from moespec.conformance.compare import ALL_DTYPES
 from moespec.conformance.format import Tensor
@@ -29,7 +30,10 @@ LARGE = 50_000
 CHANGES: dict[str, Callable[..., NDArray[Any]]] = {
     **{"{} = 0": np.zeros_like, "{} = 1": np.ones_like, "{} negated": np.negative, "{} inverted": np.reciprocal},
     **{"{} squared": np.square, "exp({0}) in place of {0}": np.exp, "ln({0}) in place of {0}": np.log},
-    **{"{} transposed": lambda x: x.swapaxes(-1, -2) if x.ndim > 1 else x},
+    **{
+        "{} transposed": lambda x: x.swapaxes(-1, -2) if x.ndim > 1 else x,
+        "{} rounded to bfloat16": partial(short, bits=8),
+    },
 }
 """What is made of an array."""
 
@@ -80,6 +84,9 @@ def _changes(known: Known, place: Place) -> Iterator[tuple[str, Job]]:
         }
         for text, array in made.items():
             yield text, replace(job, values={**job.values, name: Tensor(array, tensor.axes)})
+    for name in job.stage.arguments:
+        fewer = {other: each for other, each in job.stage.arguments.items() if other != name}
+        yield f"no {name}", replace(job, stage=replace(job.stage, arguments=fewer))
     for a, b in combinations(read, 2):
         if read[a].array.shape == read[b].array.shape:
             yield f"{a} and {b} exchanged", replace(job, values={**job.values, a: read[b], b: read[a]})

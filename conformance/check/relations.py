@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from moespec.conformance.compare import DTYPES, Dtype, constant, one_of, tolerance, wrong
 from moespec.conformance.format import Case, Tensor, Value
 
-__all__ = ["Wrong", "error_size", "in_other_places", "quantities", "relations", "rounded", "shared", "where"]
+__all__ = ["Wrong", "error_size", "in_other_places", "quantities", "relations", "rounded", "shared", "short", "where"]
 
 Array = NDArray[Any]
 SLACK = 4.0
@@ -207,6 +207,8 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
     if (want[differs] == 0).all():
         same = next((f", and is {name} there" for name, x in arrays.items() if wrong.fits(x[differs], differs)), "")
         yield f"only what should be 0 differs{same}"
+    if several and len(values := np.unique(got[differs])) == 1:
+        yield f"it is {values[0]:.4g} wherever it differs{_here(_names([wrong], [*values]))}{place}"
     for name, other in arrays.items() if several else ():
         with np.errstate(all="ignore"):
             yield from (text.format(name) for text, f in WITH_ANOTHER.items() if wrong.fits(f(want, other)))
@@ -217,8 +219,6 @@ def relations(wrong: Wrong, arrays: Mapping[str, Array]) -> Iterator[str]:
             yield f"it is the same as {name} where it differs{place}"
     yield from in_other_places(wrong)
     yield from _of_parts(wrong)
-    if several and len(values := np.unique(got[differs])) == 1:
-        yield f"it is {values[0]:.4g} wherever it differs{_here(_names([wrong], [*values]))}{place}"
     for measure, text in MEASURES if several else ():
         if np.isfinite(number := measure(wrong, differs)) and (said := _sentence([wrong], [number], text)):
             yield f"{said} where it differs{place}"
@@ -238,7 +238,7 @@ def in_other_places(wrong: Wrong) -> Iterator[str]:
         source = {j: next((k for k in range(n) if k != j and wrong.fits(want[at[k]], at[j])), -1) for j in bad}
         order = [source.get(j, j) for j in range(n)]
         if -1 not in order and sorted(order) == [*range(n)]:
-            yield f"its {axis} are in {'reverse order' if order == [*range(n)][::-1] else f'the order {order}'}"
+            yield f"it is in {'reverse order' if order == [*range(n)][::-1] else f'the order {order}'} along {axis}"
         elif -1 not in order:
             yield "; ".join(
                 f"{one_of(axis)} {j} has what is expected of {one_of(axis)} {k}" for j, k in [*source.items()][:2]
@@ -311,11 +311,17 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
     return ""
 
 
+def short(x: Array, bits: int) -> Array:
+    """The numbers with a significand of so many bits."""
+    fraction, exponent = np.frexp(x)
+    return np.asarray(np.ldexp(np.round(fraction * 2.0**bits), exponent - bits))
+
+
 def _is_rounded(wrong: Wrong, bits: int) -> bool:
     """Whether it has a significand of so many bits, and is next to what is expected, or in many bits near it."""
-    significands, last = np.frexp(wrong.got)[0] * 2.0**bits, np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
+    last = np.ldexp(1.0, np.frexp(wrong.want)[1] - bits)
     near = np.maximum(last * (1 if bits < 24 else 16), 2.0**-126) >= np.abs(wrong.got - wrong.want)
-    return bool((significands == np.round(significands)).all() and near.all())
+    return bool((wrong.got == short(wrong.got, bits)).all() and near.all())
 
 
 def error_size(wrong: Wrong, arrays: Mapping[str, Array]) -> str:

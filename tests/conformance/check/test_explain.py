@@ -95,7 +95,7 @@ WRONG = [
     ("softmax_affinity", affinity(lambda x: 0.996 * x), "it is 0.996 times what is expected"),
     ("softmax_affinity", affinity(partial(last_place, 0, 0)), "group 1 has what is expected of group 0"),
     ("softmax_affinity", affinity(partial(last_place, 1, None)), "it is 0 where it differs, only in token 5 (1 of 6)"),
-    ("softmax_affinity", affinity(lambda x: x[..., ::-1]), "its experts are in reverse order"),
+    ("softmax_affinity", affinity(lambda x: x[..., ::-1]), "it is in reverse order along experts"),
     ("softmax_affinity/values", affinity(lambda x: np.where(x > 0.5, np.nan, x)), "it is NaN in"),
     (
         "softmax_affinity",
@@ -116,7 +116,7 @@ WRONG = [
     ("importance_loss", after("importance_loss", np.sqrt), "it is the square root of what is expected"),
     ("balance_bias", {"balance_bias": lambda bias, load, **options: bias}, "it is the same as bias"),
     ("sigmoid_loss", SIGMOID, "it is what is expected with bias = 0"),
-    ("batch_priority", after("batch_priority", lambda x: x[:, ::-1]), "its tokens are in reverse order"),
+    ("batch_priority", after("batch_priority", lambda x: x[:, ::-1]), "it is in reverse order along tokens"),
 ]
 
 
