@@ -152,7 +152,8 @@ def _sentence(wrongs: Sequence[Wrong], numbers: Sequence[float], text: str) -> s
     if text.endswith("plus {}") and first < 0:
         first, numbers, text = -first, [-x for x in numbers], text.replace("plus", "minus")
     if not np.allclose(numbers, first, rtol=1e-4):
-        return text.format("minus " * (first < 0) + " or ".join(names)) if names else ""
+        same = len({*np.sign(numbers)}) == 1
+        return text.format("minus " * (first < 0) + " or ".join(names)) if names and same else ""
     if "times" in text and abs(first - 1) < NEAR and (wrongs[0].want.size == 1 or abs(first - 1) < 1e-9):
         return ""  # which the size of the error says
     digits = f"{first:.4g}" if abs(first - 1) > NEAR else f"{first:.10g}"
