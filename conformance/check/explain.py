@@ -1,9 +1,8 @@
 """What is known of the failures of a report: known variants, ties in another order, words, and small tables.
 
-The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected. No
-variant computes it, but its numbers say much: what an expert lacks are second choices alone, the features of a token
-are off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and float16 numbers, which are too
-coarse.
+The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected
+(`relations.py`), or which change of the call gives it (`changed_calls.py`). No variant computes it, but its numbers say
+much: experts lack second choices alone, the features of a token are off by one factor, no gradient reaches an input.
 
 Results that differ only in the order of equal scores are the commonest failure of a third party's allocation. The
 specification puts the lower index first. A sort that is not stable makes other choices among equal scores, and no known
@@ -113,27 +112,24 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
     changed = changed_calls(known, [each for each in places if known.compares(each[0])])
     explained = []
     for result, wrong in zip(group, wrongs, strict=True):
-        said, first, case = changed.get((result.id, stage), ""), result.first, known.cases[result.id]
+        said, first, outcomes = changed.get((result.id, stage), ""), result.first, result.outcomes
+        case = known.cases[result.id]
         if wrong is None:
             said = said or (first.message if "/" in first.stage else "")  # of its shape, or that it is missing
         elif _is_slots(wrong):
-            text, related = _slots(case, case.stage(stage), wrong.value.array.astype(int), wrong.got.astype(int))
+            content, related = _slots(case, case.stage(stage), wrong.want.astype(int), wrong.got.astype(int))
             said = "; ".join(filter(None, [next(in_other_places(wrong), related), said]))
-            message = f"{first.message.partition('; at ')[0]}; {text}"
-            result.outcomes = [replace(o, message=message) if o is first else o for o in result.outcomes]
+            message = f"{first.message.partition('; at ')[0]}; {content}"
+            outcomes = [replace(o, message=message) if o is first else o for o in outcomes]
         else:
-            arrays = _arrays(case, stage, wrong)
-            related = (
-                (short if np.isfinite(wrong.got).all() else "")
-                or alike[id(wrong)]
-                or next(_of_numbers(case, stage, wrong, arrays), "")
-            )
+            arrays, finite = _arrays(case, stage, wrong), bool(np.isfinite(wrong.got).all())
+            related = (finite and short) or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
             again = "times what is expected" in related and (" times " in said or " divided by " in said)
             said = "; ".join(filter(None, [related, "" if again else said])) or error_size(wrong, arrays)
-        right = [o.stage for o in result.outcomes if o.state == "pass"]
+        right = [o.stage for o in outcomes if o.state == "pass"]
         listed = f"{', '.join(right[:MOST])}{' and others' if len(right) > MOST else ''} right; " if right else ""
         text = f"{listed}{first.stage} wrong" + (f": {said}" if said else "")
-        explained.append(replace(result, explanation=text if listed or said else ""))
+        explained.append(replace(result, outcomes=outcomes, explanation=text if listed or said else ""))
     return explained
 
 

@@ -306,7 +306,7 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
             return f"it is what is expected, rounded to {name}"
         median, signs = float(np.median(np.abs(found))), sorted(((found > 0).mean(), (found < 0).mean()))
         random = len(found) > 5 and signs[0] > 0.15 and np.abs(found).max() < min(SPREAD * median, 2.0 ** (3 - bits))
-        if random and 2.0 ** -(bits + 4.5) < median < 2.0 ** (0.5 - bits):
+        if random and 2.0 ** -(bits + 4) < median < 2.0 ** (0.5 - bits):
             size = f"2^{math.log2(median):.1f} of the scale (the median of {len(found)} entries)"
             return f"its errors are as large as those of {name}: {size}"
     return ""
