@@ -123,7 +123,7 @@ def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
             outcomes = [replace(o, message=message) if o is first else o for o in outcomes]
         else:
             arrays, finite = _arrays(case, stage, wrong), bool(np.isfinite(wrong.got).all())
-            related = (finite and short) or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
+            related = short * finite or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
             again = "times what is expected" in related and (" times " in said or " divided by " in said)
             said = "; ".join(filter(None, [related, "" if again else said])) or error_size(wrong, arrays)
         right = [o.stage for o in outcomes if o.state == "pass"]
