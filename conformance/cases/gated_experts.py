@@ -1,6 +1,7 @@
 """Gated experts, alone and in a layer, and an expert that serves every token."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,29 +89,25 @@ def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params:
     return (K * chosen + (right - chosen)) / (K + 1)
 
 
-def _of_the_product(B: Spec, inputs: Array, params: Any, options: Any) -> Array:
-    def mapped(x: Array, kernel: str, bias: str) -> Array:
-        return x @ params[kernel] + (params[bias][..., None, :] if bias in params else 0)
-
-    product = mapped(inputs, "w1", "b1") * mapped(inputs, "w3", "b3")
-    return mapped(
-        silu(product) if options["activation"] == "silu" else B.gelu(product, form=options["gelu"]), "w2", "b2"
-    )
-
-
-def activation_of_the_product(B: Spec, inputs: Array, params: Any, **options: Any) -> Array:
+def activation_of_the_product(
+    B: Spec, inputs: Array, params: Any, *, gelu: str = "tanh", activation: str = "gelu"
+) -> Array:
     """The activation of a gated expert is that of the product, f((x w1) * (x w3)), not of its first factor."""
-    gated = "w3" in params and options.get("activation") in ("silu", "gelu")
-    return _of_the_product(B, inputs, params, options) if gated else B.expert_mlp(inputs, params, **options)
+    if "w3" not in params or activation not in ("silu", "gelu"):
+        return B.expert_mlp(inputs, params, gelu=gelu, activation=activation)
+    biases = {name: params[name][:, None] if name in params else 0 for name in ("b1", "b2", "b3")}
+    product = (inputs @ params["w1"] + biases["b1"]) * (inputs @ params["w3"] + biases["b3"])
+    return (silu(product) if activation == "silu" else B.gelu(product, form=gelu)) @ params["w2"] + biases["b2"]
 
 
-def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any, params: Any, *, shared: Any = None,
+                                           **options: Any) -> Array:  # fmt: skip
     """The activation of each gated expert of the layer is that of the product, f((x w1) * (x w3))."""
-    if "w3" not in params or options.get("activation") not in ("silu", "gelu"):
-        return B.moe_mlp(tokens, routing, params, **options)
-    shared = options.get("shared")
-    alone = 0 if shared is None else _of_the_product(B, tokens, shared, options)
-    return B.moe_layer(tokens, routing, lambda inputs: _of_the_product(B, inputs, params, options)) + alone
+    result = B.moe_layer(tokens, routing, partial(activation_of_the_product, B, params=params, **options))
+    if shared is None:
+        return result
+    alone = {name: value[None] for name, value in shared.items()}
+    return result + activation_of_the_product(B, tokens[:, None], alone, **options)[:, 0]
 
 
 def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
