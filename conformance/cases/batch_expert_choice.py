@@ -11,7 +11,7 @@ from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, composed, single, tensor
 from moespec.conformance.author.inputs import grid, logits, of_experts, scores, tokens
 from moespec.conformance.author.routers import LAYER, kernel_of, router_case
-from moespec.conformance.author.variant import Route, Spec, Variant, fixed, rerouted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, chosen_mask, fixed, rerouted, variant, with_loss
 from moespec.spec.routing import RouterOutput
 
 NAME, PARTS, FLAG = "batch_expert_choice", "capacity_predictor", "capacity_prediction"
@@ -101,6 +101,17 @@ def chosen_at_evaluation(B: Spec, route: Route) -> RouterOutput:
     return rerouted(B, output, route.output(options=train, train=True).routing)
 
 
+def predictor_learns_first_choices(B: Spec, route: Route) -> RouterOutput:
+    """The predictor learns which expert has the highest score of a token, not which experts take it."""
+    output = route.output()
+    if "predictor" not in output.losses:
+        return output
+    scores = B.router_logits(route.tokens, route.params["kernel"])
+    predicted = B.capacity_logits(route.tokens, **{name: route.params[name] for name in PREDICTOR})
+    value = B.capacity_loss(predicted, chosen_mask(scores.real, 1) > 0)
+    return with_loss(output, route.options, "predictor", value)
+
+
 TAKEN = "An expert takes at evaluation the tokens that are predicted, not as many of the largest scores."
 
 
@@ -110,5 +121,6 @@ def variants() -> Iterator[Variant]:
     diffmoe = "theAdamColton/diffmoe"
     above: dict[str, Any] = {"predicted": lambda predicted: np.nextafter(predicted.real, 1)}
     yield fixed("taken_at_the_threshold", computes, ABOVE, "CE-3b", diffmoe, **above)
+    yield variant(predictor_learns_first_choices, NAME)
     yield variant(chosen_at_evaluation, NAME, ledger="BE-2")
     yield fixed("taken_by_prediction", TAKEN, NAME, "BE-2b", diffmoe, eval_take="above")

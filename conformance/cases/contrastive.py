@@ -57,6 +57,11 @@ def negatives_of_half(B: Spec, first: Array, second: Array, log_scale: Array) ->
     return sum(parts) / len(parts)
 
 
+def bias_times_scale(B: Spec, first: Array, second: Array, log_scale: Array, bias: Array) -> Array:
+    """The bias is added to the cosines, and the scale multiplies it, too."""
+    return B.sigmoid_loss(first, second, log_scale, bias * np.exp(log_scale))
+
+
 def _limited(log_scale: Array) -> Array:
     return np.where(log_scale.real > np.log(100), np.log(100), log_scale)
 
@@ -72,6 +77,10 @@ def variants() -> Iterator[Variant]:
     yield variant(negatives_of_half, "contrastive_loss", ledger="CO-1c")
     computes = "The scale is at most 100."
     yield fixed("scale_limited", computes, LOSSES, "CO-2b", "openai/CLIP", log_scale=_limited)
+    computes = "The scale is the parameter itself, not its exponential."
+    itself: dict[str, Any] = {"log_scale": np.log}
+    yield fixed("scale_without_exponential", computes, LOSSES, "CO-2", "BAAI-DCAI/M3D (issue 64)", **itself)
+    yield variant(bias_times_scale, "sigmoid_loss")
     computes = "The norm has no epsilon."
     unit: dict[str, Any] = {"first": _unit, "second": _unit}
     yield fixed("norm_without_epsilon", computes, LOSSES, "CO-3b", "openai/CLIP", **unit)

@@ -97,7 +97,26 @@ def tokens_of_a_cosine_as_they_are(B: Spec, tokens: Array, projection: Array, em
     return logits * np.sqrt((projected * projected).sum(axis=2, keepdims=True))
 
 
+def embeddings_normalised_over_experts(B: Spec, tokens: Array, projection: Array, embeddings: Array, *arrays: Array,
+                                       **options: Any) -> Array:  # fmt: skip
+    """The embeddings are normalised over the experts, not over the dimensions."""
+    units = embeddings / np.maximum(np.sqrt((embeddings**2).sum(axis=1, keepdims=True)), 1e-12)
+    return B.cosine_logits(tokens, projection, units, *arrays, **options) * np.sqrt((units**2).sum(axis=0))
+
+
+def bias_of_the_projection_after_the_norm(B: Spec, tokens: Array, projection: Array, embeddings: Array, temperature: Array,
+                                          projection_bias: Array | None = None, **options: Any) -> Array:  # fmt: skip
+    """The bias of the projection is added to the normalised tokens."""
+    rows = tokens @ projection
+    rows = rows / np.maximum(np.sqrt((rows**2).sum(axis=2, keepdims=True)), 1e-12)
+    rows = rows if projection_bias is None else rows + projection_bias
+    logits = B.cosine_logits(rows, np.eye(rows.shape[2]), embeddings, temperature, **options)
+    return logits * np.sqrt((rows**2).sum(axis=2, keepdims=True))
+
+
 def variants() -> Iterator[Variant]:
     yield variant(tokens_of_a_cosine_as_they_are, LOGITS, ledger="CR-4b", who="microsoft/torchscale")
+    yield variant(embeddings_normalised_over_experts, LOGITS, ledger="CR-4")
+    yield variant(bias_of_the_projection_after_the_norm, LOGITS, ledger="CR-2")
     computes = "The projection of a cosine router has no bias, whatever is given."
     yield fixed("bias_of_the_projection_ignored", computes, LOGITS, "CR-2", projection_bias=None)

@@ -1,6 +1,7 @@
 """Gated experts, alone and in a layer, and an expert that serves every token."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from moespec.conformance.author.definition import Definition, call, composed, te
 from moespec.conformance.author.inputs import distinct, experts, grid, groups_tokens, prefixed, scores, tokens
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 from moespec.conformance.format import Tensor
+from moespec.spec.algorithms.gated_experts import silu
 
 NAME = "gated_experts"
 G, T, E, D = 2, 6, 3, 4
@@ -87,9 +89,42 @@ def shared_expert_as_one_of_a_mean(B: Spec, tokens: Array, routing: Any, params:
     return (K * chosen + (right - chosen)) / (K + 1)
 
 
+def activation_of_the_product(
+    B: Spec, inputs: Array, params: Any, *, gelu: str = "tanh", activation: str = "gelu"
+) -> Array:
+    """The activation of a gated expert is that of the product, f((x w1) * (x w3)), not of its first factor."""
+    if "w3" not in params or activation not in ("silu", "gelu"):
+        return B.expert_mlp(inputs, params, gelu=gelu, activation=activation)
+    biases = {name: params[name][:, None] if name in params else 0 for name in ("b1", "b2", "b3")}
+    product = (inputs @ params["w1"] + biases["b1"]) * (inputs @ params["w3"] + biases["b3"])
+    return (silu(product) if activation == "silu" else B.gelu(product, form=gelu)) @ params["w2"] + biases["b2"]
+
+
+def activation_of_the_product_in_the_layer(B: Spec, tokens: Array, routing: Any, params: Any, *, shared: Any = None,
+                                           **options: Any) -> Array:  # fmt: skip
+    """The activation of each gated expert of the layer is that of the product, f((x w1) * (x w3))."""
+    result = B.moe_layer(tokens, routing, partial(activation_of_the_product, B, params=params, **options))
+    if shared is None:
+        return result
+    alone = {name: value[None] for name, value in shared.items()}
+    return result + activation_of_the_product(B, tokens[:, None], alone, **options)[:, 0]
+
+
+def shared_expert_with_a_gate(B: Spec, tokens: Array, routing: Any, params: Any, **options: Any) -> Array:
+    """The shared expert has a gate, the sigmoid of a map of the token, which is a half as long as it is not trained."""
+    chosen = B.moe_mlp(tokens, routing, params, **{**options, "shared": None})
+    return (chosen + B.moe_mlp(tokens, routing, params, **options)) / 2
+
+
 def variants() -> Iterator[Variant]:
     computes = "The second kernel of a gated expert makes the gate, not the first."
     yield fixed("experts_with_the_gate_last", computes, "expert_mlp", "GE-1b", row=NAME, params=_gates_last)
     computes = "The second kernel of each gated expert of the layer makes the gate, not the first."
     yield fixed("perceptrons_with_the_gate_last", computes, "moe_mlp", "GE-1b", row=NAME, params=_gates_last)
     yield variant(shared_expert_as_one_of_a_mean, "moe_mlp", ledger="GE-2b", row=NAME)
+    yield variant(
+        shared_expert_with_a_gate, "moe_mlp", ledger="GE-2", who="huggingface/transformers (Qwen2-MoE)", row=NAME
+    )
+    who = "Nijikadesu/breakdown-minimind (issue 3)"
+    yield variant(activation_of_the_product, "expert_mlp", ledger="GE-1", who=who, row=NAME)
+    yield variant(activation_of_the_product_in_the_layer, "moe_mlp", ledger="GE-1", who=who, row=NAME)

@@ -94,5 +94,7 @@ def norm_of_half(B: Spec, x: Array, **options: Any) -> Array:
 def variants() -> Iterator[Variant]:
     computes = "The cross-entropies of MoCo are not multiplied by twice the temperature."
     yield scaled("loss_without_its_factor", computes, "MO-3b", moco_loss=lambda temperature, **_: 0.5 / temperature)
+    computes = "The loss is the mean over both views, not their sum."
+    yield scaled("mean_over_both_views", computes, "MO-3", moco_loss=lambda **_: 0.5)
     yield variant(epsilon_added_to_the_norm, "moco_loss", ledger="MO-7b")
     yield variant(norm_of_half, "batch_norm", ledger="MO-5b")

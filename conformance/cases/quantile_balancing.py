@@ -53,6 +53,15 @@ def quantile_not_interpolated(B: Spec, bias: Array, counts: Array, *, choices: i
     return found - np.mean(found)
 
 
+def quantile_of_the_next_rank(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
+    """The bias is that of rank K T / E + 1, interpolated within its bin."""
+    experts, bins = counts.shape
+    edges, ends = np.cumsum(counts, axis=1), np.arange(1.0, bins + 1)
+    ranks = np.minimum(choices * edges[:, -1] / experts + 1, edges[:, -1])
+    found = np.array([np.interp(rank, [0, *row], [0, *ends]) for rank, row in zip(ranks, edges, strict=True)])
+    return (found - np.mean(found)) * (np.max(bias) - np.min(bias) + 2) / bins
+
+
 def quantile_keeps_the_mean(B: Spec, bias: Array, counts: Array, *, choices: int) -> Array:
     """The biases keep their mean."""
     return B.quantile_bias(bias, counts, choices=choices) + np.mean(bias)
@@ -61,4 +70,5 @@ def quantile_keeps_the_mean(B: Spec, bias: Array, counts: Array, *, choices: int
 def variants() -> Iterator[Variant]:
     yield fixed("cutoff_without_bias", "The bias of the step is left out.", REQUIRED, bias=np.zeros_like)
     yield variant(quantile_not_interpolated, BIAS, ledger="QB-2")
+    yield variant(quantile_of_the_next_rank, BIAS, ledger="QB-2")
     yield variant(quantile_keeps_the_mean, BIAS, ledger="QB-4")

@@ -11,7 +11,7 @@ from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
 from moespec.conformance.author.inputs import grid, logits, scores
 from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
-from moespec.conformance.author.variant import Route, Spec, Variant, fixed, reweighted, variant
+from moespec.conformance.author.variant import Route, Spec, Variant, fixed, reweighted, variant, with_loss
 from moespec.conformance.format import Tensor
 from moespec.spec.routing import RouterOutput
 
@@ -140,14 +140,27 @@ def load_after_drops(B: Spec, route: Route) -> RouterOutput:
 
 def balance_of_biased_softmax(B: Spec, route: Route) -> RouterOutput:
     """The balance loss is that of the softmax of the scores with the bias."""
-    output = route.output()
-    if not route.options.balance_weight:
-        return output
     biased = _scores(B, route.params, route.tokens, route.options) + route.more["state"]["bias"]
-    choices = route.options.choices if route.options.balance_counts == "all" else 1
-    value = B.balance_loss(B.softmax_affinity(biased), choices=choices)
-    losses = {**output.losses, "balance": route.options.balance_weight * value}
-    return output._replace(losses=losses, metrics={**output.metrics, "balance_loss": value})
+    return _with_balance_of(B, route, B.softmax_affinity(biased))
+
+
+def balance_of_biased_scores(B: Spec, route: Route) -> RouterOutput:
+    """The balance loss is that of the scores with the bias, divided by their sum over all experts."""
+    biased = _scores(B, route.params, route.tokens, route.options) + route.more["state"]["bias"]
+    return _with_balance_of(B, route, biased / biased.sum(axis=2, keepdims=True))
+
+
+def balance_of_undivided_scores(B: Spec, route: Route) -> RouterOutput:
+    """The balance loss is that of the scores as they are, not divided by their sum over all experts."""
+    return _with_balance_of(B, route, _scores(B, route.params, route.tokens, route.options))
+
+
+def _with_balance_of(B: Spec, route: Route, scores: Array) -> RouterOutput:
+    output, options = route.output(), route.options
+    if "balance" not in output.losses or options.balance_scope != "group":
+        return output
+    choices = options.choices if options.balance_counts == "all" else 1
+    return with_loss(output, options, "balance", B.balance_loss(scores, choices=choices))
 
 
 def variants() -> Iterator[Variant]:
@@ -155,4 +168,6 @@ def variants() -> Iterator[Variant]:
     yield variant(divided_if_several, NAME, ledger="SG-2b", who="NVIDIA/Megatron-LM")
     yield variant(load_after_drops, NAME, ledger="LF-2b", who="NVIDIA/Megatron-LM")
     yield variant(balance_of_biased_softmax, NAME, ledger="SG-3b", who="AI-Hypercomputer/maxtext")
+    yield variant(balance_of_biased_scores, NAME, ledger="SG-3")
+    yield variant(balance_of_undivided_scores, NAME, ledger="SG-3")
     yield fixed("gates_without_epsilon", "Nothing is added to the sum of the gates.", NAME, "SG-1b", epsilon=0.0)

@@ -1,9 +1,8 @@
 """What is known of the failures of a report: known variants, ties in another order, words, and small tables.
 
-The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected. No
-variant computes it, but its numbers say much: what an expert lacks are second choices alone, the features of a token
-are off by one factor, no gradient reaches an input. Nothing is said of bfloat16 and float16 numbers, which are too
-coarse.
+The words do not depend on the case: what is right, and how the wrong result is related to the one that is expected
+(`relations.py`), or which change of the call gives it (`changed_calls.py`). No variant computes it, but its numbers say
+much: experts lack second choices alone, the features of a token are off by one factor, no gradient reaches an input.
 
 Results that differ only in the order of equal scores are the commonest failure of a third party's allocation. The
 specification puts the lower index first. A sort that is not stable makes other choices among equal scores, and no known
@@ -11,8 +10,7 @@ variant computes those of somebody's sort; but in each slot, or for each token, 
 and a token whose score for an expert equals none of its others keeps its place in that expert's order.
 """
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.conformance import call
+from moespec.conformance.check.changed_calls import changed_calls
 from moespec.conformance.check.match_variant import Known, match_variants
+from moespec.conformance.check.relations import Wrong, error_size, in_other_places, relations, rounded, shared
 from moespec.conformance.check.results import FAILED, CaseResult, Report, Table
-from moespec.conformance.compare import ALL_DTYPES, DTYPES, Dtype, Outcome, compare, one_of, place, precision, wrong
+from moespec.conformance.compare import ALL_DTYPES, Dtype, Outcome, compare, place, precision
 from moespec.conformance.format import Case, Stage, Value
 from moespec.conformance.functions import function
 from moespec.spec.numerics import stable_order
@@ -30,7 +30,6 @@ from moespec.spec.numerics import stable_order
 __all__ = ["LARGEST", "MATRICES", "diagnosed", "explain_failures", "mark_reordered"]
 
 Array = NDArray[Any]
-Near = Callable[[Any, Any], bool]
 EXPLAINED = ("fail", "reordered")
 MOST = 6
 """Results that are listed as right."""
@@ -42,22 +41,21 @@ LARGEST, MATRICES = 8, 4
 def diagnosed(report: Report, known: Known) -> Report:
     """The report with the known variants that its failures equal, and each failure with words and a small table."""
     cases, matches = list(known.cases.values()), match_variants(report.results, known)
-    results = explain_failures(mark_reordered(report.results, cases), cases)
+    results = explain_failures(mark_reordered(report.results, cases), known)
     tables = [replace(r, table=_table(r, known.cases[r.id])) if r.state in FAILED else r for r in results]
     return replace(report, results=tables, matches=matches)
 
 
 def _table(result: CaseResult, case: Case) -> Table | None:
-    pair = _wrong(result, case)
-    if pair is None:
+    wrong = _wrong(result, case)
+    if wrong is None:
         return None
-    (value, got), (stage, _, name) = pair, result.first.stage.partition("/")
+    got = wrong.got
     shape = (1, 1, *got.shape)
     matrices = int(np.prod(shape[:-2]))
     if max(shape[-2:]) > LARGEST or matrices > MATRICES or not got.size:
         return None
-    marked = wrong(value, got, _precision(case, stage, name, ALL_DTYPES[result.dtype]))
-    a, b, c = (array.reshape(matrices, *shape[-2:]) for array in (value.array, got, marked))
+    a, b, c = (array.reshape(matrices, *shape[-2:]) for array in (wrong.want, got, wrong.differs))
     return Table(result.first.stage, _texts(a, b, c), _texts(b, a, c), c.tolist())
 
 
@@ -81,71 +79,91 @@ def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> li
     ]
 
 
-def explain_failures(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:
+def explain_failures(results: Sequence[CaseResult], known: Known) -> list[CaseResult]:
     """The results, each failure with an explanation, and with the token that is expected in the first wrong slot."""
-    known = {case.id: case for case in cases}
-    factors = _factors([r for r in results if r.state in EXPLAINED], known)
-    return [_explained(r, known[r.id], factors) if r.state in EXPLAINED else r for r in results]
+    groups: dict[str, list[CaseResult]] = {}
+    for result in results:
+        if result.state in EXPLAINED:
+            groups.setdefault(result.first.stage, []).append(result)
+    explained = {(r.id, r.dtype, r.mode): r for group in groups.values() for r in _explained(group, known)}
+    return [explained.get((r.id, r.dtype, r.mode), r) for r in results]
 
 
-def _wrong(result: CaseResult, case: Case) -> tuple[Value, Array] | None:
-    """The first result that is wrong, what is expected and what was computed, if they can be compared."""
+def _wrong(result: CaseResult, case: Case) -> Wrong | None:
+    """The first result that is wrong, if what is expected and what was computed can be compared."""
     stage, _, name = result.first.stage.partition("/")
     expected = case.gradients.wrt if stage == "gradient" and case.gradients else _outputs(case, stage)
     got = np.asarray(result.returned.get(stage, {}).get(name))
     if name not in expected or got.shape != expected[name].array.shape or got.dtype.kind not in "iufb":
         return None
-    return expected[name], got
+    value, dtype = expected[name], _precision(case, stage, name, ALL_DTYPES[result.dtype])
+    wrong = Wrong(case, name, replace(value, array=value.array.astype(np.float64)), got.astype(np.float64), dtype)
+    return wrong if wrong.differs.any() else None  # of two calls the first is right
 
 
-def _factors(failures: Sequence[CaseResult], cases: Mapping[str, Case]) -> dict[str, str]:
-    """Of each stage whose wrong results are all multiples of what is expected, what they are multiplied by, in words."""
-    multiples: dict[str, list[tuple[float, dict[str, int]]]] = {}
-    for result in failures:
-        pair, dtype = _wrong(result, cases[result.id]), ALL_DTYPES[result.dtype]
-        if pair and pair[0].kind == "float" and dtype.roundoff <= DTYPES["float32"].roundoff:
-            want, got = pair[0].array, pair[1].astype(np.float64)
-            times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
-            same = np.isfinite(got).all() and want.any() and _near(dtype.roundoff)(got, times * want)
-            multiples.setdefault(result.first.stage, []).append((times if same else np.nan, _sizes(cases[result.id])))
-    said = {}
-    for stage, each in multiples.items():
-        if len(each) < 2 or np.isclose([times for times, _ in each], 1, rtol=1e-4).any():
-            continue
-        if np.isclose([times for times, _ in each], each[0][0], rtol=1e-4).all():
-            said[stage] = f"it is {each[0][0]:.4g} times what is expected"
-        for axis in ("groups", "tokens", "experts"):
-            if stage not in said and all(np.isclose(times, sizes.get(axis, 0), rtol=1e-4) for times, sizes in each):
-                said[stage] = f"it is multiplied by the number of {axis}"
-    return said
+def _explained(group: Sequence[CaseResult], known: Known) -> list[CaseResult]:
+    """The failures of one stage of an algorithm, explained together."""
+    stage = group[0].first.stage.partition("/")[0]
+    wrongs = [_wrong(result, known.cases[result.id]) for result in group]
+    numbers = [each for each in wrongs if each and not _is_slots(each)]
+    alike = dict(zip(map(id, numbers), shared(numbers), strict=True))
+    short = rounded([each for each in numbers if np.isfinite(each.got).all()])
+    places = [((r.id, stage), r.returned[stage], r.dtype) for r in group if stage in r.returned]
+    changed = changed_calls(known, [each for each in places if known.compares(each[0])])
+    explained = []
+    for result, wrong in zip(group, wrongs, strict=True):
+        said, first, outcomes = changed.get((result.id, stage), ""), result.first, result.outcomes
+        case = known.cases[result.id]
+        if wrong is None:
+            said = said or (first.message if "/" in first.stage else "")  # of its shape, or that it is missing
+        elif _is_slots(wrong):
+            content, related = _slots(case, case.stage(stage), wrong.want.astype(int), wrong.got.astype(int))
+            said = "; ".join(filter(None, [next(in_other_places(wrong), related), said]))
+            message = f"{first.message.partition('; at ')[0]}; {content}"
+            outcomes = [replace(o, message=message) if o is first else o for o in outcomes]
+        else:
+            arrays, finite = _arrays(case, stage, wrong), bool(np.isfinite(wrong.got).all())
+            related = short * finite or alike[id(wrong)] or next(_of_numbers(case, stage, wrong, arrays), "")
+            again = "times what is expected" in related and (" times " in said or " divided by " in said)
+            said = "; ".join(filter(None, [related, "" if again else said])) or error_size(wrong, arrays)
+        right = [o.stage for o in outcomes if o.state == "pass"]
+        listed = f"{', '.join(right[:MOST])}{' and others' if len(right) > MOST else ''} right; " if right else ""
+        text = f"{listed}{first.stage} wrong" + (f": {said}" if said else "")
+        explained.append(replace(result, outcomes=outcomes, explanation=text if listed or said else ""))
+    return explained
 
 
-def _explained(result: CaseResult, case: Case, factors: Mapping[str, str]) -> CaseResult:
-    first = result.first
-    stage, _, name = first.stage.partition("/")
-    pair = _wrong(result, case)
-    if pair is None:
-        return result
-    (value, got), said = pair, factors.get(first.stage, "")
-    if name == "slots" and value.axes == ("groups", "experts", "capacity") and "tokens" in _sizes(case):
-        text, said = _slots(case, case.stage(stage), value, got)
-        message = f"{first.message.partition('; at ')[0]}; {text}"
-        result = replace(result, outcomes=[replace(o, message=message) if o is first else o for o in result.outcomes])
-    elif value.kind == "float" and ALL_DTYPES[result.dtype].roundoff <= DTYPES["float32"].roundoff:
-        dtype = ALL_DTYPES[result.dtype]
-        differs = wrong(value, got, _precision(case, stage, name, dtype))
-        near = _near(dtype.roundoff)
-        if stage == "gradient":
-            said = said or _gradient(case, name, value, got.astype(np.float64), differs)
-        if not said:
-            slots = _outputs(case, stage).get("slots") if name == "weights" else None
-            said = next(_relations(case, value, got.astype(np.float64), differs, near, slots), "")
-            if not said and stage == "gradient" and np.isfinite(got).all():  # which comes after all values
-                said = "all values are right, so a part of its path is cut, or is there twice"
-    right = [o.stage for o in result.outcomes if o.state == "pass"]
-    listed = f"{', '.join(right[:MOST])}{' and others' if len(right) > MOST else ''} right; " if right else ""
-    text = f"{listed}{first.stage} wrong" + (f": {said}" if said else "")
-    return replace(result, explanation=text if listed or said else "")
+def _is_slots(wrong: Wrong) -> bool:
+    return (
+        wrong.name == "slots"
+        and wrong.value.axes == ("groups", "experts", "capacity")
+        and "tokens" in _sizes(wrong.case)
+    )
+
+
+def _arrays(case: Case, stage: str, wrong: Wrong) -> dict[str, Array]:
+    """Other arrays of the case that have the shape of a wrong result; of weights, what they are in its slots."""
+    own = (stage, f"{stage}/{wrong.name}")
+    arrays = {n: x.array for n, x in call.golden(case).items() if n not in own and x.array.dtype.kind == "f"}
+    shape, tokens, slots = wrong.want.shape, _sizes(case).get("tokens", 0), _outputs(case, stage).get("slots")
+    if wrong.name == "weights" and slots is not None:
+        scores = {name: x for name, x in arrays.items() if x.shape == (shape[0], tokens, shape[1])}
+        arrays |= {name: np.where(slots.array < tokens, _taken(x, slots.array), 0.0) for name, x in scores.items()}
+    return {name: x for name, x in arrays.items() if x.shape == shape}
+
+
+def _of_numbers(case: Case, stage: str, wrong: Wrong, arrays: dict[str, Array]) -> Iterator[str]:
+    """How a wrong result is related to what is expected and to other arrays."""
+    slots = _outputs(case, stage).get("slots")
+    if stage == "gradient" and (said := _gradient(case, wrong)):
+        yield said
+    if wrong.name == "weights" and slots is not None and wrong.got[wrong.differs].any():
+        parts = slots.array + np.arange(len(slots.array))[:, None, None] * (int(slots.array.max()) + 1)
+        top, bottom = (np.bincount(parts.ravel(), (x * wrong.want).ravel()) for x in (wrong.got, wrong.want))
+        factors = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+        if (np.bincount(parts[wrong.want != 0]) > 1).any() and wrong.fits(wrong.want * factors[parts]):
+            yield "the weights of a token are off by one factor"
+    yield from relations(wrong, arrays)
 
 
 def _outputs(case: Case, stage: str) -> dict[str, Value]:
@@ -156,14 +174,9 @@ def _sizes(case: Case) -> dict[str, int]:
     return {axis: n for t in case.inputs.values() for axis, n in zip(t.axes, t.array.shape, strict=False)}
 
 
-def _near(roundoff: float) -> Near:
-    """Whether numbers are equal but for some rounding."""
-    return lambda a, b: bool(np.allclose(a, b, rtol=256 * roundoff, atol=256 * roundoff))
-
-
-def _slots(case: Case, stage: Stage, value: Value, got: Array) -> tuple[str, str]:
+def _slots(case: Case, stage: Stage, want: Array, got: Array) -> tuple[str, str]:
     """What is in the first wrong slot, and what is the matter with all of them."""
-    want, reference = value.array, ordered(stage, case)
+    reference = ordered(stage, case)
     scores = call.golden(case)[reference].array if reference else None
     tokens = _sizes(case)["tokens"] if scores is None else scores.shape[1]
     ranks = _ranks(scores) if scores is not None and "choices" in stage.options else None
@@ -177,17 +190,21 @@ def _slots(case: Case, stage: Stage, value: Value, got: Array) -> tuple[str, str
 
     index = np.unravel_index(int((got != want).argmax()), want.shape)
     group, expert = int(index[0]), int(index[1])
-    text = f"{place(value.axes, index)}: {token(int(got[index]), group, expert)}, expected "
+    text = f"{place(('groups', 'experts', 'capacity'), index)}: {token(int(got[index]), group, expert)}, expected "
     text += token(int(want[index]), group, expert)
     held = [{(g, int(t), e) for (g, e, _), t in np.ndenumerate(array) if t != tokens} for array in (want, got)]
     missing, extra = held[0] - held[1], held[1] - held[0]
+    if not missing and not extra:
+        return text, "the right tokens are in other slots" + (", by their indices" if (np.diff(got) >= 0).all() else "")
+    filled = [int((array != tokens).sum(axis=2).max()) for array in (got, want)]
+    most = f": an expert has {filled[0]} at most, expected {filled[1]}" if filled[0] != filled[1] else ""
     if not missing:
-        return text, "experts have tokens that they should not have" if extra else "the right tokens are in other slots"
+        return text, f"experts have tokens that they should not have{most}"
     lacking = {int(ranks[each]) for each in missing} if ranks is not None else set()
     of = f", {_ordinal(lacking.pop())} choices alone" if len(lacking) == 1 else ""
     later = all(t < other for g, t, e in missing for a, other, b in extra if (g, e) == (a, b))
     others = f"{'later' if later else 'other'} ones" if extra else "none"
-    return text, f"experts lack tokens{of}, and have {others} in their places"
+    return text, f"experts lack tokens{of}, and have {others} in their places{most}"
 
 
 def _ranks(scores: Array) -> Array:
@@ -199,13 +216,14 @@ def _ordinal(rank: int) -> str:
     return {0: "1st", 1: "2nd", 2: "3rd"}.get(int(rank), f"{int(rank) + 1}th")
 
 
-def _gradient(case: Case, name: str, value: Value, got: Array, differs: Array) -> str:
-    """Where a derivative is 0 and should not be, or the other way round."""
+def _gradient(case: Case, wrong: Wrong) -> str:
+    """Where a derivative is 0 and should not be, or the other way round. All values are right, as they come before."""
+    got, differs, name = wrong.got, wrong.differs, wrong.name
     if not np.isfinite(got).all():
         return ""
     if not got.any():
         return f"no gradient reaches {name}: its path is cut"
-    if (value.array[differs] == 0).all():
+    if (wrong.want[differs] == 0).all():
         return "a gradient flows where none should"
     if got[differs].any():
         return ""
@@ -216,51 +234,6 @@ def _gradient(case: Case, name: str, value: Value, got: Array, differs: Array) -
         if scores.shape == got.shape and len(ranks := set(_ranks(scores)[differs].tolist())) == 1:
             of = f", at {_ordinal(ranks.pop())} choices alone"
     return f"it is 0 where it differs{of}: a part of its path is cut"
-
-
-def _relations(case: Case, value: Value, got: Array, differs: Array, near: Near, slots: Value | None) -> Iterator[str]:
-    """How a wrong result is related to what is expected, the strictest relation first."""
-    want, axes = value.array, [(i, axis) for i, axis in enumerate(value.axes) if value.array.shape[i] > 1]
-    if not np.isfinite(got).all():
-        yield "it has entries that are not finite"
-        return
-    if not got[differs].any():
-        yield "it is 0 wherever it differs"
-    if (want[differs] == 0).all():
-        inputs = {name: tensor.array for name, tensor in case.inputs.items() if tensor.array.shape == got.shape}
-        same = (name for name, array in inputs.items() if near(got[differs], array[differs]))
-        yield "only what should be 0 differs" + "".join(f", and is {name} there" for name in itertools.islice(same, 1))
-    for i, axis in axes:
-        if want.shape[i] > 2 and len(places := set(np.nonzero(differs)[i].tolist())) == 1:
-            yield f"only {one_of(axis)} {places.pop()} differs"
-    times = float((got * want).sum() / max((want**2).sum(), np.finfo(np.float64).tiny))
-    if want.size > 1 and near(got, times * want):
-        yield f"it is {times:.4g} times what is expected"
-    if slots is not None:
-        tokens = slots.array + _numbers(want, (1, 2)) * (slots.array.max() + 1)
-        if _one_factor(got, want, tokens, near):
-            yield "the weights of a token are off by one factor"
-    for i, axis in axes[::-1]:
-        if _one_factor(got, want, _numbers(want, (i,)), near):
-            yield f"it is off by a factor that is the same for every {one_of(axis)}"
-    if near(got, np.sqrt(np.abs(want))):
-        yield "it is the square root of what is expected"
-    for i, axis in axes:
-        if near(got.sum(i), 1) and not near(want.sum(i), 1):
-            yield f"it sums to 1 over {axis}"
-
-
-def _numbers(array: Array, axes: tuple[int, ...]) -> Array:
-    """A number for each place of an array, the same along some axes."""
-    shape = [1 if i in axes else n for i, n in enumerate(array.shape)]
-    return np.broadcast_to(np.arange(np.prod(shape)).reshape(shape), array.shape)
-
-
-def _one_factor(got: Array, want: Array, parts: Array, near: Near) -> bool:
-    """Whether all that has one number in `parts` is off by one factor, and something has more than one entry."""
-    top, bottom = (np.bincount(parts.ravel(), (array * want).ravel()) for array in (got, want))
-    factors = np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
-    return bool((np.bincount(parts[want != 0]) > 1).any()) and near(got, want * factors[parts])
 
 
 def mark_reordered(results: Sequence[CaseResult], cases: Sequence[Case]) -> list[CaseResult]:

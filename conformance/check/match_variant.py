@@ -26,7 +26,7 @@ __all__ = ["DTYPE", "Known", "called", "match_variants"]
 DTYPE = DTYPES["float64"]
 """In which variants are run."""
 
-ENOUGH = 0.25
+ENOUGH = 0.5
 """A variant that explains a part is named if it agrees in at least this fraction of the stages that it or the target
 fails."""
 
@@ -106,7 +106,11 @@ class Known:
 
     def agrees(self, place: Place, name: str, returned: Values, dtype: Dtype) -> bool:
         """Whether all that was returned, and is expected, is what a variant computes."""
-        values, expected = self.computed(place, name), self.expected(place)
+        return self.equals(place, self.computed(place, name), returned, dtype)
+
+    def equals(self, place: Place, values: Values, returned: Values, dtype: Dtype) -> bool:
+        """Whether all that was returned at a place, and is expected, has these values, and not those that are expected."""
+        expected = self.expected(place)
         shared = [result for result in expected if result in returned]
         if not shared or not values.keys() >= set(shared):
             return False

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from string import ascii_lowercase
 from typing import Any
 
@@ -13,7 +13,7 @@ from moespec.version import version
 
 __all__ = [
     *("COLUMNS", "FAILED", "STATES", "CaseResult", "Match", "Report", "Table", "Unsupported", "counts", "covered"),
-    *("unpacked",),
+    *("unpacked", "with_other_runs"),
 ]
 
 COLUMNS = {
@@ -39,6 +39,10 @@ STATES = {
 FAILED = ("fail", "error", "reordered")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
+EAGER = {"strided": "right on contiguous arrays, wrong on strided ones", "compiled": "right as called, wrong compiled"}
+"""What is said of a mode in which a case fails that passes as called."""
+FINER = {"float64": (), "float32": ("float64",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float64"))
+"""The dtypes that are finer than one, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,21 @@ def covered(reports: Iterable[Report]) -> tuple[int, int, Counter[str]]:
             cases.setdefault((report.interface, report.title, id), (word, set()))[1].update(states)
     passed = sum("pass" in states and not states & {*FAILED, "waived"} for _, states in cases.values())
     return passed, len(cases), Counter(word for word, states in cases.values() if states <= {"not implemented"})
+
+
+def with_other_runs(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """The results; the explanation of each failure says where the same case is right, in another mode or a finer dtype."""
+    passed = {(r.id, r.dtype, r.mode) for r in results if r.state == "pass"}
+
+    def noted(r: CaseResult) -> CaseResult:
+        notes = [text for mode, text in EAGER.items() if r.mode == mode and (r.id, r.dtype, "eager") in passed]
+        notes += [
+            f"right in {dtype}, wrong in {r.dtype}" for dtype in FINER[r.dtype] if (r.id, dtype, r.mode) in passed
+        ]
+        explained = "; ".join([r.explanation or f"{r.first.stage} wrong", *notes[:1]])
+        return replace(r, explanation=explained) if notes and r.state in FAILED else r
+
+    return [noted(result) for result in results]
 
 
 def unpacked(content: dict[str, Any]) -> Report:

@@ -18,7 +18,7 @@ import numpy as np
 from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
 from moespec.conformance.check.process import LIMIT, EndedError, Remote
-from moespec.conformance.check.results import FAILED, CaseResult, Report, Unsupported, unpacked
+from moespec.conformance.check.results import FAILED, CaseResult, Report, Unsupported, unpacked, with_other_runs
 from moespec.conformance.check.target import STRIDED, Facts, Job, Target, job_of
 from moespec.conformance.check.waivers import Waiver, waived
 from moespec.conformance.check.worker import Answer, answers
@@ -127,7 +127,7 @@ class Plan:
             lacking[self.dtypes.index(each.dtype), each.reason] += each.cases
         return replace(
             self.report,
-            results=[one for report in ran for one in report.results],
+            results=with_other_runs([one for report in ran for one in report.results]),
             called=sorted({name for report in reports for name in report.called}),
             matches=list(dict.fromkeys(match for report in ran for match in report.matches)),
             unsupported=[Unsupported(self.dtypes[n], why, cases) for (n, why), cases in sorted(lacking.items())],
