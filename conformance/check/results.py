@@ -7,6 +7,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from moespec.conformance.compare import Outcome
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import is_installed
 from moespec.version import version
 
@@ -37,6 +38,8 @@ STATES = {
 FAILED = ("fail", "error", "reordered")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
+MOST_NAMED = 5
+"""Algorithms that a citation names."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,20 @@ class Report:
     def made(self) -> str:
         """Of which seed, and of what size, fresh cases are."""
         return f"fresh, seed {self.seed}" + ("" if self.size == "small" else f", {self.size}")
+
+    @property
+    def citation(self) -> str:
+        """A sentence to be cited: how many of how many cases passed in each dtype and mode, and which cases those were."""
+        parts = []
+        for dtype, mode in dict.fromkeys((result.dtype, result.mode) for result in self.results):
+            own = [result for result in self.results if (result.dtype, result.mode) == (dtype, mode)]
+            parts.append(f"{counts(own)[0]} of {len(own)} cases ({dtype} {mode})")
+        parts += [f"0 of {each.cases} ({each.dtype}, not supported)" for each in self.unsupported]
+        names = sorted({result.algorithm for result in self.results})
+        which = [f"{name} revision {ALGORITHMS[name].revision}" for name in names]
+        which = which if len(which) <= MOST_NAMED else [f"{len(which)} algorithms"]
+        suite = f"suite {self.suite[:8]}, {', '.join(which)}"
+        return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 
     def matches_of(self, result: CaseResult) -> list[Match]:
         """The known variants that the failures of an algorithm equal, in the dtype and mode of a result."""

@@ -38,6 +38,7 @@ def write(report: Report, path: Path) -> None:
     content = {
         "schema": SCHEMA,
         "version": version(),
+        "citation": report.citation,
         **{name: getattr(report, name) for name in own},
         **dict(zip(("passed", "failed", "skipped"), report.counts, strict=True)),
         "unsupported": [vars(each) for each in report.unsupported],
