@@ -69,7 +69,7 @@ def batch_norm(x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     return F.batch_norm(x, None, None, training=True, eps=epsilon)
 
 
-def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.conv2d` with the patch size as its stride."""
     patches = F.conv2d(images.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), bias, stride=tuple(kernel.shape[:2]))
     return patches.flatten(2).mT
