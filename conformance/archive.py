@@ -25,27 +25,19 @@ __all__ = ["archive", "check_promise", "index", "write"]
 
 
 def index(vectors: Path) -> dict[str, Any]:
-    """What there is: each case in the order of ids. Raises VectorError where the vectors are not those of `suite.json`."""
+    """What there is, in the order of ids. Raises VectorError where the vectors are not those of `suite.json`."""
     algorithms = json.loads(read_file(vectors.parent / "suite.json"))["algorithms"]
     cases = []
     for path in verify(vectors):
         manifest = json.loads(read_file(path))
-        entry = algorithms[manifest["algorithm"]]
-        cases.append(
-            {
-                **{name: manifest[name] for name in ("id", "class", "flags")},
-                "revision": entry["revision"],
-                "manifest": {"file": f"vectors/{manifest['id']}.json", "sha256": entry["sha256"][path.stem]},
-                "tensors": _tensors(manifest),
-            }
-        )
+        own, file = algorithms[manifest["algorithm"]], f"vectors/{manifest['id']}"
+        entry = {**{name: manifest[name] for name in ("id", "class", "flags")}, "revision": own["revision"]}
+        entry["manifest"] = {"file": f"{file}.json", "sha256": own["sha256"][path.stem]}
+        entry["tensors"] = None
+        if "tensors" in manifest:
+            entry["tensors"] = {"file": f"{file}.safetensors", "sha256": manifest["tensors"]["sha256"]}
+        cases.append(entry)
     return {"version": version(), "schema": SCHEMA, "suite": digest(vectors), "cases": cases}
-
-
-def _tensors(manifest: dict[str, Any]) -> dict[str, str] | None:
-    if "tensors" not in manifest:
-        return None
-    return {"file": f"vectors/{manifest['id']}.safetensors", "sha256": manifest["tensors"]["sha256"]}
 
 
 def archive(root: Path) -> bytes:
@@ -53,9 +45,8 @@ def archive(root: Path) -> bytes:
     suite = root / "conformance"
     contents = {"index.json": (json.dumps(index(suite / "vectors"), indent=1) + "\n").encode()}
     contents |= {"LICENSE": read_file(root / "LICENSE"), "README.md": read_file(suite / "readers/README.md")}
-    paths = [suite / name for name in ("suite.json", "schema.json", "flags.json")]
-    paths += [path for path in (suite / "readers").iterdir() if path.suffix != ".md"]
-    paths += [path for path in suite.glob("vectors/*/*") if not path.name.startswith(".")]
+    patterns = ("suite.json", "schema.json", "flags.json", "readers/*.[ch]", "readers/*.mjs", "vectors/*/[!.]*")
+    paths = [path for pattern in patterns for path in suite.glob(pattern)]
     contents |= {path.relative_to(suite).as_posix(): read_file(path) for path in paths}
     packed = io.BytesIO()
     with (
@@ -72,16 +63,11 @@ def archive(root: Path) -> bytes:
 def check_promise(root: Path, release: str) -> None:
     """Raise VectorError if a patch release, such as 0.3.2, has another suite than 0.3.0, which the tag v0.3.0 has."""
     minor, _, patch = release.rpartition(".")
-    if patch == "0":
-        return
     command = ["git", "-C", str(root), "show", f"v{minor}.0:conformance/suite.json"]
-    shown = subprocess.run(command, capture_output=True, check=False)
-    if shown.returncode:
-        raise VectorError(
-            f"version {release}: the suite of v{minor}.0 cannot be read ({shown.stderr.decode().strip()})"
-        )
-    if shown.stdout != read_file(root / "conformance" / "suite.json"):
-        raise VectorError(f"version {release}: the suite is not that of v{minor}.0; a patch release changes no vector")
+    shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
+    if shown and (shown.returncode or shown.stdout != read_file(root / "conformance/suite.json")):
+        reason = shown.stderr.decode().strip() or "a patch release changes no vector"
+        raise VectorError(f"version {release}: the suite is not that of the tag v{minor}.0 ({reason})")
 
 
 def write(root: Path, folder: Path) -> Path:
@@ -95,7 +81,6 @@ def write(root: Path, folder: Path) -> Path:
 
 if __name__ == "__main__":
     try:
-        written = write(Path(), Path(sys.argv[1]))
+        print(write(Path(), Path(sys.argv[1])))
     except (VectorError, OSError) as error:
         sys.exit(f"moespec.conformance.archive: {error}")
-    print(f"{written}: {written.stat().st_size / 1e6:.1f} MB")

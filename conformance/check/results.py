@@ -38,8 +38,6 @@ STATES = {
 FAILED = ("fail", "error", "reordered")
 """The states of a failure; every other state but `pass` is a skip."""
 ORDER = tuple(STATES)
-MOST_NAMED = 5
-"""Algorithms that a citation names."""
 
 
 @dataclass(frozen=True)
@@ -183,15 +181,14 @@ class Report:
     @property
     def citation(self) -> str:
         """A sentence to be cited: how many of how many cases passed in each dtype and mode, and which cases those were."""
-        parts = []
-        for dtype, mode in dict.fromkeys((result.dtype, result.mode) for result in self.results):
-            own = [result for result in self.results if (result.dtype, result.mode) == (dtype, mode)]
-            parts.append(f"{counts(own)[0]} of {len(own)} cases ({dtype} {mode})")
+        groups: dict[str, list[CaseResult]] = {}
+        for result in self.results:
+            groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)
+        parts = [f"{counts(own)[0]} of {len(own)} cases ({place})" for place, own in groups.items()]
         parts += [f"0 of {each.cases} ({each.dtype}, not supported)" for each in self.unsupported]
         names = sorted({result.algorithm for result in self.results})
         which = [f"{name} revision {ALGORITHMS[name].revision}" for name in names]
-        which = which if len(which) <= MOST_NAMED else [f"{len(which)} algorithms"]
-        suite = f"suite {self.suite[:8]}, {', '.join(which)}"
+        suite = f"suite {self.suite[:8]}, {', '.join(which) if len(which) < 6 else f'{len(which)} algorithms'}"
         return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 
     def matches_of(self, result: CaseResult) -> list[Match]:

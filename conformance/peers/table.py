@@ -27,14 +27,12 @@ case does not say is left to the package's default.
 
 The numbers count cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
 result is not within the tolerance of the suite ([conformance.md](conformance.md)), or an exception is raised. A failure is no bug by
-itself: `conformance/peers/peers.toml` has a *verdict* with its reason for what fails. The ambiguity ledger has the questions that
-implementations answer differently, and says which answers a paper gives;
-[implementations.md](implementations.md) has what these packages were measured
-to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
+itself: `conformance/peers/peers.toml` has a *verdict* with its reason. The ambiguity ledger has the questions that implementations
+answer differently, and says which answers a paper gives; [implementations.md](implementations.md) has what these packages were
+measured to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
 
 What a package *computes instead* has a name where its results equal those of one of the suite's known variants
-([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail. A sentence
-without a name is a remark on the cases that the named variants leave.
+([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail.
 
 [conformance.md](conformance.md#peers) says how to send a report of another package.
 
@@ -49,7 +47,7 @@ VERDICTS = {
     "lower precision": "the same formula, rounded more than the tolerance allows",
     "not supported": "the package raises an exception for what it does not offer",
     "bug": "the package does not do what it says itself",
-    "unexplained": "nobody has looked at it yet",
+    "unexplained": "no reason is written down yet",
 }
 """What can be said of a case that fails, and what it means."""
 
@@ -127,17 +125,12 @@ def _section(record: Record) -> list[str]:
         *_grid(rows),
         "",
     ]
-    rows = [["differs", "verdict", "cases", "the first of them"]]
+    rows = [["differs", "verdict", "cases", "computes instead", "the first of them"]]
     for name, verdict, reason, failing in judged(record):
+        named = [] if f"`{name}`" in [row[0] for row in rows] else _variants(functions[name]["variants"])
         example = "{id}, {dtype}, {stage}: {message}".format(**failing[0])
-        rows.append([f"`{name}`", f"{verdict}{reason}", _cases(failing), example])
-    lines += _grid(rows) if rows[1:] else ["No case differs."]
-    rows = [["function", "computes instead"]]
-    for name, entry in functions.items():
-        named = [*_variants(entry["variants"]), *([entry["notes"]] if entry["notes"] else [])]
-        if _failing(entry) and named:
-            rows.append([f"`{name}`", "<br>".join(named)])
-    return [*lines, *(["", *_grid(rows)] if rows[1:] else [])]
+        rows.append([f"`{name}`", f"{verdict}{reason}", _cases(failing), "<br>".join(named), example])
+    return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
 
 
 def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:

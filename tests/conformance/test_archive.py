@@ -63,16 +63,6 @@ def test_index_and_archive_are_those_of_the_tree(unpacked):
     assert {*source, "schema.json", "flags.json", "readers/moespec_vectors.h", "readers/routers.mjs"} <= found.keys()
 
 
-def test_a_tree_with_another_vector_makes_no_archive(vectors):
-    shutil.copytree(ROOT / "conformance/readers", vectors.parent / "conformance/readers")
-    shutil.copytree(vectors, vectors.parent / "conformance/vectors")
-    shutil.copy(vectors.parent / "suite.json", vectors.parent / "conformance")
-    (vectors.parent / "conformance/vectors/token_choice/tied.json").write_text("{}")
-    with pytest.raises(VectorError, match=r"tied\.json: changed"):
-        archive.write(vectors.parent, vectors.parent / "build")
-    assert list((vectors.parent / "build").iterdir()) == []
-
-
 def test_a_patch_release_with_another_suite_is_stopped(tmp_path):
     path = tmp_path / "conformance" / "suite.json"
     path.parent.mkdir()
@@ -82,8 +72,8 @@ def test_a_patch_release_with_another_suite_is_stopped(tmp_path):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     archive.check_promise(tmp_path, "0.3.1")
     path.write_text("second")
-    for release, said in (("0.3.1", "the suite is not that of v0.3.0"), ("0.4.1", "v0.4.0 cannot be read")):
-        with pytest.raises(VectorError, match=said):
+    for release, said in (("0.3.1", "v0.3.0 (a patch release changes no"), ("0.4.1", "v0.4.0 (fatal: invalid object")):
+        with pytest.raises(VectorError, match=re.escape(said)):
             archive.check_promise(tmp_path, release)
     archive.check_promise(tmp_path, "0.4.0")
 
@@ -139,62 +129,51 @@ def test_a_router_of_each_language_passes_the_vectors_of_the_archive_and_can_fai
     assert "ties_to_the_higher_expert" in printed
 
 
-def manifest(**changes):
-    """A change of the manifest: of its scores, or of members of it (`...` removes one)."""
-
-    def change(case):
-        content = json.loads(case.with_suffix(".json").read_text())
-        scores = content["inputs"]["scores"]
-        for name, value in changes.items():
-            place = scores if name in ("dtype", "shape", "data", "tensor") else content
-            place.pop(name, None) if value is ... else place.update({name: value})
-        case.with_suffix(".json").write_text(json.dumps(content))
-
-    return change
-
-
-def header(**changes):
-    """A change of the header of the tensors, of the entry of the scores."""
-
-    def change(case):
-        path = case.with_suffix(".safetensors")
-        content = path.read_bytes()
-        size = int.from_bytes(content[:8], "little")
-        entries = json.loads(content[8 : 8 + size])
-        entries["inputs/scores"].update(changes)
-        text = json.dumps({key: value for key, value in entries.items() if changes or key != "inputs/scores"}).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
-
-    return change
-
-
-def file(suffix, changed):
-    return lambda case: case.with_suffix(suffix).write_bytes(changed(case.with_suffix(suffix).read_bytes()))
-
-
 M, T = ".json", ".safetensors"
-DAMAGED = [
-    *((M, file(M, lambda content, end=end: content[:end])) for end in (0, 1, 30, 200, -3)),
-    *((M, file(M, lambda _, text=text: text)) for text in (b"null", b"[]", b"{} {}", b"\xff\x00", b"nan", b'"' + b"\\" * 9)),
-    (M, file(M, lambda content: b"[" * 200_000)),
-    *((M, manifest(stages=value)) for value in (..., {}, [], [5], [{}])),
-    *((M, manifest(shape=value)) for value in (..., "a", [-1], [1.5], [2**40, 2**40], [1e300], [None], [64] * 9)),
-    *((M, manifest(dtype=value)) for value in (..., 3, "float8")),
-    *((M, manifest(shape=[2, 2], data=value)) for value in (5, [1], [[1, 2], [3]], [[1, 2], [3, 4], []], [["x", 1], [2, 3]])),
-    *((M, manifest(shape=[1], data=value)) for value in ([[1]], [None], [{}])),
-    (M, manifest(tensor=...)),
-    (M, manifest(inputs={})),
-    *((T, file(T, lambda content, end=end: content[:end])) for end in (0, 7, 8, 40)),
-    (T, file(T, lambda content: content[: 18 + int.from_bytes(content[:8], "little")])),
-    *((T, file(T, lambda content, size=size: size.to_bytes(8, "little") + content[8:])) for size in (0, 2**31, 2**63, 2**64 - 1)),
-    (T, lambda case: case.with_suffix(T).unlink()),
-    (T, header()),
-    (T, manifest(tensor="inputs/none")),
-    (T, manifest(shape=[3, 3])),
-    (T, header(dtype="I32")),
-    *((T, header(data_offsets=value)) for value in (5, [], [0], [8, 4], [-4, 0], [0, 2**62], [0.5, 4.5], ["a", "b"])),
-    ("suite.json", lambda case: (case.parents[2] / "suite.json").unlink()),
-    ("suite.json", lambda case: (case.parents[2] / "suite.json").write_text('{"algorithms": []}')),
+
+
+def damage(path, change):
+    """Change a file: to other bytes, to what a function makes of it, or in members of its JSON (`...` removes one)."""
+    content = path.read_bytes()
+    if isinstance(change, dict):
+        start = 8 if path.suffix == T else 0
+        end = start + int.from_bytes(content[:8], "little") if start else len(content)
+        entries = json.loads(content[start:end])
+        scores = entries["inputs/scores"] if start else entries["inputs"]["scores"]
+        place = entries if change.keys() & {"stages", "inputs"} else scores
+        place.update(change)
+        for name in [name for name, value in place.items() if value is ...]:
+            del place[name]
+        text = json.dumps(entries).encode()
+        change = (len(text).to_bytes(8, "little") if start else b"") + text + content[end:]
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(content) if callable(change) else change)
+
+
+def cut(end):
+    return lambda content: content[:end]
+
+
+def size(number):
+    return lambda content: number.to_bytes(8, "little") + content[8:]
+
+
+DAMAGED = [  # the file, what is done to it, and the file that the error names, if that is another
+    *((M, change) for change in (None, b"null", b"[]", b"{} {}", b"\xff\x00", b"nan", b'"' + b"\\" * 9, b"[" * 200_000)),
+    *((M, cut(end)) for end in (0, 1, 30, 200, -3)),
+    *((M, {"stages": value}) for value in (..., {}, [], [5], [{}])),
+    *((M, {"shape": value}) for value in (..., "a", [-1], [1.5], [2**40, 2**40], [1e300], [None], [64] * 9)),
+    *((M, {"dtype": value}) for value in (..., 3, "float8")),
+    *((M, {"shape": [2, 2], "data": value}) for value in (5, [1], [[1, 2], [3]], [[1, 2], [3, 4], []], [["x", 1], [2, 3]])),
+    *((M, {"shape": [1], "data": value}) for value in ([[1]], [None], [{}])),
+    *((M, change) for change in ({"tensor": ...}, {"inputs": {}})),
+    *((M, change, T) for change in ({"tensor": "inputs/none"}, {"shape": [3, 3]})),
+    *((T, change) for change in (None, *map(cut, (0, 7, 8, 40)), *map(size, (0, 2**31, 2**63, 2**64 - 1)))),
+    (T, lambda content: content[: 18 + int.from_bytes(content[:8], "little")]),
+    (T, {"dtype": "I32"}),
+    *((T, {"data_offsets": value}) for value in (..., 5, [], [0], [8, 4], [-4, 0], [0, 2**62], [0.5, 4.5], ["a", "b"])),
+    *(("suite.json", change) for change in (None, b'{"algorithms": []}')),
 ]  # fmt: skip
 
 
@@ -206,16 +185,16 @@ def test_damaged_input_is_an_error_that_names_the_file(kind, program, unpacked, 
         each["sha256"] = {}
     algorithms["token_choice"]["sha256"] = {"real_size": ""}
     wrong = {}
-    for number, (named, damage) in enumerate([("", lambda case: None), *DAMAGED]):
-        case = tmp_path / str(number) / "vectors/token_choice/real_size"
+    for number, (file, change, *others) in enumerate([(M, cut(None), "right"), *DAMAGED]):
+        root = tmp_path / str(number)
+        case = root / "vectors/token_choice/real_size"
         case.parent.mkdir(parents=True)
-        (case.parents[2] / "suite.json").write_text(json.dumps({"algorithms": algorithms}))
+        (root / "suite.json").write_text(json.dumps({"algorithms": algorithms}))
         for suffix in (M, T):
             shutil.copy(unpacked / f"vectors/token_choice/real_size{suffix}", case.parent)
-        damage(case)
-        result = ran(command, case.parents[2], tmp_path / "out")
-        lines = result.stderr.splitlines()
-        right = (1, 1) if named else (0, 0)
-        if (result.returncode, len(lines)) != right or not all(line.split(": ")[0].endswith(named) for line in lines):
-            wrong[number] = (result.returncode, lines)
+        damage(root / file if file == "suite.json" else case.with_suffix(file), change)
+        result = ran(command, root, tmp_path / "out")
+        named = [line.split(": ")[0].endswith((others or [file])[0]) for line in result.stderr.splitlines()]
+        if (result.returncode, named) != ((0, []) if others == ["right"] else (1, [True])):
+            wrong[number] = (result.returncode, result.stderr)
     assert wrong == {}

@@ -53,10 +53,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, **
 
 
 def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False) -> jax.Array:
-    """`jax.nn.dot_product_attention`.
-
-    Its logits are float32 also where the arrays are float64.
-    """
+    """`jax.nn.dot_product_attention`."""
     return jax.nn.dot_product_attention(query, key, value, is_causal=causal)
 
 
