@@ -174,18 +174,12 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
 
 def _how(one: Parting) -> str:
     """What differs of a router, its choice or its weights, and whether a rule is known that each recording follows."""
-    known, said = [], []
-    for kind, same in (("choice", one.chooses), ("weights", one.same)):
-        sides = {"first": one.first, "second": one.second}
-        unknown = [word for word, side in sides.items() if not (side.chooses if kind == "choice" else side.weighs)]
-        if not same and unknown:
-            said.append(
-                f"they differ in {kind}, and no known rule explains the {kind} of the {' and the '.join(unknown)}"
-            )
-        elif not same:
-            known.append(kind)
-    if known:
-        said.insert(0, f"each does what its logits say, by another rule of {' and of '.join(known)}")
+    sides, known, said = {"first": one.first, "second": one.second}, [], []
+    for kind, rule in [("choice", "chooses")] * (not one.chooses) + [("weights", "weighs")] * (not one.same):
+        unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
+        said += [f"they differ in {kind}, and no known rule explains the {kind} of the {unknown}"] if unknown else []
+        known += [] if unknown else [kind]
+    said += [f"each does what its logits say, by another rule of {' and of '.join(known)}"] if known else []
     return "; ".join(said)
 
 

@@ -123,6 +123,9 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     for name, count in zip(("passed", "failed", "skipped"), report.counts, strict=True):
         if content[name] != count:
             raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
+    cited = report.citation.replace(f" moespec {version()} ", f" moespec {content.get('version')} ")
+    if content.get("citation", cited) != cited:
+        raise ValueError(f"citation is {content['citation'][:80]!r}, and its cases make {cited!r}")
     return report
 
 

@@ -82,6 +82,7 @@ def test_the_citation_counts_each_dtype_and_mode_and_names_what_was_run():
         ({"suite": "0" * 64}, "made with other vectors"),
         ({"cases": []}, "passed is 1, and its cases make 0"),
         ({"passed": 2}, "passed is 2, and its cases make 1"),
+        ({"citation": "my.router passes 2 of 2 cases"}, "and its cases make 'my.router passes 1 of 2 cases"),
         ({"problems": ["x"]}, "failed is 1, and its cases make 2"),
         (
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
@@ -119,7 +120,19 @@ def test_a_wrong_case(written, change, said):
     rejected(written, {**content, "cases": [content["cases"][0] | change, *content["cases"][1:]]}, said)
 
 
-OPTIONAL = ("seed", "size", "repeat", "claims", "version", "column", "trace", "table", "variants", "explanation")
+OPTIONAL = (
+    "seed",
+    "size",
+    "repeat",
+    "claims",
+    "version",
+    "citation",
+    "column",
+    "trace",
+    "table",
+    "variants",
+    "explanation",
+)
 """What earlier reports lack; of a case its fraction, too, which follows from its outcomes."""
 
 
