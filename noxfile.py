@@ -195,6 +195,13 @@ def golden(session: nox.Session) -> None:
 
 
 @nox.session
+def vectors(session: nox.Session) -> None:
+    """With a release: the archive of the vectors for programs in any language, `build/vectors-VERSION.tar.gz`."""
+    _install(session)
+    session.run("python", "-m", "moespec.conformance.archive", "build")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests, with both frameworks installed; those marked `full` are in that session."""
     _install(session, "jax", "torch", "flax", "equinox", "export", "dev", "huggingface", "text")

@@ -15,6 +15,7 @@
 results of each public function are compared. `author/` computes what a case expects, and `golden/` makes vectors of all
 cases. `format.py` describes a vector, `suite.py` finds those committed, `compare.py` is the comparison. `check/` runs
 them on a target and says what is known of a failure, `report/` shows what came of a run, and `plugin.py` and `pytest.py`
-make tests of it. `record/` keeps what gates of any model compute; `scaffold.py` writes a target from `templates/`. Needs
-NumPy, SciPy and safetensors; targets are loaded by name.
+make tests of it. `record/` keeps what gates of any model compute; `scaffold.py` writes a target from `templates/`;
+`archive.py` packs the vectors with `readers/` for other languages. Needs NumPy, SciPy and safetensors; targets are loaded
+by name.
 """

@@ -5,6 +5,7 @@ import sys
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
+from shutil import copy
 from string import Template
 
 from moespec.conformance.compare import DTYPES
@@ -16,10 +17,14 @@ __all__ = ["KINDS", "commands", "start"]
 KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c"}
 """What a target can be written in, and how its file ends."""
 TEMPLATES = Path(__file__).parent / "templates"
+HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
+"""It reads the vectors, and stands beside a target in C."""
 
 
 def start(kind: str, name: str, folder: Path) -> list[Path]:
     """Write a target called `name`, which passes some cases as it is, and its test; the paths of both files.
+
+    One in C has `moespec_vectors.h` beside it, which stays if it is there already.
 
     Raises ConfigError if the name is not that of a new module, or one of the files is there; nothing is written then.
     """
@@ -37,6 +42,8 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
         text = Template((TEMPLATES / f"{template}.template").read_text()).substitute(name=name, dtypes=dtypes)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
+    if kind == "c" and not (folder / HEADER.name).exists():
+        paths.append(Path(copy(HEADER, folder)))
     return paths
 
 
@@ -44,7 +51,7 @@ def commands(kind: str, name: str) -> list[str]:
     """What to run next."""
     run = f"moespec conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
     files = [
-        f"cc -O2 -o {name} {name}.c -lm && ./{name} {VECTORS} out",
+        f"cc -O2 -o {name} {name}.c -lm && ./{name} {VECTORS.parent} out",
         "moespec conformance check out --algorithm softmax_affinity",
     ]
     return [*(files if kind == "c" else [run]), f"python -m pytest test_{name}.py"]

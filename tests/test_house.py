@@ -181,7 +181,8 @@ FLOORS = {
     ),
     "moespec.conformance": (
         *("format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),
-        *("author", "cases", "golden", "coverage", "check", "report", "record", "peers", "scaffold", "plugin", "pytest"),
+        *("author", "cases", "golden", "coverage", "check", "report", "record", "peers", "scaffold", "archive", "plugin"),
+        "pytest",
         *("commandline", "__main__"),
     ),
 }

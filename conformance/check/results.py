@@ -8,6 +8,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from moespec.conformance.compare import Outcome
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import CLASSES, is_installed
 from moespec.version import version
 
@@ -189,6 +190,19 @@ class Report:
     def made(self) -> str:
         """Of which seed, and of what size, fresh cases are."""
         return f"fresh, seed {self.seed}" + ("" if self.size == "small" else f", {self.size}")
+
+    @property
+    def citation(self) -> str:
+        """A sentence to be cited: how many of how many cases passed in each dtype and mode, and which cases those were."""
+        groups: dict[str, list[CaseResult]] = {}
+        for result in self.results:
+            groups.setdefault(f"{result.dtype} {result.mode}", []).append(result)
+        parts = [f"{counts(own)[0]} of {len(own)} cases ({place})" for place, own in groups.items()]
+        parts += [f"0 of {each.cases} ({each.dtype}, not supported)" for each in self.unsupported]
+        names = sorted({result.algorithm for result in self.results})
+        which = [f"{name} revision {ALGORITHMS[name].revision}" for name in names]
+        suite = f"suite {self.suite[:8]}, {', '.join(which) if len(which) < 6 else f'{len(which)} algorithms'}"
+        return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 
     def matches_of(self, result: CaseResult) -> list[Match]:
         """The known variants that the failures of an algorithm equal, in the dtype and mode of a result."""

@@ -183,6 +183,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
         print(text)
     if options.report:
         write(report, options.report)
+        print(f"to cite: {report.citation}")
     return _status([report])
 
 

@@ -5,6 +5,7 @@ moespec.conformance.peers` runs the suite on those that are named and writes the
 """
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ class Peer:
     name: in `peers.toml`. package: the distribution whose version is recorded. repository: where its code is. adapter:
     its module. requires: what is installed along with moespec. alone: what is installed too, but without its
     dependencies. answers: the entries of the ambiguity ledger that the package itself answers, told nothing about them.
+    verdicts: why cases fail: `function`, `verdict`, `reason`, and if there are any `ledger`, a reading, and `cases`, patterns.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Peer:
     requires: tuple[str, ...]
     alone: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
+    verdicts: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def target(self) -> str:

@@ -73,7 +73,7 @@ def measure(peer: Peer, cases: Sequence[Case], digest: str) -> dict[str, Any]:
         "unsupported": unsupported,
         "functions": {
             name: {
-                **_words(module, name),
+                "runs": _runs(module, name),
                 "variants": [asdict(match) for match in match_variants(own, known)],
                 "cases": [_entry(part) for part in sorted(own, key=lambda part: (part.id, MEASURED.index(part.dtype)))],
             }
@@ -95,11 +95,10 @@ def _results(peer: Peer, cases: Sequence[Case]) -> tuple[list[CaseResult], dict[
     return results, unsupported
 
 
-def _words(module: Any, function: str) -> dict[str, str]:
-    """From the docstring: what of the peer's runs, its first paragraph, and what to know of the cases that fail."""
+def _runs(module: Any, function: str) -> str:
+    """What of the peer's runs: the first paragraph of the docstring."""
     found = module.ROUTERS[function].route if function in ROUTERS else getattr(module, function)
-    runs, _, notes = (inspect.getdoc(found) or "").partition("\n\n")
-    return {"runs": " ".join(runs.split()).removesuffix("."), "notes": " ".join(notes.split())}
+    return " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
 def _parts(module: Any, case: Case, result: CaseResult) -> Iterator[tuple[str, CaseResult]]:

@@ -3,15 +3,19 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from moespec.conformance.check.results import FAILED
+from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.measure import MEASURED, counts
+from moespec.spec import LEDGER
 from moespec.spec.implementations.places import of_package, places
 
-__all__ = ["table"]
+__all__ = ["VERDICTS", "judged", "table"]
 
 Record = dict[str, Any]
+READINGS = {*LEDGER, *(reading.id for entry in LEDGER.values() for reading in entry.readings)}
 
 HEAD = """# What other packages compute
 
@@ -22,15 +26,30 @@ The suite was run on packages from the Python registry, each in an environment o
 case does not say is left to the package's default.
 
 The numbers count cases: passed / failed / not offered, op by op on a CPU, in float64 and in float32. A case fails when the
-result is not within the tolerance of the suite ([conformance.md](conformance.md)): the package takes another reading than this
-specification, rounds more, or raises an exception. The ambiguity ledger has the questions that implementations answer
-differently, and says which answers a paper gives; [implementations.md](implementations.md) has what these packages were measured
-to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
+result is not within the tolerance of the suite ([conformance.md](conformance.md)), or an exception is raised. A failure is no bug by
+itself: `conformance/peers/peers.toml` has a *verdict* with its reason. The ambiguity ledger has the questions that implementations
+answer differently, and says which answers a paper gives; [implementations.md](implementations.md) has what these packages were
+measured to answer. Not compared: errors (a package has its own), losses and metrics inside routers, bfloat16, compiled code.
 
 What a package *computes instead* has a name where its results equal those of one of the suite's known variants
-([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail. A sentence
-without a name is a remark on the cases that the named variants leave.
+([conformance/cases](../conformance/cases)); in brackets, in how many of the stages that fail or would fail.
+
+[conformance.md](conformance.md#peers) says how to send a report of another package.
+
+| verdict | meaning |
+|---|---|
 """
+
+VERDICTS = {
+    "another default": "what the case leaves to the package's default is another number or form there",
+    "another reading": "the package answers a question of the ambiguity ledger differently",
+    "another method": "the package computes something else on purpose, which the ledger has no question for",
+    "lower precision": "the same formula, rounded more than the tolerance allows",
+    "not supported": "the package raises an exception for what it does not offer",
+    "bug": "the package does not do what it says itself",
+    "unexplained": "no reason is written down yet",
+}
+"""What can be said of a case that fails, and what it means."""
 
 READ = {
     "AI-Hypercomputer/maxtext": "its package needs Python 3.12 or later",
@@ -57,13 +76,17 @@ def table(records: Sequence[Record]) -> str:
     rows = [["package", "version", "float64", "float32", "differs in"]]
     for record in records:
         functions = record["functions"]
-        differing = [f"`{name}`" for name, function in functions.items() if _failing(function)]
+        differing: dict[str, list[str]] = {}
+        for name, verdict, _, _ in judged(record):
+            differing.setdefault(verdict, []).append(f"`{name}`")
+        said = [f"{verdict}: {', '.join(dict.fromkeys(names))}" for verdict, names in differing.items()]
         entries = [entry for function in functions.values() for entry in function["cases"]]
         section = f"[{record['peer']}](#{_anchor(record)})"
         package = f"[{_version(record)}]({of_package(record['package'], _version(record))})"
-        rows.append([section, package, *_numbers(entries), ", ".join(differing) or "nothing"])
+        rows.append([section, package, *_numbers(entries), "<br>".join(said) or "nothing"])
     sections = (line for record in records for line in _section(record))
-    return "\n".join([HEAD, *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
+    verdicts = [f"| {verdict} | {meaning} |" for verdict, meaning in VERDICTS.items()]
+    return "\n".join([HEAD.rstrip("\n"), *verdicts, "", *_grid(rows), *sections, TAIL, *_grid(_read())]) + "\n"
 
 
 def _read() -> list[list[str]]:
@@ -102,15 +125,30 @@ def _section(record: Record) -> list[str]:
         *_grid(rows),
         "",
     ]
-    rows = [["differs", "cases", "computes instead", "the first of them"]]
-    for name, entry in functions.items():
-        failing = _failing(entry)
-        if failing:
-            named = [*_variants(entry["variants"]), *([entry["notes"]] if entry["notes"] else [])]
-            words = "<br>".join(named) or "nothing that the suite has a name for"
-            example = "{id}, {dtype}, {stage}: {message}".format(**failing[0])
-            rows.append([f"`{name}`", _cases(failing), words, example])
+    rows = [["differs", "verdict", "cases", "computes instead", "the first of them"]]
+    for name, verdict, reason, failing in judged(record):
+        named = [] if f"`{name}`" in [row[0] for row in rows] else _variants(functions[name]["variants"])
+        example = "{id}, {dtype}, {stage}: {message}".format(**failing[0])
+        rows.append([f"`{name}`", f"{verdict}{reason}", _cases(failing), "<br>".join(named), example])
     return [*lines, *(_grid(rows) if rows[1:] else ["No case differs."])]
+
+
+def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
+    """The failing cases by function and verdict: function, verdict, its reason, cases; last those without one.
+
+    Raises ValueError for a verdict that is none, or is of no failing case.
+    """
+    rows = []
+    left = {name: _failing(function) for name, function in record["functions"].items()}
+    for entry in PEERS[record["peer"]].verdicts:
+        name, patterns = entry["function"], entry.get("cases", ["*"])
+        own = [case for case in left.get(name, []) if any(fnmatchcase(case["id"], each) for each in patterns)]
+        if not own or entry["verdict"] not in VERDICTS or entry.get("ledger", "TC-1a") not in READINGS:
+            raise ValueError(f"peers.toml, {record['peer']}: {dict(entry)} is of no failing case, verdict or reading")
+        left[name] = [case for case in left[name] if case not in own]
+        reading = f", {entry['ledger']}" if "ledger" in entry else ""
+        rows.append((name, entry["verdict"], f"{reading}: {entry['reason']}", own))
+    return rows + [(name, "unexplained", "", failing) for name, failing in left.items() if failing]
 
 
 def _failing(function: Record) -> list[Record]:

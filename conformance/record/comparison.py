@@ -64,7 +64,12 @@ class Parting:
     @property
     def guilty(self) -> bool:
         """Whether neither near ties nor the logits explain it."""
-        return bool((self.differs & ~self.near & ~self.follows).any()) or not self.same
+        return not self.chooses or not self.same
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the choices are the same, but for near ties and what follows from the logits."""
+        return not (self.differs & ~self.near & ~self.follows).any()
 
 
 def part(first: Sequence[Gate], second: Sequence[Gate]) -> tuple[str, bool]:
@@ -160,16 +165,22 @@ def _summary(partings: Sequence[Parting]) -> Iterator[str]:
     if len(parted) > MOST:
         yield f"... and {len(parted) - MOST} more gates."
     if guilty is not None and guilty.first.gate.logits is not None and guilty.second.gate.logits is not None:
-        both = zip(("choice", "weights"), guilty.first.words, guilty.second.words, strict=True)
-        other = " and of ".join(kind for kind, first, second in both if first != second)
-        how = "what its logits say is not what one of the two does"
-        if guilty.first.whole and guilty.second.whole and other:
-            how = f"each does what its logits say, by another rule of {other}"
-        yield f"The router is the cause, as {guilty.first.gate.name} shows: {how}."
+        yield f"The router is the cause, as {guilty.first.gate.name} shows: {_how(guilty)}."
     elif guilty is None and any(one.elsewhere for one in parted):
         yield "The rule of the router is not the cause: the logits differ already, and what each recording does follows from its own."
     elif guilty is None:
         yield "The router is not the cause: all that differs are near ties, which rounding decides."
+
+
+def _how(one: Parting) -> str:
+    """What differs of a router, its choice or its weights, and whether a rule is known that each recording follows."""
+    sides, known, said = {"first": one.first, "second": one.second}, [], []
+    for kind, rule in [("choice", "chooses")] * (not one.chooses) + [("weights", "weighs")] * (not one.same):
+        unknown = " and the ".join(word for word, side in sides.items() if not getattr(side, rule))
+        said += [f"they differ in {kind}, and no known rule explains the {kind} of the {unknown}"] if unknown else []
+        known += [] if unknown else [kind]
+    said += [f"each does what its logits say, by another rule of {' and of '.join(known)}"] if known else []
+    return "; ".join(said)
 
 
 def _of_gate(one: Parting) -> Iterator[str]:

@@ -194,9 +194,17 @@ class Explanation:
     @property
     def whole(self) -> bool:
         """Whether all that was recorded is explained."""
-        choice = self.choice is not None and self.choice.holds == len(self.choice.agrees)
-        weights = self.weights is not None and bool(self.weights.agrees.all())
-        return (choice or self.gate.choices is None) and (weights or self.gate.weights is None)
+        return (self.chooses or self.gate.choices is None) and (self.weighs or self.gate.weights is None)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the choice is explained for all tokens."""
+        return self.choice is not None and self.choice.holds == len(self.choice.agrees)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the weights are explained for all tokens."""
+        return self.weights is not None and bool(self.weights.agrees.all())
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -36,6 +36,8 @@ __all__ = ["Recorder", "record", "recording", "rows", "tap"]
 BIASES = ("e_score_correction_bias", "expert_bias", "correction_bias")
 """How a gate's parameter or buffer is called that is added to scores for the choice alone."""
 Adapter = Callable[[Any, Any, Any], Mapping[str, Any]]
+MOST = 12
+"""Modules that are named, where a pattern matches none."""
 
 
 class Recorder:
@@ -51,19 +53,32 @@ class Recorder:
 
     def attach(self, model: Any) -> None:
         """Hook the modules of a torch model that match. Raises ConfigError, which names gates, if there are none."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"model={model!r:.80}: expected a module of torch, neither its class nor another object")
+        if any(array.is_meta for array in (*model.parameters(), *model.buffers())):
+            raise ConfigError("model: has parameters on the device meta, which have no numbers; load its weights first")
         modules = {name: module for name, module in model.named_modules() if name}
         matching = [name for name in modules if fnmatchcase(name, self.pattern)]
         if not matching:
-            kinds = {name.rpartition(".")[2]: name for name in reversed(modules)}  # the first of each kind
-            gates = [name for kind, name in sorted(kinds.items()) if re.search("gate|router", kind, re.IGNORECASE)]
-            shown = ", ".join((gates or [*kinds.values()])[:8]) or "none"
-            raise ConfigError(f"module={self.pattern!r}: matches no module; there are, one of a kind, {shown}")
+            kinds = {name: f"{name} {type(module).__name__}" for name, module in modules.items()}
+            gates = [name for name, kind in kinds.items() if re.search("gate|router", kind, re.IGNORECASE)]
+            shown = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in gates or kinds)
+            which = (
+                "with gate or router in their names there are"
+                if gates
+                else "no name has gate or router in it; there are"
+            )
+            names = ", ".join([*shown][:MOST]) or "none"
+            raise ConfigError(f"module={self.pattern!r}: matches no module; {which} {names}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
         self.names += matching
 
     def _heard(self, name: str, module: Any, inputs: Any, output: Any) -> None:
         try:
-            given = dict((self.adapter or (lambda _, i, o: recognised(i, o)))(module, inputs, output))
+            given = (self.adapter or (lambda _, i, o: recognised(i, o)))(module, inputs, output)
+            if not isinstance(given, Mapping):
+                raise ValueError(f"outputs returned {given!r:.80}, expected a dict of {', '.join(PARTS)}")
             named = (*module.named_buffers(), *module.named_parameters())
             bias = next((array for each, array in named if each.split(".")[-1] in BIASES), None)
             self.note(name, {"bias": bias, **given})
@@ -175,13 +190,16 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
     adapter = imported("outputs", outputs) if outputs else None
     model: Any = imported("model", target)
     with recording(path, None, module or "*", adapter) as recorder:
+        if inspect.isclass(model) and _takes_data(model):
+            raise ConfigError(f"model={target!r}: a class that takes arguments; name a function that makes the model")
         if inspect.isclass(model) or not (hasattr(model, "named_modules") or _takes_data(model)):
             model = _called(target, "", model)
         torch = sys.modules.get("torch") if hasattr(model, "named_modules") else None
         if torch is not None:
             if missing := [name for name, value in (("module", module), ("data", data)) if value is None]:
                 raise ConfigError(f"{missing[0]}=None: a torch model needs both, --module and --data")
-            recorder.attach(model.eval())
+            recorder.attach(model)
+            model.eval()
         with torch.no_grad() if torch is not None else nullcontext():
             for i, batch in enumerate(_batches(data, torch) if callable(model) else ()):
                 named = batch if isinstance(batch, Mapping) else {}
@@ -206,19 +224,30 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
     except RunError:
         raise
     except Exception as error:
-        failure = Failure.of(error)
-        raise RunError(f"{name}: raised{where} {failure.text}\n{failure.trace}") from error
+        raise _raised(name, where, error) from error
 
 
-def _batches(data: str | None, torch: Any) -> Iterable[Any]:
+def _raised(name: str, where: str, error: Exception) -> RunError:
+    failure = Failure.of(error)
+    return RunError(f"{name}: raised{where} {failure.text}\n{failure.trace}")
+
+
+def _batches(data: str | None, torch: Any) -> Iterator[Any]:
     """The arguments of each call: a mapping by name, a tuple by place, or one array."""
     if data is None:
         raise ConfigError("data=None: the model takes data, --data FILE.npz or package:function")
     if data.endswith(".npz"):
         arrays = {name: torch.from_numpy(a) if torch is not None else a for name, a in _read_npz(data).items()}
-        return [tuple(arrays.values()) if all(name.startswith("arr_") for name in arrays) else arrays]
+        yield tuple(arrays.values()) if all(name.startswith("arr_") for name in arrays) else arrays
+        return
     found = _called(data, "", imported("data", data))
-    return [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
+    found = [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        raise ConfigError(f"data={data!r}: returned {found!r:.80}, expected a batch or batches")
+    try:
+        yield from found
+    except Exception as error:
+        raise _raised(data, "", error) from error
 
 
 def _read_npz(path: str) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def write(report: Report, path: Path) -> None:
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "version": version(),
+        "citation": report.citation,
         **{name: getattr(report, name) for name in own},
         **_counts(report),
         "unsupported": [vars(each) for each in report.unsupported],
@@ -145,6 +146,9 @@ def _report(content: Mapping[str, Any], known: Mapping[str, Case], suite: str) -
     for name, count in _counts(report).items():
         if content[name] != count:
             raise ValueError(f"{name} is {content[name]}, and its cases make {count}")
+    cited = report.citation.replace(f" moespec {version()} ", f" moespec {content.get('version')} ")
+    if content.get("citation", cited) != cited:
+        raise ValueError(f"citation is {content['citation'][:80]!r}, and its cases make {cited!r}")
     return report
 
 

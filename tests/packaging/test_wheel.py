@@ -72,6 +72,9 @@ def test_templates_ship_in_the_wheel(python, tmp_path):
     command = [python, "-m", "moespec.conformance", "new", "numpy", "my_router"]
     subprocess.run(command, check=True, cwd=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"my_router.py", "test_my_router.py"}
+    command = [python, "-m", "moespec.conformance", "new", "c", "in_c"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert (tmp_path / "moespec_vectors.h").read_text() == (ROOT / "conformance/readers/moespec_vectors.h").read_text()
 
 
 def test_the_ledger_with_what_was_measured_ships_in_the_wheel(python):

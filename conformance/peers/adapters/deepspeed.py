@@ -39,11 +39,7 @@ def _routed(logits: Tensor, choices: int, factor: float) -> Routed:
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take.
-
-    For more than two choices the slots of an expert are in the order of the tokens, and the tokens that chose it with the
-    highest scores stay.
-    """
+    """`top1gating`, `top2gating` or `topkgating` on the logarithm of the scores, whose softmax they take."""
     if (scores <= 0).any() or (choices == 1 and (scores.sum(dim=-1) != 1).any()):
         raise NotImplementedError("the gates take a softmax, so scores are positive, and sum to 1 for one choice")
     _, tokens, experts = scores.shape
@@ -56,11 +52,7 @@ def balance_loss(scores: Tensor) -> Tensor:
 
 
 def _route(params: dict[str, Tensor], tokens: Tensor, options: Any, *, train: bool = False) -> RouterOutput:
-    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0.
-
-    For one choice `torch.topk` of equal numbers decides which tokens stay in an expert that is full; for two, the weights
-    that a token keeps are divided by their sum (TC-4).
-    """
+    """`top1gating`, `top2gating` or `topkgating`, with the capacity of the peer and a minimum of 0."""
     only(options, rounding="ceil", **ONE_FACTOR)
     return RouterOutput(_routed(tokens @ params["kernel"], options.choices, options.capacity_factor), {}, {})
 

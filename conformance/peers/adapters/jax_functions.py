@@ -53,19 +53,17 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, **
 
 
 def attention(query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False) -> jax.Array:
-    """`jax.nn.dot_product_attention`.
-
-    Its logits are float32 also where the arrays are float64.
-    """
+    """`jax.nn.dot_product_attention`."""
     return jax.nn.dot_product_attention(query, key, value, is_causal=causal)
 
 
-def patch_embed(images: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+def patch_embed(images: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """`jax.lax.conv_general_dilated` with the patch size as its stride."""
     patches = lax.conv_general_dilated(
         images, kernel, kernel.shape[:2], "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    return patches.reshape(len(images), -1, kernel.shape[3]) + bias
+    patches = patches.reshape(len(images), -1, kernel.shape[3])
+    return patches if bias is None else patches + bias
 
 
 def softmax_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -13,10 +13,7 @@ __getattr__ = shared
 
 
 def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, tolerance: float | None = None) -> jax.Array:
-    """`jaxopt.projection.kl_projection_transport`, by L-BFGS.
-
-    It stops at a tolerance of 1e-3 (SK-2).
-    """
+    """`jaxopt.projection.kl_projection_transport`, by L-BFGS."""
     if iterations is not None or tolerance is not None:
         raise NotImplementedError("kl_projection_transport has no iterations of Sinkhorn")
     return jnp.stack([projection.kl_projection_transport(group, _marginals(group)) for group in logits])
@@ -25,10 +22,7 @@ def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, toler
 def sparse_transport_affinity(
     utility: jax.Array, *, capacity: int, sparsity: str = "expert", **options: object
 ) -> jax.Array:
-    """`jaxopt.projection.projection_transport`, by L-BFGS.
-
-    The semi-dual is solved to a tolerance of 1e-3 (ST-1).
-    """
+    """`jaxopt.projection.projection_transport`, by L-BFGS."""
     if sparsity != "none" or options:
         raise NotImplementedError("projection_transport has no constraint of sparsity, and only its own solver")
     return jnp.stack([projection.projection_transport(group, _marginals(group)) for group in utility])

@@ -24,10 +24,7 @@ def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, toleranc
 
 
 def balance_loss(scores: Tensor, *, choices: int = 1) -> Tensor:
-    """`moe_utils.switch_load_balancing_loss_func`, on the map of `topk_routing_with_score_function`.
-
-    It counts all choices, and divides by their number (AL-3).
-    """
+    """`moe_utils.switch_load_balancing_loss_func`, on the map of `topk_routing_with_score_function`."""
     tokens, experts = scores.shape[1:]
     losses = []
     for group in scores:
@@ -46,10 +43,7 @@ def z_loss(logits: Tensor) -> Tensor:
 
 
 def _sigmoid(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tensor:
-    """`moe_utils.topk_routing_with_score_function` with `score_function="sigmoid"`.
-
-    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
-    """
+    """`moe_utils.topk_routing_with_score_function` with `score_function="sigmoid"`."""
     shares = {"top_2": 2 * options.chosen_groups, "top_k_over_m": options.choices}.get(options.group_score)
     if options.expert_groups > 1 and shares != options.choices:
         raise NotImplementedError("the score of a group is the sum of its K / M best")

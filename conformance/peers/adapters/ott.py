@@ -14,10 +14,7 @@ __getattr__ = shared
 
 
 def sinkhorn_affinity(logits: jax.Array, *, iterations: int | None = None, tolerance: float | None = None) -> jax.Array:
-    """`ott.solvers.linear.sinkhorn.Sinkhorn` with an epsilon of 1.
-
-    The gradient is that of the optimum, by implicit differentiation (SK-4); in float32 its linear system cannot be solved.
-    """
+    """`ott.solvers.linear.sinkhorn.Sinkhorn` with an epsilon of 1."""
     options: dict[str, Any] = {}
     if iterations is not None:
         options |= {"min_iterations": iterations, "max_iterations": iterations, "inner_iterations": 1}

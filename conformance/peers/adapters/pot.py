@@ -20,10 +20,7 @@ __getattr__ = shared
 
 
 def sinkhorn_affinity(logits: Tensor, *, iterations: int | None = None, tolerance: float | None = None) -> Tensor:
-    """`ot.sinkhorn` with a regularisation of 1.
-
-    It scales rows and columns of `exp(logits)`, which float32 does not hold where logits are large.
-    """
+    """`ot.sinkhorn` with a regularisation of 1."""
     options: dict[str, Any] = {"warn": False}
     if iterations is not None:
         options |= {"numItermax": iterations, "stopThr": 0.0}
@@ -49,10 +46,7 @@ def sparse_transport_affinity(
     tolerance: float | None = None,
     regularization: float = 1.0,
 ) -> Tensor:
-    """`ot.smooth.smooth_ot_semi_dual` with `reg_type="sparsity_constrained"` (or `"l2"`), solved by L-BFGS.
-
-    The semi-dual is solved until L-BFGS stops (ST-1).
-    """
+    """`ot.smooth.smooth_ot_semi_dual` with `reg_type="sparsity_constrained"` (or `"l2"`), solved by L-BFGS."""
     if steps is not None or learning_rate is not None:
         raise NotImplementedError("POT has no Adam")
     if sparsity == "token":

@@ -54,10 +54,7 @@ def _gating(tokens: Tensor, kernel: Tensor, choices: int, **options: Any) -> tup
 
 
 def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
-    """`TopNGating` on the logarithm of the scores, whose softmax it takes.
-
-    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
-    """
+    """`TopNGating` on the logarithm of the scores, whose softmax it takes."""
     if (scores <= 0).any():
         raise NotImplementedError("TopNGating takes a softmax, so scores are positive")
     _, tokens, experts = scores.shape

@@ -22,10 +22,7 @@ def softmax_affinity(logits: Tensor) -> Tensor:
 
 
 def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tensor:
-    """`torch.argsort(descending=True)` of the largest score of each token, or of the sum of `torch.topk`.
-
-    The sort is not stable (BP-3).
-    """
+    """`torch.argsort(descending=True)` of the largest score of each token, or of the sum of `torch.topk`."""
     priority = scores.amax(dim=-1) if by == "max" else scores.topk(choices, dim=-1).values.sum(dim=-1)
     return priority.argsort(dim=-1, descending=True)
 
@@ -33,10 +30,7 @@ def batch_priority(scores: Tensor, *, by: str = "max", choices: int = 1) -> Tens
 def expert_choice(
     scores: Tensor, *, capacity: int, combine_scores: Tensor | None = None, drop_zero: bool = False
 ) -> Any:
-    """`torch.topk` of the tokens of each expert.
-
-    Which of equal scores come first is not specified (EC-1).
-    """
+    """`torch.topk` of the tokens of each expert."""
     if drop_zero:
         raise NotImplementedError("topk leaves no slot empty")
     token = scores.mT.topk(capacity, dim=-1).indices
@@ -69,7 +63,7 @@ def batch_norm(x: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     return F.batch_norm(x, None, None, training=True, eps=epsilon)
 
 
-def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def patch_embed(images: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.conv2d` with the patch size as its stride."""
     patches = F.conv2d(images.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), bias, stride=tuple(kernel.shape[:2]))
     return patches.flatten(2).mT

@@ -15,10 +15,7 @@ __getattr__ = shared
 
 
 def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
-    """`TokenChoiceTopKRouter`.
-
-    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
-    """
+    """`TokenChoiceTopKRouter`."""
     experts, width = kernel.shape
     more: dict[str, Any] = {"score_func": "softmax"}
     if bias is not None:

@@ -12,10 +12,7 @@ module: Any = importlib.import_module("transformers.models.deepseek_v3.modeling_
 
 
 def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tensor:
-    """`DeepseekV3TopkRouter`.
-
-    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
-    """
+    """`DeepseekV3TopkRouter`."""
     only(options, **SIGMOID)
     return transformers_gates(
         module.DeepseekV3TopkRouter, tokens, kernel, options.choices, parameters={"e_score_correction_bias": bias},

@@ -12,10 +12,7 @@ module: Any = importlib.import_module("transformers.models.dots3_note.modeling_d
 
 
 def _choose(tokens: Tensor, kernel: Tensor, options: Any, bias: Tensor) -> Tensor:
-    """`Dots3NoteVisionTopKRouter`.
-
-    Which of equal scores come first is not specified (TC-1): `torch.topk` chooses.
-    """
+    """`Dots3NoteVisionTopKRouter`."""
     only(options, expert_groups=1, normalize_selected=True, **SIGMOID)
     router = module.Dots3NoteVisionTopKRouter
     return transformers_gates(router, tokens, kernel, options.choices, bias, router_scaling_factor=options.scale)

@@ -40,8 +40,5 @@ def token_choice(scores: Tensor, *, choices: int, capacity: int) -> Routed:
 
 
 def moe_layer(tokens: Tensor, routing: Routed, experts: Any) -> Tensor:
-    """`Llama4TextMoe.forward` with the experts of the suite.
-
-    The gates multiply what the experts are given, not what they return.
-    """
+    """`Llama4TextMoe.forward` with the experts of the suite."""
     return routing.whole(tokens, experts)

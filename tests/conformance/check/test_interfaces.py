@@ -17,7 +17,6 @@ from fused_layers import FORWARD
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
-from moespec.conformance import suite
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check import files, reproduce, waivers
@@ -292,28 +291,6 @@ def test_one_file_in_another_dtype_does_not_loosen_the_others(check, folder):
     assert status == 1
     assert "dtype F64 in a check of float32" in printed
     assert "FAIL token_choice/tied [" not in printed
-
-
-def test_a_router_written_in_c_passes(run, tmp_path):
-    """A program that shares nothing with this package: its own JSON, safetensors, Token Choice and Expert Choice."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("there is no C compiler on this machine")
-    program, out = tmp_path / "allocations", tmp_path / "out"
-    source = Path(__file__).parents[1] / "third_party" / "allocations.c"
-    options = ["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]
-    subprocess.run([compiler, *options, program, source], check=True)
-    subprocess.run([program, suite.VECTORS, out], check=True)
-    status, printed, _ = run("check", out, "--algorithm", "token_choice", "--algorithm", "expert_choice")
-    cases = of("token_choice", "expert_choice")
-    divided = [
-        case.id for case in cases if case.expect is None and "normalize" in case.stages[-1].options
-    ]  # not implemented
-    inconclusive = [case.id for case in cases if case.id.endswith("/near_float32")]
-    skipped = sum(case.expect is not None or case.id in (*divided, *inconclusive) for case in cases)
-    assert status == 0
-    assert counted(printed) == f"{len(cases) - skipped} passed, 0 failed, {skipped} skipped"
-    assert printed.startswith("float32 files")
 
 
 def test_the_known_variant_of_files_is_named(check, tmp_path):

@@ -1,6 +1,7 @@
 """Peers: the table is made of what was recorded, wrong names are rejected, and torch's own functions are run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from moespec.conformance.compare import DTYPES
 from moespec.conformance.peers import PEERS
 from moespec.conformance.peers.__main__ import main
 from moespec.conformance.peers.measure import measure, read_record, readings
-from moespec.conformance.peers.table import table
+from moespec.conformance.peers.table import judged, table
 from moespec.conformance.peers.target import ERRORS, PeerTarget, routing_only
 from moespec.spec import LEDGER
 from moespec.spec.implementations.positions import Measured
@@ -29,6 +30,28 @@ def test_the_committed_table_is_that_of_the_committed_records():
     records = [read_record(RECORDS / f"peer-{name}.json") for name in PEERS]
     assert len(records) == len(list(RECORDS.glob("peer-*.json")))
     assert (ROOT / "docs" / "peers.md").read_text() == table(records)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"function": "softmax_affinity"},  # which passes
+        {"cases": ["network/layer_norms*"]},
+        {"verdict": "a mistake"},
+        {"ledger": "NW-1z"},
+    ],
+)
+def test_a_verdict_is_of_cases_that_fail_and_a_failure_without_one_is_unexplained(entry, monkeypatch):
+    record = read_record(RECORDS / "peer-torch.json")
+    right = next(each for each in PEERS["torch"].verdicts if each["function"] == "layer_norm")
+    changed = replace(PEERS["torch"], verdicts=(right,))
+    monkeypatch.setitem(PEERS, "torch", changed)
+    found = {name: (verdict, len(cases)) for name, verdict, _, cases in judged(record)}
+    assert found["layer_norm"] == ("another default", 6)
+    assert found["gelu"] == ("unexplained", 2)
+    monkeypatch.setitem(PEERS, "torch", replace(changed, verdicts=(right | entry,)))
+    with pytest.raises(ValueError, match=r"peers\.toml, torch: .* is of no failing case, verdict or reading"):
+        table([record])
 
 
 def test_the_committed_readings_are_those_of_the_committed_records():

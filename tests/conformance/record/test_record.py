@@ -86,6 +86,36 @@ def test_a_planted_mistake_is_told_in_words(tmp_path, gate, mistake, words):
     assert "agree in all 2 gates" in text
 
 
+@pytest.mark.parametrize(
+    ("scores", "count", "changed", "divide", "words"),
+    [  # choices that no rule explains, weights that none explains, and one choice, which two rules explain
+        (softmax_affinity, 4, 3, np.sum, "each does what its logits say, by another rule of weights."),
+        (
+            softmax_affinity,
+            4,
+            0,
+            np.max,
+            "they differ in weights, and no known rule explains the weights of the second.",
+        ),
+        (lambda x: softmax_affinity(1.7 * x), 4, 0, np.sum, "explains the weights of the first and the second."),
+        (sigmoid_affinity, 1, 0, np.sum, "each does what its logits say, by another rule of weights."),
+    ],
+)
+def test_the_last_line_is_true_where_only_the_division_of_weights_differs(
+    scores, count, changed, divide, words, tmp_path
+):
+    logits, gates = logits_of(3), []
+    for divided in (False, True):
+        with recording(tmp_path / "a.safetensors"):
+            choices = top(scores(logits), count)
+            choices[:changed] = range(count)
+            weights = np.take_along_axis(scores(logits), choices, axis=1)
+            weights = weights / divide(weights, axis=1, keepdims=True) if divided else weights
+            tap("gate", logits=logits, choices=choices, weights=weights.astype(np.float32))
+        gates.append(read(tmp_path / "a.safetensors"))
+    assert part(*gates)[0].splitlines()[-1].endswith(words)
+
+
 def test_ties_are_told_from_mistakes(tmp_path):
     """Logits of few bits have equal scores; a sort that takes the higher index is no other router."""
     logits = np.round(logits_of() * 4) / 4
@@ -170,6 +200,21 @@ function = lambda: model
 class Model(torch.nn.Sequential):
     def __init__(self):
         super().__init__(Block(), Block())
+class Wide(Model):
+    def __init__(self, width):
+        super().__init__()
+class Alike:
+    named_modules = model.named_modules
+    def __call__(self, x): return model(x)
+alike = Alike()
+blocks = torch.nn.Sequential(torch.nn.Linear(8, 8))
+def a_class(): return Model
+def meta(): return Model().to("meta")
+def nothing(): return None
+def number(): return 3
+def text(): return "abc"
+def late(): yield torch.randn(2, 5, 8); raise OSError("no such disk")
+def listed(module, inputs, output): return list(output)
 def raising(x): raise KeyError("no such expert")
 def data(): return [torch.randn(2, 5, 8), torch.randn(3, 5, 8)]
 def nan(): return torch.full((2, 8), float("nan"))
@@ -200,7 +245,17 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "matches no module; there are, one of a kind, 0.gate"),
+        ("model --module *.gates --data own_model:data", "; with gate or router in their names there are *.gate\n"),
+        ("blocks --module rotary --data own_model:data", "; no name has gate or router in it; there are *\n"),
+        ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class that takes arguments"),
+        ("a_class --module *.gate --data own_model:data", "expected a module of torch, neither its class nor"),
+        ("alike --module *.gate --data own_model:data", "Alike object at"),
+        ("meta --module *.gate --data own_model:data", "model: has parameters on the device meta"),
+        ("model --module *.gate --data own_model:nothing", "data='own_model:nothing': returned None, expected a batch"),
+        ("model --module *.gate --data own_model:number", "data='own_model:number': returned 3, expected a batch"),
+        ("model --module *.gate --data own_model:text", "data='own_model:text': returned 'abc', expected a batch"),
+        ("model --module *.gate --data own_model:late", "own_model:late: raised OSError: no such disk"),
+        ("model --module *.gate --data own_model:data --outputs own_model:listed", "0.gate: outputs returned [tensor("),
         ("model --module 0 --data own_model:data", "its input: a block, and not its gate; say by outputs="),
         ("model --module *.gate", "data=None: a torch model needs both"),
         ("model --module *.gate --data own_model:nan", "0.gate: logits are not finite, the first at [0, 0]"),

@@ -16,11 +16,13 @@ from moespec.conformance.check import files
 from moespec.conformance.check.results import STATES, CaseResult, Match, Report, Unsupported
 from moespec.conformance.check.target import MODES
 from moespec.conformance.compare import ALL_DTYPES, Outcome
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix, report
 from moespec.conformance.report.badge import badge
 from moespec.conformance.report.page import flags, page
 from moespec.conformance.report.report import ReportError
 from moespec.spec import LEDGER
+from moespec.version import version
 
 SUITE = suite.digest()
 EVIL = "</pre><script>alert(1)</script><img src=x onerror='alert(1)'>&\"'"
@@ -64,6 +66,16 @@ def test_what_is_written_is_read_back(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_the_citation_counts_each_dtype_and_mode_and_names_what_was_run():
+    revisions = [f"{name} revision {ALGORITHMS[name].revision}" for name in ("sinkhorn", "z_loss")]
+    results = [result(), result("z_loss/large", "fail"), result("sinkhorn/large", "waived"), result(dtype="float32")]
+    found = of(*results, seed=7, unsupported=[Unsupported("float16", "", 3)]).citation
+    passed = "1 of 3 cases (float64 eager), 1 of 1 cases (float32 eager), 0 of 3 (float16, not supported)"
+    of_suite = f"moespec {version()} conformance; suite {SUITE[:8]}, {', '.join(revisions)}"
+    assert found == f"my.router (fresh, seed 7) passes {passed} of {of_suite}"
+    assert of(*(result(case.id) for case in CASES)).citation.endswith(f", {len(ALGORITHMS)} algorithms")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -71,6 +83,7 @@ def test_what_is_written_is_read_back(tmp_path):
         ({"suite": "0" * 64}, "made with other vectors"),
         ({"cases": []}, "passed is 1, and its cases make 0"),
         ({"passed": 2}, "passed is 2, and its cases make 1"),
+        ({"citation": "my.router passes 2 of 2 cases"}, "and its cases make 'my.router passes 1 of 2 cases"),
         ({"problems": ["x"]}, "failed is 1, and its cases make 2"),
         (
             {"variants": [{**vars(ALL.matches[0]), "algorithm": "hashing"}]},
@@ -129,7 +142,19 @@ def test_a_wrong_case(written, change, said):
     rejected(written, {**content, "cases": [content["cases"][0] | change, *content["cases"][1:]]}, said)
 
 
-OPTIONAL = ("seed", "size", "repeat", "claims", "version", "column", "trace", "table", "variants", "explanation")
+OPTIONAL = (
+    "seed",
+    "size",
+    "repeat",
+    "claims",
+    "version",
+    "citation",
+    "column",
+    "trace",
+    "table",
+    "variants",
+    "explanation",
+)
 """What earlier reports lack; of a case its fraction, too, which follows from its outcomes."""
 
 
@@ -242,6 +267,9 @@ def test_from_a_run_to_a_page(run, over_numpy, tmp_path):
     again_status, again, _ = run("report", path, "--html", html, "--badge", svg)
     assert status == again_status == 1
     last = printed.splitlines()[-1]
+    cited = json.loads(path.read_text())["citation"]
+    assert f"to cite: {cited}" in printed.splitlines()
+    assert f"To cite: {cited}" in html.read_text()
     assert again.splitlines()[-1] == last
     failures = [[line for line in text.splitlines() if line.startswith(("FAIL", "ERROR"))] for text in (printed, again)]
     assert failures[0] == failures[1] != []

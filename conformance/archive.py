@@ -1,0 +1,86 @@
+"""The vectors as an archive for programs in any language: `nox -s vectors`, or `python -m moespec.conformance.archive build`.
+
+vectors-VERSION/README.md, LICENSE     what it is
+vectors-VERSION/index.json             every case: id, class, flags, revision, sha256 of the manifest and of the tensors
+vectors-VERSION/suite.json, vectors/   the suite, schema.json and flags.json, which describe it
+vectors-VERSION/readers/               readers and examples in C and JavaScript
+"""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from moespec.conformance.format import VectorError
+from moespec.conformance.manifest import SCHEMA
+from moespec.conformance.suite import digest, verify
+from moespec.models.files import read_file, write_atomically
+from moespec.version import version
+
+__all__ = ["archive", "check_promise", "index", "write"]
+
+
+def index(vectors: Path) -> dict[str, Any]:
+    """What there is, in the order of ids. Raises VectorError where the vectors are not those of `suite.json`."""
+    algorithms = json.loads(read_file(vectors.parent / "suite.json"))["algorithms"]
+    cases = []
+    for path in verify(vectors):
+        manifest = json.loads(read_file(path))
+        own, file = algorithms[manifest["algorithm"]], f"vectors/{manifest['id']}"
+        entry = {**{name: manifest[name] for name in ("id", "class", "flags")}, "revision": own["revision"]}
+        entry["manifest"] = {"file": f"{file}.json", "sha256": own["sha256"][path.stem]}
+        entry["tensors"] = None
+        if "tensors" in manifest:
+            entry["tensors"] = {"file": f"{file}.safetensors", "sha256": manifest["tensors"]["sha256"]}
+        cases.append(entry)
+    return {"version": version(), "schema": SCHEMA, "suite": digest(vectors), "cases": cases}
+
+
+def archive(root: Path) -> bytes:
+    """The archive of a checkout; the same tree makes the same bytes. Raises VectorError for vectors that were changed."""
+    suite = root / "conformance"
+    contents = {"index.json": (json.dumps(index(suite / "vectors"), indent=1) + "\n").encode()}
+    contents |= {"LICENSE": read_file(root / "LICENSE"), "README.md": read_file(suite / "readers/README.md")}
+    patterns = ("suite.json", "schema.json", "flags.json", "readers/*.[ch]", "readers/*.mjs", "vectors/*/[!.]*")
+    paths = [path for pattern in patterns for path in suite.glob(pattern)]
+    contents |= {path.relative_to(suite).as_posix(): read_file(path) for path in paths}
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile("", "wb", fileobj=packed, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for name, content in sorted(contents.items()):
+            entry = tarfile.TarInfo(f"vectors-{version()}/{name}")  # of no owner, at time 0
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def check_promise(root: Path, release: str) -> None:
+    """Raise VectorError if a patch release, such as 0.3.2, has another suite than 0.3.0, which the tag v0.3.0 has."""
+    minor, _, patch = release.rpartition(".")
+    command = ["git", "-C", str(root), "show", f"v{minor}.0:conformance/suite.json"]
+    shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
+    if shown and (shown.returncode or shown.stdout != read_file(root / "conformance/suite.json")):
+        reason = shown.stderr.decode().strip() or "a patch release changes no vector"
+        raise VectorError(f"version {release}: the suite is not that of the tag v{minor}.0 ({reason})")
+
+
+def write(root: Path, folder: Path) -> Path:
+    """Write the archive of a checkout, and return its path. Raises VectorError as `archive` and `check_promise` do."""
+    check_promise(root, version())
+    path = folder / f"vectors-{version()}.tar.gz"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, archive(root))
+    return path
+
+
+if __name__ == "__main__":
+    try:
+        print(write(Path(), Path(sys.argv[1])))
+    except (VectorError, OSError) as error:
+        sys.exit(f"moespec.conformance.archive: {error}")
