@@ -93,8 +93,8 @@ def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:
     output = route.output()
     scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
     choices = route.options.choices
-    slots = int(choices * route.options.capacity_factor * route.options.tokens / route.options.experts)
-    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(route.options.tokens, slots)))
+    slots = choices * route.options.capacity_factor * route.options.tokens / route.options.experts
+    routing = B.token_choice(scores, choices=choices, capacity=max(4, int(min(route.options.tokens, slots))))
     return rerouted(B, output, renormalised(routing))
 
 
