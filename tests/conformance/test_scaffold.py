@@ -1,7 +1,10 @@
 """`new`: the targets that it writes pass their tests as they are, and fail when they are made wrong."""
 
+import re
 import shutil
+from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 from committed import of
@@ -89,3 +92,22 @@ def test_a_dropless_layer_is_checked_in_bfloat16(target, fault):
     assert len([id for id in states if "dropless" in id]) == 7
     failed = [id for id, state in states.items() if state != "pass"]
     assert (len(failed) > 1) == bool(fault), failed
+
+
+def test_the_grouped_product_of_the_page_is_that_of_the_layer():
+    torch = pytest.importorskip("torch")
+    page = (Path(__file__).parents[2] / "docs/dropless.md").read_text()
+    (block,) = re.findall(r"```python\n(import torch\n.*?)```", page, re.DOTALL)
+    ours: dict[str, Any] = {}
+    pages: dict[str, Any] = {}
+    exec((TEMPLATES / "dropless.py.template").read_text(), ours)
+    exec(block, pages)
+    g = torch.Generator().manual_seed(0)
+    shapes = {"w1": (4, 16, 32), "b1": (4, 32), "w2": (4, 32, 16), "b2": (4, 16)}
+    params = {name: torch.randn(shape, generator=g).bfloat16() for name, shape in shapes.items()}
+    x, experts = (
+        torch.randn((9, 16), generator=g).bfloat16(),
+        torch.tensor([[0, 3], [3, 2]] * 4 + [[2, 0]]),
+    )  # none of 1
+    first, second = (made["grouped_mlp"](x, experts, params, "tanh") for made in (ours, pages))
+    torch.testing.assert_close(first, second)
