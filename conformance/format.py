@@ -6,8 +6,8 @@
 or a result of an earlier stage) and its options, so that a manifest can be executed by itself. Inputs are float32 (exactly
 representable in bfloat16, but in cases with the flag `low_precision`, and for parameters of models), int32 or bool; results are
 float64, int32 or bool. Small arrays stand in the manifest as nested lists under `data`; a large one has its path in the
-manifest as its key in the safetensors file, under `tensor`. NaN and infinity, which only error cases hold, are the
-strings "nan", "inf", "-inf".
+manifest as its key in the safetensors file, under `tensor`. NaN and infinity in arrays, which only error cases hold, are the
+strings "nan", "inf", "-inf"; an infinite option, such as `capacity_factor`, is the string "inf".
 """
 
 from collections.abc import Mapping

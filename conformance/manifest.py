@@ -72,7 +72,7 @@ def encoded(value: Any, key: str, large: Arrays) -> Any:
         return {name: encoded(each, f"{key}/{name}" if key else name, large) for name, each in value.items()}
     if isinstance(value, tuple):
         return [encoded(each, f"{key}/{each.name}" if isinstance(each, Stage) else key, large) for each in value]
-    return value
+    return "inf" if isinstance(value, float) and value == math.inf else value
 
 
 def _entry(key: str, array: NDArray[Any], large: Arrays) -> dict[str, Any]:
@@ -112,8 +112,15 @@ def decoded(kind: Any, entry: Any, large: Arrays) -> Any:
     if get_origin(kind) is dict:
         records = is_dataclass(more[0])
         entries = _expected(dict, entry).items()
-        return {name: decoded(more[0], each, large) if records else each for name, each in entries}
+        return {name: decoded(more[0], each, large) if records else _numbers(each) for name, each in entries}
     return decoded(first, entry, large) if is_dataclass(first) else _expected(first, entry)
+
+
+def _numbers(entry: Any) -> Any:
+    """Options as they are passed: JSON has no infinity, so that the text "inf" stands for it."""
+    if isinstance(entry, Mapping):
+        return {name: _numbers(each) for name, each in entry.items()}
+    return math.inf if entry == "inf" else entry
 
 
 def _expected(kind: type, entry: Any) -> Any:

@@ -8,14 +8,14 @@ from pathlib import Path
 from shutil import copy
 from string import Template
 
-from moespec.conformance.compare import DTYPES
+from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.suite import VECTORS
 from moespec.spec.errors import ConfigError
 
 __all__ = ["KINDS", "commands", "start"]
 
-KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c"}
-"""What a target can be written in, and how its file ends."""
+KINDS = {"torch": ".py", "jax": ".py", "numpy": ".py", "c": ".c", "dropless": ".py"}
+"""What a target can be written in, and how its file ends; a dropless layer is an adapter in torch."""
 TEMPLATES = Path(__file__).parent / "templates"
 HEADER = Path(__file__).parent / "readers/moespec_vectors.h"
 """It reads the vectors, and stands beside a target in C."""
@@ -36,8 +36,9 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
             raise ConfigError(f"name={name!r}: {path} is there already, and is not overwritten")
     if kind != "c" and (name in sys.stdlib_module_names or find_spec(name) is not None):
         raise ConfigError(f"name={name!r}: there is a module of this name already, which the file would hide")
-    templates = (f"{kind}{KINDS[kind]}", "test_c.py" if kind == "c" else "test_module.py")
-    dtypes = json.dumps(["float64"] if kind == "numpy" else [*DTYPES])
+    test = kind if kind in ("c", "dropless") else "module"
+    templates = (f"{kind}{KINDS[kind]}", f"test_{test}.py")
+    dtypes = json.dumps({"numpy": ["float64"], "dropless": [*ALL_DTYPES]}.get(kind, [*DTYPES]))
     for path, template in zip(paths, templates, strict=True):
         text = Template((TEMPLATES / f"{template}.template").read_text()).substitute(name=name, dtypes=dtypes)
         with path.open("x", encoding="utf-8") as file:
@@ -50,8 +51,14 @@ def start(kind: str, name: str, folder: Path) -> list[Path]:
 def commands(kind: str, name: str) -> list[str]:
     """What to run next."""
     run = f"moespec conformance run --target {name} --algorithm softmax_affinity --class values,gradients"
+    routers = "--algorithm softmax_token_choice sigmoid_token_choice"
+    layer = [
+        f"moespec conformance run --adapter {name} {routers}",
+        f"moespec conformance run --adapter {name} {routers} --fresh 7 --size large --dtype f32,bf16,f16",
+    ]
     files = [
         f"cc -O2 -o {name} {name}.c -lm && ./{name} {VECTORS.parent} out",
         "moespec conformance check out --algorithm softmax_affinity",
     ]
-    return [*(files if kind == "c" else [run]), f"python -m pytest test_{name}.py"]
+    first = {"c": files, "dropless": layer}.get(kind, [run])
+    return [*first, f"python -m pytest test_{name}.py"]

@@ -99,9 +99,11 @@ from moespec import spec
 
 def layer(x, params, options):
     router = spec.ROUTERS[options["router"]]
-    fields = {name: value for name, value in options.items() if name not in ("router", "gelu", "train")}
+    own = ("router", "gelu", "train", "capacity")
+    fields = router.options(**{name: value for name, value in options.items() if name not in own})
+    state = {name: params["router"][name] for name in router.initial_state(fields)}
     def one(tokens):
-        routing = router.route(params["router"], tokens, router.options(**fields), train=options["train"]).routing
+        routing = router.route(params["router"], tokens, fields, state=state, train=options["train"]).routing
         return spec.moe_layer(tokens, routing, lambda x: spec.expert_mlp(x, params["experts"], gelu=options["gelu"]))
     return np.stack([one(tokens) for tokens in x])
 """

@@ -76,7 +76,7 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
     for stage in (*making.trace, *also, route, *updates_of(definition), layer_of(definition)):
-        _make(making, stage)
+        _make(making, stage, unrounded=definition.unrounded)
 
 
 def _unneeded(making: Making, definition: Definition) -> set[str]:

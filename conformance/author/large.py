@@ -1,14 +1,15 @@
 """Cases of routers at sizes that a kernel can run, whose inputs are drawn from a seed and whose results are computed then.
 
 Each router has the layer at three sizes, in the second of which tokens are dropped where it has a capacity, and, but for
-those in `SLOW`, a gradient by everything at the smallest. Nothing of them is stored. Their inputs are numbers that
-bfloat16 and float16 have.
+those in `SLOW`, a gradient by everything at the smallest. Those in `DROPLESS` also have a layer and a gradient without a
+capacity. Nothing of them is stored. Their inputs are numbers that bfloat16 and float16 have.
 
 Every scale is the spread over a few probes: `|x| @ |w|` grows with the number of terms and errors with its root, so that
 at these sizes a tolerance made of it would accept a layer of zeros in bfloat16.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ WEIGHT = 0.0625
 """Of every loss, where there is no gradient."""
 IDS = 256
 """The size of the vocabulary of hash routing."""
+DIMENSIONS = 16
+"""Of the space in which the angles of cosine routing are."""
 AXES = {
     "kernel": "width columns",
     "noise_kernel": "width columns",
@@ -35,20 +38,22 @@ AXES = {
     "scale": "",
     "tables": "hashes ids",
     "thresholds": "experts",
+    "penalty": "",
     "projection": "width dimensions",
     "projection_bias": "dimensions",
-    "embeddings": "dimensions columns",
+    "embeddings": "dimensions experts",
     "temperature": "",
     "w1": "width hidden",
     "b1": "hidden",
-    "w2": "hidden columns",
-    "b2": "columns",
+    "w2": "hidden experts",
+    "b2": "experts",
 }
-"""Of the parameters of routers."""
+"""Of the parameters of routers, and of what they keep."""
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Layer(NamedTuple):
-    """The sizes of a case, its kind, and what it is for."""
+    """The sizes of a case, its kind, what it is for, and options of the routers that have these."""
 
     groups: int
     tokens: int
@@ -56,19 +61,31 @@ class Layer(NamedTuple):
     experts: int
     kind: str
     purpose: str
+    options: Mapping[str, Any] = NO_OPTIONS
 
 
+HALF, NO_LIMIT = {"capacity_factor": 0.5}, {"capacity_factor": math.inf, "choices": 3}
 LARGE = {
     "large_64": Layer(2, 64, 64, 32, "value", "64 tokens of width 64, 32 experts."),
-    "large_128": Layer(2, 128, 192, 16, "overflow", "128 tokens of width 192, 16 experts; a capacity factor of 1/2."),
+    "large_128": Layer(
+        2, 128, 192, 16, "overflow", "128 tokens of width 192, 16 experts; a capacity factor of 1/2.", HALF
+    ),
     "large_256": Layer(1, 256, 384, 8, "value", "256 tokens of width 384, 8 experts."),
     "large_many": Layer(3, 264, 16, 264, "value", "Three groups of 264 tokens of width 16, 264 experts."),
     "large_gradient": Layer(
         1, 64, 64, 8, "gradient", "By tokens and all parameters; 64 tokens of width 64, 8 experts."
     ),
+    "large_dropless": Layer(
+        3, 77, 64, 16, "value", "77 tokens of width 64, each with 3 of 16 experts; none is dropped.", NO_LIMIT
+    ),
+    "large_dropless_gradient": Layer(
+        1, 67, 64, 8, "gradient", "67 tokens of width 64, each with 3 of 8 experts; none is dropped.", NO_LIMIT
+    ),
 }
 """The cases of each router by name."""
 
+DROPLESS = ("sigmoid_token_choice", "softmax_token_choice")
+"""Routers that have the layers whose options are `NO_LIMIT`."""
 
 SLOW = ("sparsity_constrained_expert_choice", "sparsity_constrained_token_choice")
 """Routers whose solver would take minutes for the cases in `LONG`."""
@@ -78,7 +95,13 @@ LONG = ("large_gradient", "large_many")
 def ids() -> Iterator[str]:
     """Of all of them, router by router."""
     cases = ((router, name) for router in ROUTERS for name in LARGE)
-    return (f"{router}/{name}" for router, name in cases if router not in SLOW or name not in LONG)
+    return (f"{router}/{name}" for router, name in cases if _has(router, name))
+
+
+def _has(router: str, name: str) -> bool:
+    if LARGE[name].options == NO_LIMIT:
+        return router in DROPLESS
+    return router not in SLOW or name not in LONG
 
 
 def outlines() -> Iterator[Case]:
@@ -95,17 +118,18 @@ def definition(id: str) -> Definition:
     layer, key = LARGE[name], f"large/{id}"
     sizes: dict[str, Any] = {"tokens": layer.tokens, "experts": layer.experts, "width": layer.width}
     known = {field.name for field in fields(ROUTERS[router].Options)}
-    if ROUTERS[router].needs == "ids":
-        sizes["ids"] = IDS
-    if layer.kind == "overflow" and "capacity_factor" in known:
-        sizes["capacity_factor"] = 0.5
+    wanted = {"ids": IDS, "dimensions": DIMENSIONS, **layer.options}
     if layer.kind != "gradient":
-        sizes |= {option: WEIGHT for option in known if option.endswith("_weight")}
+        wanted |= {option: WEIGHT for option in known if option.endswith("_weight")}
+    sizes |= {name: value for name, value in wanted.items() if name in known}
     shape = (layer.groups, layer.tokens)
     inputs = {"tokens": tensor(scaled(f"{key}/tokens", (*shape, layer.width), 1.0), "groups tokens width")}
     if ROUTERS[router].needs == "ids":
         inputs["ids"] = tensor(integers(f"{key}/ids", shape, 0, IDS - 1), "groups tokens")
-    inputs |= {f"router/{part}": value for part, value in _router(key, router, layer, sizes).items()}
+    options = ROUTERS[router].options(**sizes)
+    params, kept = ROUTERS[router].init(np.random.default_rng(0), options), ROUTERS[router].initial_state(options)
+    for part, arrays in (("router", params), ("state", kept)):
+        inputs |= {f"{part}/{name}": _drawn(key, name, np.shape(array), layer) for name, array in arrays.items()}
     inputs |= {f"experts/{part}": value for part, value in _experts(key, layer).items()}
     gradient = layer.kind == "gradient"
     return Definition(
@@ -115,32 +139,32 @@ def definition(id: str) -> Definition:
         layer.purpose,
         inputs,
         of="moe_layer/output" if gradient else "",
-        by=tuple(n for n, t in inputs.items() if t.array.dtype.kind == "f" and n != "router/tables")
-        if gradient
-        else (),
+        by=tuple(
+            n for n in inputs if gradient and n.partition("/")[0] != "state" and n not in ("ids", "router/tables")
+        ),
         sampled=True,
         routed=Routed(router, sizes, drawn=False, groups=layer.groups),
     )
 
 
-def _router(key: str, router: str, layer: Layer, sizes: dict[str, Any]) -> dict[str, Tensor]:
-    """The parameters of a router, with logits of about 1."""
-    shapes = ROUTERS[router].init(np.random.default_rng(0), ROUTERS[router].options(**sizes))
-    values = {}
-    for name, array in shapes.items():
-        place, shape = f"{key}/{name}", np.shape(array)
-        if name == "tables":
-            drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
-        elif name == "thresholds":  # about that of an even choice
-            drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
-        elif name == "scale":  # of a product of unit vectors, whose size is about 1 / sqrt(width)
-            drawn = np.float32(16.0)
-        elif name == "bias":
-            drawn = scaled(place, shape, 0.125)
-        else:
-            drawn = scaled(place, shape, 1.0 if name == "slots" else layer.width**-0.5)
-        values[name] = tensor(drawn, AXES[name])
-    return values
+def _drawn(key: str, name: str, shape: tuple[int, ...], layer: Layer) -> Tensor:
+    """A parameter of a router, or what it keeps, with logits of about 1."""
+    place = f"{key}/{name}"
+    if name == "tables":
+        drawn: Any = integers(place, shape, 0, layer.experts - 1).astype(np.float32)
+    elif name == "thresholds":  # about that of an even choice
+        drawn = grid(place, shape, reach=0.5, centre=1.0) / layer.experts
+    elif name == "scale":  # of a product of unit vectors, whose size is about 1 / sqrt(width)
+        drawn = np.float32(16.0)
+    elif name == "temperature":  # the logarithm of such a number
+        drawn = np.float32(2.75)
+    elif name == "penalty":
+        drawn = np.float32(2.0**-6)
+    elif name.endswith("bias") or name in ("b1", "b2"):
+        drawn = scaled(place, shape, 0.125)
+    else:
+        drawn = scaled(place, shape, 1.0 if name == "slots" else layer.width**-0.5)
+    return tensor(drawn, AXES[name])
 
 
 def _experts(key: str, layer: Layer) -> dict[str, Tensor]:

@@ -1,17 +1,19 @@
 """What the cases of routers have in common."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from moespec.conformance.author.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
-from moespec.conformance.author.inputs import experts, grid
+from moespec.conformance.author.inputs import experts, grid, prefixed
 from moespec.conformance.format import Stage, Tensor
 
 __all__ = [
     *("CHANGED", "LOSSES", "NORMAL", "common", "evaluation", "kernel_case", "kernel_of", "logit_options"),
-    *("output_gradient", "router_case", "several_choices"),
+    *("dropless", "output_gradient", "router_case", "several_choices"),
 ]
 
 T, E, D = 6, 3, 4
@@ -146,6 +148,27 @@ def output_gradient(case: Callable[..., Definition], *flags: str, **options: Any
     """A case of a router's gradient that an adapter has, too: without noise, of the output alone."""
     purpose = "Without noise, of the output alone."
     return case("gradient_output", "gradient", purpose, "stop_gradient", *flags, by=LAYER, losses=False, **options)
+
+
+def dropless(case: Callable[..., Definition], tied: Callable[..., Definition]) -> Iterator[Definition]:
+    """Cases without a capacity, for kernels that sort choices by their experts.
+
+    case: of a router whose bias sends all tokens to one expert and none to another. tied: of one without a bias. In its case
+    experts return constants, with equal weights; of their sum float32 loses nothing, in any order.
+    """
+    settings: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
+    purpose = "Three choices and no capacity: one expert has all tokens, one has none."
+    yield case("dropless", "value", purpose, "room_for_all", **settings)
+    purpose = "Without a capacity, of the output alone; an expert without tokens has none."
+    flags = ("room_for_all", "stop_gradient")
+    yield case("gradient_dropless", "gradient", purpose, *flags, by=LAYER, losses=False, **settings)
+    purpose = "Four experts return 256, 1/2, -256 and 1/4, with equal weights: a sum in bfloat16 loses the small ones."
+    settings |= {"choices": 4, "zero": True, "sizes": (3, 8, 2)}
+    definition = tied("dropless_sum", "tie", purpose, "low_precision", **settings)
+    values = np.array([256.0, 0.5, -256.0, 0.25, 8.0, 16.0, 32.0, 64.0])[:, None] * [1.0, 2.0]
+    constant = {"w2": tensor(np.zeros((8, 3, 2)), "experts hidden width"), "b2": tensor(values, "experts width")}
+    inputs = {**definition.inputs, **prefixed(constant)}
+    yield replace(definition, inputs=inputs, unrounded=("moe_layer/output",))
 
 
 JITTER = Noise("tokens width", reach=1.0, step=0.125)

@@ -62,10 +62,10 @@ def _ruled(name: str, computes: str, rule: Rule, ledger: str = "CA-1", who: str 
 
     def change(B: Spec, route: Route) -> RouterOutput:
         options = route.options
-        if options.slots_per_expert is not None:
-            return route.output()
         at_evaluation = not route.train and options.eval_capacity_factor is not None
         factor = options.eval_capacity_factor if at_evaluation else options.capacity_factor
+        if options.slots_per_expert is not None or factor == math.inf:
+            return route.output()
         how = options.requests[1], options.rounding, options.multiple_of
         capacity = slots(options.tokens, options.experts, factor, *how)
         return route.output(options=replace(options, slots_per_expert=capacity))

@@ -9,8 +9,8 @@ import numpy as np
 
 from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, single, tensor
-from moespec.conformance.author.inputs import grid, logits, scores
-from moespec.conformance.author.routers import FRACTIONS, SCOPED, output_gradient, router_case
+from moespec.conformance.author.inputs import grid, logits, of_experts, scores
+from moespec.conformance.author.routers import FRACTIONS, SCOPED, dropless, output_gradient, router_case
 from moespec.conformance.author.variant import Route, Spec, Variant, fixed, reweighted, variant, with_loss
 from moespec.conformance.format import Tensor
 from moespec.spec.routing import RouterOutput
@@ -65,6 +65,10 @@ def _router() -> Iterator[Definition]:
     room: dict[str, Any] = {"eval_capacity_factor": 0.75, "rounding": "round"}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **room)
     yield from _of_groups(partial(case, sizes=(6, 8, 4)))
+    bias = of_experts([2.0, 0.25, -0.125, 0.0, 0.125, -0.25, 0.5, -2.0])
+    groups: dict[str, Any] = {"scale": 2.0, "expert_groups": 4, "chosen_groups": 2}
+    biased = partial(router_case, NAME, state={"bias": bias}, sizes=(7, 8, 3), **groups)
+    yield from dropless(biased, partial(case, balanced=True))
     purpose = "Quantiles of what the tokens require are the next bias."
     yield case("quantile", "value", purpose, BIAS, "quantile_bias", train=True, bias_update="quantile", bias_bins=9)
     purpose = "Every score is equal: the first experts."

@@ -1,13 +1,15 @@
 """The router `softmax_token_choice`."""
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from moespec.backends.routers.composition import noisy_logits
 from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.inputs import kernel, of_experts
 from moespec.conformance.author.near_ties import near_router
-from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, router_case, several_choices
+from moespec.conformance.author.routers import FRACTIONS, NORMAL, SCOPED, common, dropless, router_case, several_choices
 from moespec.conformance.author.variant import Route, Spec, Variant, renormalised, rerouted, variant
 from moespec.spec.routing import RouterOutput
 
@@ -30,6 +32,14 @@ def cases() -> Iterator[Definition]:
     yield case("gradient", "gradient", purpose, CONSTANT)
     yield from _choices()
     yield from _capacities()
+    params = {"kernel": kernel(f"routers/{NAME}/dropless", 3, 5), "bias": of_experts([4.0, -4.0, 0.5, 0.25, -0.25])}
+    yield from dropless(partial(case, params=params, bias=True, sizes=(7, 5, 3), normalize_selected=True), case)
+    unlimited: dict[str, Any] = {"groups": 3, "choices": 3, "capacity_factor": math.inf}
+    purpose = "Every score is equal, and there is no capacity: the first three of eight experts have all tokens."
+    yield case("dropless_tie", "tie", purpose, "tie_order", "room_for_all", zero=True, sizes=(7, 8, 3), **unlimited)
+    purpose = "Nine choices of twelve experts, and no capacity at evaluation."
+    many: dict[str, Any] = {"capacity_factor": 0.5, "eval_capacity_factor": math.inf, "choices": 9}
+    yield case("nine_choices", "value", purpose, "room_for_all", "evaluation_capacity", sizes=(5, 12, 7), **many)
 
 
 def _choices() -> Iterator[Definition]:
@@ -83,8 +93,8 @@ def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:
     output = route.output()
     scores = B.softmax_affinity(noisy_logits(B, route.params, route.tokens, route.options, route.noise)[1])
     choices = route.options.choices
-    slots = int(choices * route.options.capacity_factor * route.options.tokens / route.options.experts)
-    routing = B.token_choice(scores, choices=choices, capacity=max(4, min(route.options.tokens, slots)))
+    slots = choices * route.options.capacity_factor * route.options.tokens / route.options.experts
+    routing = B.token_choice(scores, choices=choices, capacity=max(4, int(min(route.options.tokens, slots))))
     return rerouted(B, output, renormalised(routing))
 
 

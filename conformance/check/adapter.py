@@ -4,9 +4,11 @@
 
 x: tokens, (groups, tokens, width), in the dtype of the run.
 params: `{"router": {"kernel"}, "experts": {"w1", "b1", "w2", "b2"}}`, shaped as by the specification; the router of
-    Soft MoE has `{"slots", "scale"}` instead.
+    Soft MoE has `{"slots", "scale"}` instead. The state of a router that keeps one is there, too, by its name: `bias` of
+    `sigmoid_token_choice`, `penalty` of `relu`, `thresholds` of `batch_expert_choice`. No gradient by it is compared.
 options: the name of the router as `router`, every field of its `Options` in `moespec.spec.ROUTERS`, `train`, whether it
-    routes as in training, and `gelu`, the form of GELU.
+    routes as in training, `gelu`, the form of GELU, and `capacity`, the slots of each expert. With as many slots as
+    tokens (`options["capacity"] >= options["tokens"]`), as of an infinite `capacity_factor`, no choice is dropped.
 output: (groups, tokens, width).
 
 What `layer` raises NotImplementedError for is not implemented, and so is what `not_offered` declares, as of a module; see
@@ -21,7 +23,7 @@ makes arrays of theirs, or what a method of the adapter returns:
     vjp(x, params, options, cotangent) -> (gradient by x, gradients by params)
 
 cotangent: the gradient by the output, in its shape and the dtype of the run. The gradients by params are a tree like
-params. The compiled mode needs `compile(function)`, by default `torch.compile` or `jax.jit`.
+params, which may lack the state. The compiled mode needs `compile(function)`, by default `torch.compile` or `jax.jit`.
 """
 
 import importlib
@@ -186,10 +188,13 @@ class Adapter(Target):
 
     @staticmethod
     def wanted(case: Case) -> Case:
-        """Of a router's case the layer around it, whose other stages the adapter does not show."""
+        """Of a router's case the layer around it, whose other stages the adapter does not show, and no gradient by a state."""
         if not _is_layer(case):
             return case
         *steps, layer = case.stages
+        if wanted := case.gradients:
+            by = {name: value for name, value in wanted.wrt.items() if not name.startswith("state/")}
+            case = replace(case, gradients=replace(wanted, wrt=by))
         return replace(case, stages=(*(replace(stage, outputs={}) for stage in steps), layer))
 
     @staticmethod
@@ -203,7 +208,7 @@ class Adapter(Target):
         if not _is_layer(case) or job.stage.name != case.stages[-1].name:
             return "an adapter computes whole layers"
         parts = {name.partition("/")[0] for name in case.inputs}
-        taken = [name for name in ("noise", "ids", "state") if name in parts]
+        taken = [name for name in ("noise", "ids") if name in parts]
         if not taken and case.gradients and case.gradients.losses:
             return "an adapter returns no losses"
         return f"an adapter takes no {taken[0]}" if taken else ""
@@ -238,7 +243,7 @@ class Adapter(Target):
 
     def _declining(self, method: Callable[..., Any], values: Values, options: Values, *more: Any) -> Any:
         """A call of a method. Raises NotOfferedError where that raises NotImplementedError."""
-        params = {part: _below(part, values) for part in ("router", "experts")}
+        params = {"router": _below("router", values) | _below("state", values), "experts": _below("experts", values)}
         try:
             return method(values["tokens"], params, options, *more)
         except NotImplementedError as error:
@@ -250,8 +255,9 @@ def _options(job: Job) -> Values:
     route = next(each for each in job.case.stages if each.router)
     fields = ROUTERS[route.router].options(**route.options["options"])
     experts: Any = job.stage.arguments["experts"]
-    own = {"router": route.router, "train": route.options["train"], "gelu": experts["options"]["gelu"]}
-    return {**asdict(fields), **own}
+    train = route.options["train"]
+    own = {"router": route.router, "train": train, "gelu": experts["options"]["gelu"]}
+    return {**asdict(fields), **own, "capacity": fields.capacity(train=train)}
 
 
 def _is_layer(case: Case) -> bool:

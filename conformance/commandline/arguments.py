@@ -172,7 +172,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     explain.add_argument("recordings", type=Path, nargs="+", metavar="FILE", help="one recording, or two")
     command("list", "List the cases.")
     new = commands.add_parser("new", help="Write a target to start from, and its test.")
-    new.add_argument("kind", choices=list(KINDS), help="what it is written in")
+    new.add_argument(
+        "kind",
+        choices=list(KINDS),
+        help="what it is written in; dropless: a layer in torch, as an adapter",
+    )
     new.add_argument("name", help="of the module, or the program; the files are written here")
     show = command("show", "Print a case and, for a target, an adapter or files, what they make of it.")
     interfaces(show, required=False, files=True)

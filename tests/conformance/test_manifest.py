@@ -70,7 +70,8 @@ class Manifest:
             owner, found = found, found[part] if isinstance(found, dict) else getattr(found, part)
         options = dict(called["options"])
         if owners[:1] == ["ROUTERS"]:
-            options["options"] = owner.options(**options["options"])
+            fields = {name: float("inf") if value == "inf" else value for name, value in options["options"].items()}
+            options["options"] = owner.options(**fields)
         return partial(
             found, **{name: self.value(part, group) for name, part in called["arguments"].items()}, **options
         )

@@ -13,7 +13,7 @@ import pytest
 from absent import run_without
 from committed import BY_ID, CASES, counted, of, results_of
 from damaged import safetensors_of
-from fused_layers import FORWARD
+from fused_layers import FORWARD, NUMPY
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
@@ -40,7 +40,7 @@ def test_a_whole_layer_passes_every_case_of_a_router_and_nothing_else(target):
         case.id
         for case in CASES
         if case.kind not in ("negative", "gradient") and any(stage.router for stage in case.stages)
-        if not {"noise", "ids", "state"} & {name.partition("/")[0] for name in case.inputs}
+        if not {"noise", "ids"} & {name.partition("/")[0] for name in case.inputs}
     }
     assert {result.state for id, result in results.items() if id not in passed} == {"not implemented"}
     assert {o.stage for id in passed for o in results[id].outcomes} == {"moe_layer/output"}
@@ -102,12 +102,51 @@ def test_what_an_adapter_takes(target):
         "batch_priority": "sum",
         "choices": 2,
         "capacity_factor": 0.5,
+        "capacity": 2,
         "router": "softmax_token_choice",
         "gelu": "tanh",
         "train": False,
     }
     assert sorted(soft[1]["router"]) == ["scale", "slots"]
     assert soft[2]["norm_form"] == "rsqrt"
+
+
+STATEFUL = [case for case in CASES if any(name.startswith("state/") for name in case.inputs)]
+
+
+def test_the_state_is_among_the_parameters_of_the_router(target):
+    """Under no name that a parameter has, too, and without a gradient by it."""
+    for router in spec.ROUTERS.values():
+        options = router.options(tokens=2, experts=2, width=2, **({"ids": 2} if router.needs == "ids" else {}))
+        assert not router.init(np.random.default_rng(0), options).keys() & router.state(options).keys()
+    smooth = [case for case in STATEFUL if case.gradients and not case.gradients.losses]
+    assert any("state/bias" in case.gradients.wrt for case in smooth)
+    results = adapted(target("stateful", NUMPY.replace("FACTOR", "1")), cases=smooth)
+    compared = {outcome.stage for result in results.values() for outcome in result.outcomes}
+    assert {result.state for result in results.values()} == {"pass"}
+    assert "gradient/router/kernel" in compared
+    assert "gradient/state/bias" not in compared
+
+
+INFINITE = """
+import math
+from types import SimpleNamespace
+from moespec.backends.numpy import from_numpy, moe_layer, expert_mlp, to_numpy
+from moespec.backends.numpy import ROUTERS as ours
+def route(params, tokens, options, **more):
+    assert options.capacity_factor == math.inf and options.capacity() == options.tokens
+    return ours["softmax_token_choice"].route(params, tokens, options, **more)
+ROUTERS = {"softmax_token_choice": SimpleNamespace(route=route)}
+"""
+
+
+def test_an_infinite_option_arrives_at_a_module(target):
+    """In JSON it is the text "inf", which any reader can read."""
+    case = BY_ID["softmax_token_choice/dropless"]
+    assert '"capacity_factor": "inf"' in (suite.VECTORS / f"{case.id}.json").read_text()
+    (result,) = run_cases(Target(target("infinite", INFINITE), DTYPES["float64"]), [case], "eager")
+    states = {outcome.stage.partition("/")[0]: outcome.state for outcome in result.outcomes}
+    assert (states["route"], states["moe_layer"]) == ("pass", "pass")
 
 
 # Files.

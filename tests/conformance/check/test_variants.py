@@ -36,6 +36,15 @@ def names(results):
 # What they are.
 
 
+def test_each_computes_something_where_there_is_no_capacity():
+    """Rules of the capacity have no number of slots for an infinite factor, and change nothing then."""
+    cases = [BY_ID[f"softmax_token_choice/{name}"] for name in ("dropless", "nine_choices")]
+    for known in variants().values():
+        if "softmax_token_choice" in known.replaced:
+            results = results_of(module_of(known.replaced), cases)
+            assert not [o for result in results for o in result.outcomes if o.state == "error"], known.name
+
+
 def test_each_says_what_it_is():
     right = module_of({})
     for name, known in variants().items():
