@@ -17,6 +17,7 @@ from fused_layers import FORWARD, NUMPY
 from safetensors.numpy import load_file, save_file
 
 from moespec import spec
+from moespec.conformance import suite
 from moespec.conformance.author.variant import module_of
 from moespec.conformance.cases import variants
 from moespec.conformance.check import files, reproduce, waivers
