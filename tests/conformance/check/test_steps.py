@@ -47,7 +47,7 @@ def write(folder, backend, dtype, cases):
         save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path)
 
 
-FILED = ("sigmoid_token_choice", "softmax_expert_choice")
+FILED = ("hash_tables", "sigmoid_token_choice", "softmax_expert_choice")
 
 
 @pytest.mark.parametrize(
