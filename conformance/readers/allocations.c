@@ -20,7 +20,7 @@ static mv_array product(mv_array tokens, mv_array kernel) {
 
 static void token_choice(const double *scores, const double *order, const double *keep, int hold, int tokens, int experts,
                          int choices, int tries, int capacity, int by_token, double *slot) {
-    int *filled = calloc((size_t)experts, sizeof(int)), *found = calloc((size_t)tokens, sizeof(int));
+    int *filled = (int *)mv_allocate((size_t)experts * sizeof(int)), *found = (int *)mv_allocate((size_t)tokens * sizeof(int));
     for (int outer = 0; outer < (by_token ? tokens : tries); outer++)
         for (int inner = 0; inner < (by_token ? tries : tokens); inner++) {
             int stage = by_token ? inner : outer, place = by_token ? outer : inner;

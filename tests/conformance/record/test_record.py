@@ -245,8 +245,8 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "; with gate or router in their names there are *.gate\n"),
-        ("blocks --module rotary --data own_model:data", "; no name has gate or router in it; there are *\n"),
+        ("model --module *.gates --data own_model:data", "there are, with gate or router in the name: *.gate\n"),
+        ("blocks --module rotary --data own_model:data", "there are, none with gate or router in the name, but: *\n"),
         ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class that takes arguments"),
         ("a_class --module *.gate --data own_model:data", "expected a module of torch, neither its class nor"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),
