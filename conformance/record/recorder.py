@@ -56,8 +56,6 @@ class Recorder:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected a module of torch, neither its class nor another object")
-        if any(array.is_meta for array in (*model.parameters(), *model.buffers())):
-            raise ConfigError("model: has parameters on the device meta, which have no numbers; load its weights first")
         modules = {name: module for name, module in model.named_modules() if name}
         matching = [name for name in modules if fnmatchcase(name, self.pattern)]
         if not matching:
@@ -255,6 +253,8 @@ def _read_npz(path: str) -> dict[str, Any]:
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
     """A tensor or array of any framework on NumPy, and its dtype by name; floats that NumPy lacks become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
+    if getattr(array, "is_meta", False):
+        raise ValueError("it is on the device meta, which has no numbers: load the weights of the model")
     if hasattr(array, "detach"):
         array = array.detach().to("cpu")
         array = array.float() if array.is_floating_point() and dtype != "float64" else array
