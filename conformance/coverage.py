@@ -83,7 +83,7 @@ EXEMPT: Mapping[str, str] = {
     "choices:CAPACITY_RULES.*:": NUMBERS,
     "choices:expert_capacity:": NUMBERS,
     "choices:dselect_k_codes:": "its choices are columns of a matrix product",
-    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES - {"momentum_update"}), "ROUTERS.*.update")},
+    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES), "ROUTERS.*.update")},
     "gradient:dropout:draws": TABLES,
     "gradient:ROUTERS.*:state/*": TABLES,
     "*:ROUTERS.hash.*:params/tables": WHOLE,
