@@ -148,9 +148,8 @@ def table(cases: Iterable[Case]) -> list[Row]:
         router, _, name = id.partition("/")
         row = rows.setdefault(f"ROUTERS.{router}.route", Row(f"ROUTERS.{router}.route"))
         layer = large.LARGE[name]
-        has = {"tokens:": layer.tokens > 40, "index:tokens": layer.tokens > 256, "index:experts": layer.experts > 256}
-        has["index:ids"] = large.IDS > 256
-        for what in (what for what, is_true in has.items() if is_true):
+        big = {"index:tokens": layer.tokens, "index:experts": layer.experts, "index:ids": large.IDS}
+        for what in ("tokens:", *(what for what, size in big.items() if size > 256)):
             row.found.setdefault(what, f"{id} (--size large)")
     for case in cases:
         for stage in case.stages if case.expect is None else ():
