@@ -1,6 +1,7 @@
 """Models of every family are trained, go on from a checkpoint, are evaluated and drawn, by the commands for all."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_create_names_what_is_wrong(fields: dict[str, Any]) -> None:
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ("mixer", {"depth": 0}, "depth=0"),
     ("mixer", {"patch_size": 3}, "patch_size=3 does not divide image_size=8"),
+    ("mixer", {"dropout": 1.0}, "dropout: expected "),
+    ("mixer", {"stochastic_depth": math.nan}, "stochastic_depth: expected "),
     ("sparse_mlp", {"experts": -1}, "experts=-1"),
     ("sparse_mlp", {"group_size": -1}, "group_size=-1"),
     ("sparse_mlp", {"token_experts": 3, "token_choices": 4}, "token_choices=4: there are token_experts=3"),

@@ -117,6 +117,7 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--router hash --model.token-ids bigram --codes 1000000", ("model.token_ids", "entries of tables")),
     ("--model.moe none --router switch", ("model.router='switch' has no effect",)),
     ("--data.workers 2", ("data.workers=2 has no effect",)),
+    ("--mesh.transport bfloat16", ("mesh.transport='bfloat16': nothing travels with mesh.expert=1",)),
     ("--objective moco --training.batch 1", ("training.batch=1, training.accumulate=1: the others of a batch",)),
     ("--objective moco --data.mixup 0.2", ("data.mixup=0.2 has no effect here: the objective has no targets",)),
     ("--objective moco --data.crop-padding 0", ("data: without augmentation both views of an image are equal",)),

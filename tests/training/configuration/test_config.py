@@ -24,7 +24,7 @@ from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.parse import options_of
 from moespec.training.commands import train
 from moespec.training.configuration import configfile
-from moespec.training.configuration.config import Config, MeshConfig, ModelConfig, ScheduleConfig, TrainingConfig
+from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
 from moespec.training.configuration.configfile import digits, dump, read
 from moespec.training.configuration.modelconfig import SHORT
 from moespec.training.data.datasets import load
@@ -316,9 +316,3 @@ def test_list(said: Any) -> None:
     for router in ROUTERS.values():
         facts = (router.name, router.source, ", ".join(router.models), router.balances, router.cost, router.drops)
         assert all(fact in shown for fact in facts)
-
-
-def test_nothing_travels_where_experts_are_not_split():
-    with pytest.raises(ConfigError, match=r"^mesh\.transport='bfloat16': nothing travels with mesh\.expert=1"):
-        MeshConfig(transport="bfloat16")
-    assert MeshConfig(expert=2, transport="bfloat16").axes == {"data": None, "fsdp": 1, "expert": 2}

@@ -113,18 +113,6 @@ def test_a_table_of_experts_that_there_are_not(runs, hashed, tmp_path: Path, exp
         params_of(run)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"router_options": {"hashes": 3}}, "3 hashes do not divide the hidden width 128"),
-        ({"router_options": {"hashes": 2, "capacity_factor": 1.0}}, "MultiHash has no capacity"),
-    ],
-)
-def test_models_that_are_rejected(fields: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        vit.named("vit_tiny", **{"moe": "last_half", "router": "hash", "experts": 4, **fields})
-
-
 def test_a_router_that_needs_ids_is_rejected_where_there_are_none() -> None:
     """Places are not ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
     with pytest.raises(ConfigError, match=r"router='hash' needs ids"):

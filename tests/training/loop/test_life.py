@@ -322,15 +322,14 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
         assert pool.submit(train).result() is None
 
 
-def test_a_second_process_is_rejected(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_second_process_is_rejected(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     """While the first has the lock, which the system ends with its process."""
     run = runs.broken("torch", tmp_path / "run", step=4)
     with RunDirectory(run).locked():
         files = runs.files(run)
-        assert cli.main(["train", "--run", str(run), "--resume"]) == 2
-        assert f"run='{run}': another process is training there" in capsys.readouterr().err
+        assert f"run='{run}': another process is training there" in said(["train", "--run", str(run), "--resume"], 2)
         assert runs.files(run) == files
-        assert cli.main(["evaluate", str(run)]) == 0, "reading is allowed"
+        said(["evaluate", str(run)])  # reading is allowed
 
 
 # ------------------------------------------------------------------------------------------- what would be another run
@@ -357,54 +356,43 @@ def classes(text: str) -> Callable[[Path], None]:
     return write
 
 
+def truncated(run: Path) -> None:
+    """Before the first checkpoint, which config.toml is compared with afterwards."""
+    edited("batch = 16", "")(run)
+    (run / "checkpoints" / "00000004").rename(run.parent / "aside")
+
+
 def as_begun(run: Path) -> None:
     """Nothing is changed but by flags."""
 
 
 SEVEN = json.dumps([*"0123456", "seven", *"89"])
 OTHER_CLASS = "class 7 is '7' in the data, 'seven' in classes.json"
+RESUME = "train --run {} --resume"
 OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
-    (edited("peak = 0.01", "peak = 0.02"), "", r"schedule\.peak is 0\.01 there, 0\.02 here"),
-    (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), "", r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
-    (edited("steps = 12", ""), "", r"training\.steps is 12 there, 1500 here"),
-    (as_begun, "--schedule.peak 0.02", "change this one on purpose with moespec train --resume --override"),
-    (as_begun, "--override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
-    (as_begun, "--override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
-    (as_begun, "--override --model.width 32", "expected F32"),
-    (classes(SEVEN), "", OTHER_CLASS),
+    (edited("peak = 0.01", "peak = 0.02"), RESUME, r"schedule\.peak is 0\.01 there, 0\.02 here"),
+    (edited('norm_form = "paper"', 'norm_form = "rsqrt"'), RESUME, r"router_options\.norm_form is 'paper' there, 'rsqrt' here"),
+    (edited("steps = 12", ""), RESUME, r"training\.steps is 12 there, 1500 here"),
+    (truncated, RESUME, "training.batch missing, which the run wrote"),
+    (as_begun, f"{RESUME} --schedule.peak 0.02", "change this one on purpose with moespec train --resume --override"),
+    (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
+    (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
+    (as_begun, f"{RESUME} --override --model.width 32", "expected F32"),
+    (classes(SEVEN), RESUME, OTHER_CLASS),
+    (edited("peak = 0.01", "peak = 0.02"), "evaluate {}", ""),  # no evaluation looks at it
+    (edited('gelu = "tanh"', 'gelu = "erf"'), "evaluate {}", "step 4: trained with another config.toml: model.gelu is 'tanh' there, 'erf'"),
+    (classes(SEVEN), "evaluate {}", OTHER_CLASS),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "flags", "message"), OTHER_RUNS)
-def test_a_run_does_not_become_another(runs, tmp_path: Path, said, change, flags: str, message: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("change", "command", "message"), OTHER_RUNS)
+def test_a_run_does_not_become_another(runs, tmp_path: Path, said, change, command: str, message: str) -> None:  # type: ignore[no-untyped-def]
+    """Nor is another model evaluated than that which was trained."""
     run = runs.broken("torch", tmp_path / "run", step=4)
     change(run)
     files = runs.files(run)
-    assert re.search(rf"(?s){message}", said(["train", "--run", str(run), "--resume", *flags.split()], 2))
+    assert re.search(rf"(?s){message}", said(command.format(run).split(), 2 if message else 0))
     assert files.items() <= runs.files(run).items()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (edited("peak = 0.01", "peak = 0.02"), None),  # which no evaluation looks at
-        (edited('gelu = "tanh"', 'gelu = "erf"'), "step 4: trained with another config.toml: model.gelu is 'tanh' there, 'erf'"),
-        (classes(SEVEN), OTHER_CLASS),
-    ],
-)  # fmt: skip
-def test_an_evaluation_is_of_the_model_that_was_trained(runs, tmp_path: Path, capsys, change, message) -> None:  # type: ignore[no-untyped-def]
-    run = runs.broken("torch", tmp_path / "run", step=4)
-    change(run)
-    assert cli.main(["evaluate", str(run)]) == (2 if message else 0)
-    assert (message or "") in capsys.readouterr().err
-
-
-def test_a_truncated_config_toml_gets_no_defaults(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    """Before the first checkpoint, which it is compared with afterwards."""
-    run = runs.broken("torch", tmp_path / "run", step=4)
-    (run / "checkpoints" / "00000004").rename(tmp_path / "aside")
-    edited("batch = 16", "")(run)
-    assert "training.batch missing, which the run wrote" in said(["train", "--run", str(run), "--resume"], 2)
 
 
 def record(run: Path) -> dict[str, Any]:
@@ -412,11 +400,11 @@ def record(run: Path) -> dict[str, Any]:
     return checkpoint.read_record(newest)
 
 
-def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_an_override_is_recorded(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     run, names = runs.broken("torch", tmp_path / "run", step=4), runs.whole("torch") / "classes.json"
     resume = ["train", "--run", str(run), "--resume"]
-    assert cli.main(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"]) == 2
-    assert "--override changes a run that goes on; it needs --resume" in capsys.readouterr().err
+    wrong = said(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"], 2)
+    assert "--override changes a run that goes on; it needs --resume" in wrong
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")
@@ -433,7 +421,7 @@ def test_an_override_is_recorded(runs, tmp_path: Path, capsys) -> None:  # type:
     assert cli.main(["evaluate", str(run)]) == 0
 
 
-def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_what_may_change_without_more_ado(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     rsqrt = ["--schedule.name", "rsqrt", "--training.steps", "8"]
     whole = tmp_path / "whole"
     assert cli.main(["train", "--backend", "torch", "--run", str(whole), *runs.flags, *rsqrt]) == 0
@@ -449,8 +437,8 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, capsys) -> None:
     assert cli.main(["train", "--run", str(run), "--resume", "--training.recompute", *flags]) == 0
     assert checkpoint.steps(run / "checkpoints") == [8, 14]
     assert record(run)["config"]["training"]["steps"] == 14
-    assert cli.main(["train", "--run", str(run), "--resume", "--training.steps", "13"]) == 2
-    assert "training.steps=13: 14 steps are done already" in capsys.readouterr().err
+    shorter = said(["train", "--run", str(run), "--resume", "--training.steps", "13"], 2)
+    assert "training.steps=13: 14 steps are done already" in shorter
 
 
 # ------------------------------------------------------------------------------------------------------- the same bits

@@ -9,7 +9,6 @@ import pytest
 import tomli_w
 from of_models import params_of, saved
 
-from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.pytrees import flatten
@@ -53,17 +52,16 @@ def test_a_stopped_run_goes_on(runs: Any, name: str, tmp_path: Path) -> None:
     assert not any(path.split("/")[1] == "embedding" for path in expected if not path.startswith("params/"))
 
 
-def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, said: Any) -> None:
     run = tmp_path / "run"
     flags = ["--optimizer.ema", "0.5", "--optimizer.rates", "positions=0", "--model.positions", "learned"]
-    assert cli.main(["train", "--backend", "torch", "--run", str(run), *runs.flags, *flags]) == 0
+    shown = said(["train", "--backend", "torch", "--run", str(run), *runs.flags, *flags])
     last = read_log(run, "evaluation")[-1]
     assert last["average"].keys() == {"accuracy", "loss"}
     assert last["average"]["loss"] != last["loss"]
-    assert f"validation accuracy of the average {last['average']['accuracy']:.4f}" in capsys.readouterr().out
-    assert cli.main(["evaluate", str(run)]) == 0
+    assert f"validation accuracy of the average {last['average']['accuracy']:.4f}" in shown
     expected = f"of the average: validation accuracy {last['average']['accuracy']:.4f}, cross-entropy "
-    assert f"{expected}{last['average']['loss']:.4f}" in capsys.readouterr().out
+    assert f"{expected}{last['average']['loss']:.4f}" in said(["evaluate", str(run)])
     params, average = params_of(run), params_of(run, average=True)
     assert average["positions"].tobytes() == params["positions"].tobytes()
     assert average["head"]["kernel"].tobytes() == arrays(run, 12)["ema/head/kernel"].tobytes()
@@ -74,15 +72,13 @@ def test_the_average_is_evaluated_and_kept(runs: Any, tmp_path: Path, capsys: An
     "flags", [["--optimizer.name", "sgd"], ["--optimizer.rates", "positions=0"], ["--optimizer.ema", "0.5"]]
 )
 def test_an_optimiser_that_keeps_something_else_cannot_be_overridden(
-    runs: Any, flags: list[str], tmp_path: Path, capsys: Any
+    runs: Any, flags: list[str], tmp_path: Path, said: Any
 ) -> None:
-    run = runs.broken("torch", tmp_path / "run", step=4)
-    assert cli.main(["train", "--run", str(run), "--resume", "--override", *flags, "--model.positions", "learned"]) == 2
-    capsys.readouterr()
+    resume = ["train", "--run", str(runs.broken("torch", tmp_path / "run", step=4)), "--resume", "--override"]
+    said([*resume, *flags, "--model.positions", "learned"], 2)
     given = [flag.replace("positions", "head/bias") for flag in flags]
-    assert cli.main(["train", "--run", str(run), "--resume", "--override", *given]) == 2
-    assert "the checkpoint lacks what this optimizer keeps" in capsys.readouterr().err
-    assert cli.main(["train", "--run", str(run), "--resume", "--override", "--optimizer.rates", "head/bias=2"]) == 0
+    assert "the checkpoint lacks what this optimizer keeps" in said([*resume, *given], 2)
+    said([*resume, "--optimizer.rates", "head/bias=2"])
 
 
 # Weight decay in the configuration: rates by pattern, and the rule that older runs keep.
