@@ -9,7 +9,7 @@ import pytest
 from of_models import params_of, saved
 
 import moespec.backends.numpy as numpy_backend
-from moespec.models import families, vit
+from moespec.models import vit
 from moespec.models.errors import CheckpointError
 from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
@@ -114,8 +114,5 @@ def test_a_table_of_experts_that_there_are_not(runs, hashed, tmp_path: Path, exp
 
 
 def test_a_router_that_needs_ids_is_rejected_where_there_are_none() -> None:
-    """Places are not ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
     with pytest.raises(ConfigError, match=r"router='hash' needs ids"):
         settings("hash", {}, width=4, experts=2, tokens=8)
-    with pytest.raises(ConfigError, match=r"router='hash'"):
-        families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router="hash")

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,29 +11,26 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from of_models import saved
 from tqdm import tqdm
 
 from moespec import cli
 from moespec.models import files, vit
 from moespec.models.errors import DataError
-from moespec.models.pytrees import flatten
-from moespec.spec.routers import ROUTERS
 from moespec.training import interruption
-from moespec.training.configuration.config import Config, ModelConfig, ScheduleConfig, TrainingConfig
-from moespec.training.data.loader import training_batch
+from moespec.training.configuration.config import Config
 from moespec.training.evaluation import evaluate as evaluation
 from moespec.training.interruption import Interruption
 from moespec.training.loop import checkpoint
 from moespec.training.loop import train as training
 from moespec.training.loop.config_compatibility import FREE
-from moespec.training.loop.resolve import load_backend, load_data, resolve
+from moespec.training.loop.resolve import load_backend
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import RunLog, read_log
 from moespec.training.objectives import classification
@@ -97,11 +93,11 @@ class Case(NamedTuple):
 
 
 def changed(name: str, change: Callable[..., Any], module: Any = None) -> Disturb:
-    """The function `name` of a module, or of the backend, with another result: `change` of it and of the keywords."""
+    """The function `name` of a module, or of the backend, with another result: `change` of it and of the arguments."""
 
     def disturb(patch: pytest.MonkeyPatch, B: Any) -> None:
         real = getattr(module or B, name)
-        patch.setattr(module or B, name, lambda *arguments, **options: change(real(*arguments, **options), **options))
+        patch.setattr(module or B, name, lambda *given, **options: change(real(*given, **options), *given, **options))
 
     return disturb
 
@@ -109,7 +105,7 @@ def changed(name: str, change: Callable[..., Any], module: Any = None) -> Distur
 def signaled(name: str) -> Disturb:
     """A signal within step 6, whose evaluation is then pending, and a terminal that is gone, as it is after SIGHUP."""
 
-    def step_of(update: Any, **options: Any) -> Any:
+    def step_of(update: Any, *given: Any, **options: Any) -> Any:
         def step(*arguments: Any, steps: Any = count(1)) -> Any:  # noqa: B008
             if next(steps) == 6:
                 os.kill(os.getpid(), getattr(signal, name))
@@ -141,27 +137,20 @@ def full(name: str) -> Disturb:
     return disturb
 
 
-def nan_in_a_batch(patch: pytest.MonkeyPatch, B: Any) -> None:
-    def batch(*arguments: Any, **options: Any) -> dict[str, Any]:
-        arrays = training_batch(*arguments, **options)
-        return {**arrays, "images": arrays["images"] * np.float32(np.nan)} if arguments[-1] == 6 else arrays
-
-    patch.setattr(classification, "training_batch", batch)
+def nan_in_a_batch(arrays: dict[str, Any], *given: Any, **options: Any) -> dict[str, Any]:
+    return {**arrays, "images": arrays["images"] * np.float32(np.nan)} if given[-1] == 6 else arrays
 
 
-def unreadable(patch: pytest.MonkeyPatch, B: Any) -> None:
-    def batch(*arguments: Any, **options: Any) -> dict[str, Any]:
-        if arguments[-1] == 6:
-            raise DataError("bee/3.jpg: broken")
-        return training_batch(*arguments, **options)
-
-    patch.setattr(classification, "training_batch", batch)
+def unreadable(arrays: dict[str, Any], *given: Any, **options: Any) -> dict[str, Any]:
+    if given[-1] == 6:
+        raise DataError("bee/3.jpg: broken")
+    return arrays
 
 
 def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[..., Any]:
     """Parameters, or the state of a step, with one entry that is not finite; loss and gradient of that step were."""
 
-    def change(trees: dict[str, Any], **options: Any) -> dict[str, Any]:
+    def change(trees: dict[str, Any], *given: Any, **options: Any) -> dict[str, Any]:
         if trees.get("step") == step:
             (trees[tree] if tree else trees)["head"]["bias"][3] = value
         return trees
@@ -169,6 +158,7 @@ def spoiled(tree: str, value: float, *, step: int | None = None) -> Callable[...
     return change
 
 
+BATCH = partial(changed, "training_batch", module=classification)
 RARELY = ("--training.log-every", "100", "--training.evaluate-every", "100")
 STOPPED = (
     r"{0}: finishing this step or batch; again to end at once\n.*stopped by {0}; the 6 steps done of 12 are saved\. "
@@ -188,7 +178,7 @@ CASES = {
         for name in names
     },
     **{
-        f"images of NaN, {backend}": Case(nan_in_a_batch, DIVERGED, [4], 2, RARELY, backend, log_from=5)
+        f"images of NaN, {backend}": Case(BATCH(nan_in_a_batch), DIVERGED, [4], 2, RARELY, backend, log_from=5)
         for backend in ("jax", "torch")
     },
     **{
@@ -198,7 +188,9 @@ CASES = {
         )
         for tree in ("params", "nu")
     },
-    "an image that cannot be read": Case(unreadable, r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]),
+    "an image that cannot be read": Case(
+        BATCH(unreadable), r"bee/3\.jpg: broken; --resume goes on from step 6$", [4, 6]
+    ),
     "a parameter of NaN": Case(
         changed("init", spoiled("", np.nan), vit), "the initial parameter head/bias has NaN or infinity", []
     ),
@@ -347,13 +339,9 @@ def edited(old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
-def classes(text: str) -> Callable[[Path], None]:
+def other_classes(run: Path) -> None:
     """As when a folder of pictures was sorted anew: the labels would be others."""
-
-    def write(run: Path) -> None:
-        (run / "classes.json").write_text(text)
-
-    return write
+    (run / "classes.json").write_text(SEVEN)
 
 
 def truncated(run: Path) -> None:
@@ -378,10 +366,10 @@ OTHER_RUNS: list[tuple[Callable[[Path], None], str, str]] = [
     (as_begun, f"{RESUME} --override --training.seed 1", r"training\.seed is 0 there, 1 here; that cannot be overridden"),
     (as_begun, f"{RESUME} --override --training.batch 8", r"training\.batch is 16 there, 8 here; that cannot be overridden"),
     (as_begun, f"{RESUME} --override --model.width 32", "expected F32"),
-    (classes(SEVEN), RESUME, OTHER_CLASS),
+    (other_classes, RESUME, OTHER_CLASS),
     (edited("peak = 0.01", "peak = 0.02"), "evaluate {}", ""),  # no evaluation looks at it
     (edited('gelu = "tanh"', 'gelu = "erf"'), "evaluate {}", "step 4: trained with another config.toml: model.gelu is 'tanh' there, 'erf'"),
-    (classes(SEVEN), "evaluate {}", OTHER_CLASS),
+    (other_classes, "evaluate {}", OTHER_CLASS),
 ]  # fmt: skip
 
 
@@ -403,8 +391,9 @@ def record(run: Path) -> dict[str, Any]:
 def test_an_override_is_recorded(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
     run, names = runs.broken("torch", tmp_path / "run", step=4), runs.whole("torch") / "classes.json"
     resume = ["train", "--run", str(run), "--resume"]
-    wrong = said(["train", "--run", str(run), *runs.flags, "--backend", "torch", "--override"], 2)
-    assert "--override changes a run that goes on; it needs --resume" in wrong
+    begin = ["train", "--run", str(run), *runs.flags, "--backend", "torch"]
+    assert "begun but not finished; go on with --resume" in said(begin, 2)
+    assert "--override changes a run that goes on; it needs --resume" in said([*begin, "--override"], 2)
     (run / "classes.json").write_text(SEVEN)
     assert cli.main([*resume, "--override", "--schedule.peak", "0.02"]) == 0
     ((entry, *more), first) = record(run)["overrides"], checkpoint.read_record(run / "checkpoints" / "00000004")
@@ -441,68 +430,6 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, said) -> None:  
     assert "training.steps=13: 14 steps are done already" in shorter
 
 
-# ------------------------------------------------------------------------------------------------------- the same bits
-
-STEPS, HALF = 4, 2
-SMALL = {"depth": 1, "width": 8, "hidden": 8, "patch_size": 4}
-VIT = {**SMALL, "heads": 1, "moe": "last_1", "experts": 4}
-MODELS = {
-    **{router: ModelConfig(router=router, **VIT) for router in ROUTERS},
-    "multi_hash": ModelConfig(router="hash", router_options={"hashes": 2}, **VIT),
-    "mixer": ModelConfig(name="mixer_tiny", token_hidden=4, **SMALL),
-    "sparse_mlp": ModelConfig(name="sparse_mlp_tiny", moe="last_1", **SMALL),
-}
-OF_JAX = ("noisy_top_k", "soft_moe", "multi_hash", "sparse_mlp")
-"""Models that JAX, which compiles for longer, trains in every run of the tests; torch trains all."""
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        *(pytest.param(name, "jax", marks=() if name in OF_JAX else pytest.mark.full) for name in MODELS),
-        *((name, "torch") for name in MODELS),
-        ("soft_moe", "numpy"),
-    ],
-)
-def test_the_bits_of_an_unbroken_run(name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    B = load_backend(backend)
-    # Both sittings run the same compiled step. Evaluation, which changes nothing, would have to be compiled as well.
-    monkeypatch.setattr(B, "make_step", made_once(B.make_step))
-    monkeypatch.setattr(evaluation, "over", over_nothing)
-    schedule = ScheduleConfig(warmup=0, peak=1e-2)
-    settings = TrainingConfig(steps=STEPS, batch=4, checkpoint_every=HALF, log_every=1)
-    config = Config(model=MODELS[name], schedule=schedule, training=settings)
-    dataset = load_data(config)
-    config = resolve(config, dataset, backend)
-    run = tmp_path / "run"
-    RunDirectory(run).claim(config, resume=False)
-    training.train(B, config, dataset, run)
-    unbroken, start = saved(run, STEPS).state, saved(run, HALF).state
-    shutil.rmtree(run / "checkpoints" / f"{STEPS:08d}")
-    training.train(B, config, dataset, run)
-    resumed = saved(run, STEPS).state
-    for tree in ("params", "mu", "nu"):
-        before, after, expected = (flatten(state[tree]) for state in (start, resumed, unbroken))
-        assert any((after[path] != before[path]).any() for path in after), "nothing was trained"
-        assert {path for path, value in expected.items() if after[path].tobytes() != value.tobytes()} == set()
-
-
-def over_nothing(*arguments: Any, **options: Any) -> Iterator[Any]:
-    yield (np.zeros((1, 10)), {}), {"count": 1, "targets": np.eye(10)[:1]}
-
-
-def made_once(make_step: Callable[..., Any]) -> Callable[..., Any]:
-    """`make_step`, but the step that it made first ever after."""
-    steps: list[Any] = []
-
-    def make(*arguments: Any, **options: Any) -> Any:
-        if not steps:
-            steps.append(make_step(*arguments, **options))
-        return steps[0]
-
-    return make
-
-
 @pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_how_an_array_lies_in_memory_does_not_matter(backend: str) -> None:
     """A state of arrays in column-major order computes as the same state from a file, which are in row-major order."""
@@ -522,6 +449,10 @@ def test_how_an_array_lies_in_memory_does_not_matter(backend: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- kills
+
+
+def over_nothing(*arguments: Any, **options: Any) -> Iterator[Any]:
+    yield (np.zeros((1, 10)), {}), {"count": 1, "targets": np.eye(10)[:1]}
 
 
 def ended(function: Callable[[], Any]) -> int:
