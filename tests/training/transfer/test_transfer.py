@@ -23,8 +23,6 @@ from moespec.training.transfer.start import finetuned, model_of
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights
 
-GENERATOR = np.random.default_rng
-
 
 def weights(seed=1, **fields) -> Weights:
     sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
@@ -181,7 +179,7 @@ SHORT = (
 
 
 def photos(folder: Path) -> Path:
-    generator = GENERATOR(0)
+    generator = np.random.default_rng(0)
     for name in ("cat", "dog"):
         for split, count in (("train", 4), ("val", 2)):
             (folder / split / name).mkdir(parents=True)
