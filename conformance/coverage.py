@@ -83,7 +83,7 @@ EXEMPT: Mapping[str, str] = {
     "choices:CAPACITY_RULES.*:": NUMBERS,
     "choices:expert_capacity:": NUMBERS,
     "choices:dselect_k_codes:": "its choices are columns of a matrix product",
-    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES - {"momentum_update"}), "ROUTERS.*.update")},
+    **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES), "ROUTERS.*.update")},
     "gradient:dropout:draws": TABLES,
     "gradient:ROUTERS.*:state/*": TABLES,
     "*:ROUTERS.hash.*:params/tables": WHOLE,
@@ -113,6 +113,8 @@ EXEMPT: Mapping[str, str] = {
     **{f"choices:{name}:": FITS for name in ("hierarchical_affinity", "hierarchical_load_loss")},
     "level:hierarchical_load_loss:": FITS,
     "index:base_assignment:experts": FITS,
+    "index:hash_table_*:ids": "a table is made once, from NumPy's arrays",
+    "index:ROUTERS.sigmoid_token_choice.route:bins": "its bins are those of required_biases",
     "index:slot_similarity:experts": "its result would have 66 564 numbers for each slot",
     "index:required_biases:experts": "it counts for each expert by itself",
     "tie:hash_table_clustered:": "its clusters are those of k_means",
@@ -146,8 +148,8 @@ def table(cases: Iterable[Case]) -> list[Row]:
         router, _, name = id.partition("/")
         row = rows.setdefault(f"ROUTERS.{router}.route", Row(f"ROUTERS.{router}.route"))
         layer = large.LARGE[name]
-        has = {"tokens:": layer.tokens > 40, "index:tokens": layer.tokens > 256, "index:experts": layer.experts > 256}
-        for what in (what for what, is_true in has.items() if is_true):
+        big = {"index:tokens": layer.tokens, "index:experts": layer.experts, "index:ids": large.IDS}
+        for what in ("tokens:", *(what for what, size in big.items() if size > 256)):
             row.found.setdefault(what, f"{id} (--size large)")
     for case in cases:
         for stage in case.stages if case.expect is None else ():

@@ -66,7 +66,12 @@ def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, eps
     of_them = xp.where(is_chosen, weights, 0.0)
     total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
     total = xp.where(xp.max(xp.cast(is_chosen, weights.dtype), 2, keepdims=True) > 0, total, 1.0)
-    return weights / ((total if norm == "sum" else xp.sqrt(total)) + epsilon)
+    total = total if norm == "sum" else xp.sqrt(total)
+    if not epsilon:
+        return weights / total
+    # A derivative is divided by the square of the divisor, which of 1e-20 float32 does not have.
+    scale = xp.where(total < 2.0**-32, 2.0**64, 1.0)
+    return (weights * scale) / ((total + epsilon) * scale)
 
 
 def gshard_keep(xp: Namespace[Array], gates: Array, noise: Array) -> Array:

@@ -26,7 +26,7 @@ HIDDEN = 4
 """The hidden width of the experts, in widths."""
 WEIGHT = 0.0625
 """Of every loss, where there is no gradient."""
-IDS = 256
+IDS = 300
 """The size of the vocabulary of hash routing."""
 DIMENSIONS = 16
 """Of the space in which the angles of cosine routing are."""

@@ -136,18 +136,21 @@ def wide_routers() -> Iterator[Definition]:
 def one(router: str) -> Definition:
     """A case of one token and one expert, of width 1."""
     known = {field.name for field in fields(ROUTERS[router].Options)}
-    least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
+    least: dict[str, Any] = {
+        "choices": 1,
+        "noise_multiplier": 0.0,
+        "images": 1,
+        "dimensions": 1,
+        "capacity_factor": 1.0,
+    }
     options = {name: value for name, value in least.items() if name in known}
     made = ROUTERS[router].options(tokens=1, experts=1, width=1, **options)
     params, state = _parameters(router, made, f"routers/{router}/one")
     tokens = {"tokens": tensor([[[0.5]]], "groups tokens width")}
-    return router_case(
-        *(router, "one", "gradient", "One token and one expert.", "degenerate_size", "low_precision"),
-        by=("tokens",),
-        losses=False,
-        **{"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1},
-        **options,
-    )
+    given: dict[str, Any] = {"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1}
+    purpose, flags = "One token and one expert.", ("degenerate_size", "low_precision")
+    given |= {"by": ("tokens",), "losses": False, **options}
+    return router_case(router, "one", "gradient", purpose, *flags, **given)
 
 
 def wide(router: str) -> Definition:

@@ -66,11 +66,11 @@ class Plan:
                     yield "float32" if "float32" in self.dtypes else self.dtypes[0], mode, ids
 
     def _strided(self, ids: Sequence[str]) -> list[str]:
-        """For each function that the cases are about, the first with values, of the kinds in order, and the first with gradients."""
+        """For each function that cases are about, the first with values and the first with gradients, of the fewest functions."""
         about = {id: self._about(id) for id in ids}
         firsts: dict[tuple[bool, str], str] = {}
         for kind in STRIDED_KINDS:
-            for id in ids:
+            for id in sorted(ids, key=lambda id: len(about[id][1])):
                 for call in about[id][1] if about[id][0] == kind else ():
                     firsts.setdefault((kind == "gradient", call), id)
         return [id for id in ids if id in firsts.values()]

@@ -266,8 +266,7 @@ class Job:
     @property
     def on_numpy(self) -> bool:
         """Whether the stage takes NumPy's arrays, whatever the target: a function that is never compiled."""
-        known = function(self.stage.call)
-        return not known.traced and known.run is None
+        return function(self.stage.call).on_numpy
 
     @property
     def program(self) -> str:

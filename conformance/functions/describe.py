@@ -91,6 +91,11 @@ class Function:
     batched: bool = False
     pooled: bool = False
 
+    @property
+    def on_numpy(self) -> bool:
+        """Whether it takes NumPy's arrays, whatever the target, and may return float64 in every dtype."""
+        return not self.traced and self.run is None
+
     def output(self, name: str) -> Output:
         """The description of a result; one of `prefix/*` stands for all that begin so."""
         for key in (name, f"{name.split('/')[0]}/*", "*"):

@@ -40,6 +40,7 @@ SIZES: Mapping[str, dict[str, int]] = {
     "dselect_k_selectors": {"choices": 3, "bits": 3},
     "hierarchical_affinity": {"columns": 15},
     "hierarchical_load_loss": {"columns": 15},
+    "masked_gates": {"experts": 5},
     "multi_hash_mlp": {"experts": 3, "hidden": 3, "width": 3, "hashes": 3},
     "patch_embed": {"height": 3, "width": 9},
     "pool_images": {"tokens": 9},
@@ -89,19 +90,20 @@ def _more() -> Iterator[Definition]:
     """Calls with arguments that those of other cases leave out; one that is called "valid" takes the place of another."""
     key, pairs = "wide/more", "groups tokens choices"
     yield single("sigmoid_token_choice", "sigmoid_affinity", "valid", "value", "", logits=given.logits(f"{key}/a"))
-    kernel = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
+    kernel: dict[str, Any] = {"kernel": given.kernel(f"{key}/b"), "bias": given.of_experts(grid(f"{key}/c", (3,)))}
     yield single("softmax_affinity", "router_logits", "valid", "value", "", tokens=given.tokens(f"{key}/d"), **kernel)
-    load = {"scores": given.utilities(f"{key}/e", (2, 8, 4)), "load": given.of_experts([9.0, 3.0, 0.0, 20.0])}
+    load: dict[str, Any] = {
+        "scores": given.utilities(f"{key}/e", (2, 8, 4)),
+        "load": given.of_experts([9.0, 3.0, 0.0, 20.0]),
+    }
     yield single("balance_loss", "balance_loss", "loaded", "value", "", choices=2, **load)
     codes = named_axes(grid(f"{key}/f", (2, 3, 3, 3), reach=0.375), f"{pairs} bits")
     yield single("dselect_k_gate", "dselect_k_selectors", "valid", "value", "", codes=codes, experts=5, gamma=1.0)
     chosen = named_axes(grid(f"{key}/g", (2, 3, 3, 5), reach=0.25, centre=0.3125), f"{pairs} experts")
-    mixed = {"selectors": chosen, "logits": named_axes(grid(f"{key}/h", (2, 3, 3)), pairs)}
+    mixed: dict[str, Any] = {"selectors": chosen, "logits": named_axes(grid(f"{key}/h", (2, 3, 3)), pairs)}
     yield single("dselect_k_gate", "dselect_k_gate", "valid", "value", "", **mixed)
-    slots, params = (
-        named_axes(grid(f"{key}/i", (2, 3, 2, 3)), "groups experts capacity width"),
-        given.experts(key, 3, 3, 3, 3, gated=True),
-    )
+    slots = named_axes(grid(f"{key}/i", (2, 3, 2, 3)), "groups experts capacity width")
+    params = given.experts(key, 3, 3, 3, 3, gated=True)
     yield single("moe_layer", "expert_mlp", "gated", "value", "", inputs=slots, params=params)
     shared = {name: replace(t, array=t.array[0], axes=t.axes[1:]) for name, t in params.items()}
     arrays = {"params": given.experts(f"{key}/j", 3, 3, 3, 3, gated=True), "shared": shared}
@@ -114,18 +116,22 @@ def _more() -> Iterator[Definition]:
     }
     inputs |= {f"{part}/{name}": each for part in arrays for name, each in arrays[part].items()}
     keep = named_axes(given.integers(f"{key}/m", (2, 5, 3), 0, 2) > 0, pairs)
-    chosen = {"scores": given.distinct(f"{key}/n", (2, 5, 3)), "keep": keep, "choices": 3, "capacity": 3}
-    yield single("token_choice", "token_choice", "kept", "value", "", **chosen)
-    choice = {"scores": given.distinct(f"{key}/o", (2, 5, 3)), "choices": 2, "capacity": 3}
+    kept: dict[str, Any] = {"scores": given.distinct(f"{key}/n", (2, 5, 3)), "keep": keep, "choices": 3, "capacity": 3}
+    yield single("token_choice", "token_choice", "kept", "value", "", **kept)
+    choice: dict[str, Any] = {"scores": given.distinct(f"{key}/o", (2, 5, 3)), "choices": 2, "capacity": 3}
     yield single("token_choice", "token_choice", "alone", "value", "", **choice)
     choice = {"scores": given.distinct(f"{key}/p", (2, 5, 3)), "capacity": 2}
     yield single("expert_choice", "expert_choice", "alone", "value", "", **choice)
     table = named_axes((np.arange(299) * 7 + 2) % 259, "ids")
-    ids = {"ids": named_axes([[298, 257, 2], [3, 256, 0]], "groups tokens"), "table": table}
+    ids: dict[str, Any] = {"ids": named_axes([[298, 257, 2], [3, 256, 0]], "groups tokens"), "table": table}
     yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
-    bins = {"scores": given.scores(f"{key}/q", (2, 3, 3)), "bias": given.of_experts([0.25, -0.125, 0.5]), "bins": 299}
+    bins: dict[str, Any] = {
+        "scores": given.scores(f"{key}/q", (2, 3, 3)),
+        "bias": given.of_experts([0.25, -0.125, 0.5]),
+        "bins": 299,
+    }
     yield single("quantile_balancing", "required_biases", "many_bins", "value", "", choices=1, **bins)
-    far = {"x": named_axes(1000.0 + grid(f"{key}/r", (1, 3, 5)), "images tokens width")}
+    far: dict[str, Any] = {"x": named_axes(1000.0 + grid(f"{key}/r", (1, 3, 5)), "images tokens width")}
     far |= {name: named_axes(grid(f"{key}/r/{name}", (5,)), "width") for name in ("scale", "bias")}
     yield single("network", "layer_norm", "large_mean", "value", "", **far)
     yield composed("moe_layer", "valid", "value", "", inputs=inputs, stages=(choose, layer))

@@ -20,7 +20,7 @@ static mv_array product(mv_array tokens, mv_array kernel) {
 
 static void token_choice(const double *scores, const double *order, const double *keep, int hold, int tokens, int experts,
                          int choices, int tries, int capacity, int by_token, double *slot) {
-    int *filled = calloc((size_t)experts, sizeof(int)), *found = calloc((size_t)tokens, sizeof(int));
+    int *filled = (int *)mv_allocate((size_t)experts * sizeof(int)), *found = (int *)mv_allocate((size_t)tokens * sizeof(int));
     for (int outer = 0; outer < (by_token ? tokens : tries); outer++)
         for (int inner = 0; inner < (by_token ? tries : tokens); inner++) {
             int stage = by_token ? inner : outer, place = by_token ? outer : inner;
@@ -55,15 +55,17 @@ static void expert_choice(const double *scores, int tokens, int experts, int cap
         }
 }
 
+/* Cases of errors, of divided weights and of other calls than the allocation, alone or after router_logits, are not implemented: they
+ * have no file. */
 static void run_case(mv_case *vector, const char *algorithm, const char *out) {
     const char *path = vector->path;
-    if (mv_get(vector->manifest, "expect")) return; /* an error case: no file can hold an error */
+    const mv_json *gradients = mv_get(vector->manifest, "gradients");
     const mv_json *first = mv_need(path, vector->manifest, "stages", '[')->first;
     const mv_json *stage = first && first->next ? first->next : first, *options = mv_need(path, stage, "options", '{');
     int computed = stage != first && !strcmp(mv_need(path, first, "call", '"')->text, "router_logits");
-    if (stage->next || (stage != first && !computed) || strcmp(mv_need(path, stage, "call", '"')->text, algorithm))
-        mv_fail(path, "is not a call of the allocation, alone or after one of router_logits");
-    if (mv_get(options, "normalize")) return; /* it divides no weights */
+    if (stage->next || (stage != first && (!computed || gradients)) || strcmp(mv_need(path, stage, "call", '"')->text, algorithm) ||
+        mv_get(vector->manifest, "expect") || mv_get(options, "normalize"))
+        return;
     mv_array scores = computed ? product(mv_argument(vector, first, "tokens"), mv_argument(vector, first, "kernel"))
                                : mv_argument(vector, stage, "scores");
     mv_array combine = mv_argument(vector, stage, "combine_scores"), weights = combine.data ? combine : scores;
@@ -99,10 +101,15 @@ static void run_case(mv_case *vector, const char *algorithm, const char *out) {
     }
     mv_results results = {NULL, NULL, 0};
     const char *name = mv_need(path, stage, "name", '"')->text;
-    const mv_json *gradients = mv_get(vector->manifest, "gradients");
     mv_add(&results, mv_join(name, "/slots", NULL), "I32", slots);
     mv_add(&results, mv_join(name, "/weights", NULL), "F32", held);
-    if (gradients) mv_add(&results, mv_join("gradient/", mv_need(path, gradients, "wrt", '{')->first->name, NULL), "F32", slope);
+    const mv_json *wrt = gradients ? mv_need(path, gradients, "wrt", '{')->first : NULL;
+    const mv_json *weighted = mv_get(mv_get(stage, "arguments"), combine.data ? "combine_scores" : "scores");
+    for (; wrt; wrt = wrt->next) { /* by any other input it is 0 */
+        mv_array zero = mv_named(vector, wrt->name);
+        memset(zero.data, 0, zero.count * sizeof(double));
+        mv_add(&results, mv_join("gradient/", wrt->name, NULL), "F32", strcmp(wrt->name, weighted->text) ? zero : slope);
+    }
     if (computed) mv_add(&results, mv_join(mv_need(path, first, "name", '"')->text, "/logits", NULL), "F32", scores);
     mv_write(&results, out, vector->id);
 }

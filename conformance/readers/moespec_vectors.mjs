@@ -33,7 +33,7 @@ function parsed(where, bytes) {
   try {
     return JSON.parse(bytes.toString("utf8"));
   } catch (error) {
-    throw new VectorError(`${where}: no JSON (${error.message})`);
+    throw new VectorError(`${where}: no JSON (${error.message.replace(/\s+/g, " ")})`);
   }
 }
 

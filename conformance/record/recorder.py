@@ -56,21 +56,15 @@ class Recorder:
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(model, torch.nn.Module):
             raise ConfigError(f"model={model!r:.80}: expected a module of torch, neither its class nor another object")
-        if any(array.is_meta for array in (*model.parameters(), *model.buffers())):
-            raise ConfigError("model: has parameters on the device meta, which have no numbers; load its weights first")
         modules = {name: module for name, module in model.named_modules() if name}
         matching = [name for name in modules if fnmatchcase(name, self.pattern)]
         if not matching:
             kinds = {name: f"{name} {type(module).__name__}" for name, module in modules.items()}
             gates = [name for name, kind in kinds.items() if re.search("gate|router", kind, re.IGNORECASE)]
             shown = dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in gates or kinds)
-            which = (
-                "with gate or router in their names there are"
-                if gates
-                else "no name has gate or router in it; there are"
-            )
+            which = "with gate or router in the name" if gates else "none with gate or router in the name, but"
             names = ", ".join([*shown][:MOST]) or "none"
-            raise ConfigError(f"module={self.pattern!r}: matches no module; {which} {names}")
+            raise ConfigError(f"module={self.pattern!r}: matches no module; there are, {which}: {names}")
         self.hooks += [modules[name].register_forward_hook(partial(self._heard, name)) for name in matching]
         self.names += matching
 
@@ -224,12 +218,8 @@ def _called(name: str, where: str, function: Callable[..., Any], *arguments: Any
     except RunError:
         raise
     except Exception as error:
-        raise _raised(name, where, error) from error
-
-
-def _raised(name: str, where: str, error: Exception) -> RunError:
-    failure = Failure.of(error)
-    return RunError(f"{name}: raised{where} {failure.text}\n{failure.trace}")
+        failure = Failure.of(error)
+        raise RunError(f"{name}: raised{where} {failure.text}\n{failure.trace}") from error
 
 
 def _batches(data: str | None, torch: Any) -> Iterator[Any]:
@@ -244,10 +234,9 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
     found = [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         raise ConfigError(f"data={data!r}: returned {found!r:.80}, expected a batch or batches")
-    try:
-        yield from found
-    except Exception as error:
-        raise _raised(data, "", error) from error
+    batches, end = _called(data, "", iter, found), object()
+    while (batch := _called(data, "", next, batches, end)) is not end:
+        yield batch
 
 
 def _read_npz(path: str) -> dict[str, Any]:
@@ -264,6 +253,8 @@ def _read_npz(path: str) -> dict[str, Any]:
 def numpy_of(array: Any) -> tuple[NDArray[Any], str]:
     """A tensor or array of any framework on NumPy, and its dtype by name; floats that NumPy lacks become float32."""
     dtype = str(array.dtype).removeprefix("torch.") if hasattr(array, "dtype") else "float32"
+    if getattr(array, "is_meta", False):
+        raise ValueError("it is on the device meta, which has no numbers: load the weights of the model")
     if hasattr(array, "detach"):
         array = array.detach().to("cpu")
         array = array.float() if array.is_floating_point() and dtype != "float64" else array

@@ -1,6 +1,5 @@
 """Steps of routers on the arrays of the vectors: on the backends, as files, and written in other ways that are right."""
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +8,6 @@ from committed import BY_ID, CASES, of, replaced, results_of
 from safetensors.numpy import save_file
 
 import moespec.backends.numpy as reference
-from moespec import spec
 from moespec.backends.routers import composed
 from moespec.conformance.check.run import run_cases
 from moespec.conformance.check.target import Target, job_of
@@ -47,7 +45,7 @@ def write(folder, backend, dtype, cases):
         save_file({name: np.array(array, order="C") for name, array in arrays.items()}, path)
 
 
-FILED = ("sigmoid_token_choice", "softmax_expert_choice")
+FILED = ("hash_tables", "sigmoid_token_choice", "softmax_expert_choice")
 
 
 @pytest.mark.parametrize(
@@ -81,11 +79,7 @@ def logarithms(torch, backend):
     def softmax(logits):
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1).exp()
 
-    def of_chosen(noisy_logits, *, choices):
-        chosen = backend.noisy_top_k_affinity(noisy_logits, choices=choices) > 0
-        return softmax(torch.where(chosen, noisy_logits, -torch.inf))
-
-    return {"softmax_affinity": softmax, "noisy_top_k_affinity": of_chosen}
+    return {"softmax_affinity": softmax}
 
 
 def positions(torch, backend):
@@ -104,27 +98,14 @@ def positions(torch, backend):
 
 
 def constants(torch, backend):
-    """States are no part of the graph."""
-    names = {"relu_loss": ("penalty",), "scores_above": ("thresholds",), "biased_scores": ("bias",)}
-
-    def constant(name):
-        def function(**given):
-            kept = {key: given[key].detach() for key in names[name]}
-            return getattr(backend, name)(**{**given, **kept})
-
-        return lambda *arrays, **options: function(**signature(name).bind(*arrays, **options).arguments)
-
-    return {name: constant(name) for name in names}
-
-
-def signature(name):
-    return inspect.signature(getattr(spec, name))
+    """The penalty is no part of the graph."""
+    return {"relu_loss": lambda gates, penalty, **options: backend.relu_loss(gates, penalty.detach(), **options)}
 
 
 RIGHT = {
     logarithms: ("noisy_top_k", "softmax_expert_choice", "importance_score"),
     positions: ("quantile_balancing", "sigmoid_token_choice"),
-    constants: ("relu_routing", "relu", "capacity_predictor", "sigmoid_token_choice"),
+    constants: ("relu_routing", "relu"),
 }
 
 

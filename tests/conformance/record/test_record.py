@@ -210,6 +210,7 @@ alike = Alike()
 blocks = torch.nn.Sequential(torch.nn.Linear(8, 8))
 def a_class(): return Model
 def meta(): return Model().to("meta")
+def empty(): return torch.empty(2, 8, device="meta")
 def nothing(): return None
 def number(): return 3
 def text(): return "abc"
@@ -245,12 +246,13 @@ def test_a_model_of_torch_is_recorded_and_explained(record, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("model --module *.gates --data own_model:data", "; with gate or router in their names there are *.gate\n"),
-        ("blocks --module rotary --data own_model:data", "; no name has gate or router in it; there are *\n"),
+        ("model --module *.gates --data own_model:data", "there are, with gate or router in the name: *.gate\n"),
+        ("blocks --module rotary --data own_model:data", "there are, none with gate or router in the name, but: *\n"),
         ("Wide --module *.gate --data own_model:data", "model='own_model:Wide': a class that takes arguments"),
         ("a_class --module *.gate --data own_model:data", "expected a module of torch, neither its class nor"),
         ("alike --module *.gate --data own_model:data", "Alike object at"),
-        ("meta --module *.gate --data own_model:data", "model: has parameters on the device meta"),
+        ("meta --module *.gate --data own_model:empty", "0.gate: it is on the device meta, which has no numbers"),
+        ("meta --module *.gate --data own_model:data", "raised in batch 0 RuntimeError: Tensor on device meta"),
         ("model --module *.gate --data own_model:nothing", "data='own_model:nothing': returned None, expected a batch"),
         ("model --module *.gate --data own_model:number", "data='own_model:number': returned 3, expected a batch"),
         ("model --module *.gate --data own_model:text", "data='own_model:text': returned 'abc', expected a batch"),
