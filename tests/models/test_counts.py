@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import moespec.backends.jax as B
-from moespec import cli
 from moespec.models import counts, families
 from moespec.models.layers import Experts, MoeLayer
 from moespec.models.pytrees import flatten, nested
@@ -112,13 +111,6 @@ def routed(name: str, **settings: float) -> tuple[MoeLayer, np.ndarray]:
     return MoeLayer("0", name, options, 1, "patches", Experts(8)), np.asarray(dispatch)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-def test_slots_are_those_that_the_router_fills(name: str) -> None:
-    room = {"eval_capacity_factor": 2.0} if hasattr(B.ROUTERS[name].Options, "eval_capacity_factor") else {}
-    layer, dispatch = routed(name, **room)
-    assert counts.slots(layer) == dispatch.shape[2] * dispatch.shape[3]
-
-
 def test_slots_and_rows_of_training() -> None:
     layer, _ = routed("softmax_token_choice", capacity_factor=2.0, eval_capacity_factor=1.0)
     assert counts.slots(layer, train=True) == counts.rows(layer, train=True) == 64
@@ -128,7 +120,10 @@ def test_slots_and_rows_of_training() -> None:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
+def test_slots_are_those_of_the_router_and_rows_the_slots_or_those_that_are_filled(name: str) -> None:
+    room = {"eval_capacity_factor": 2.0} if hasattr(B.ROUTERS[name].Options, "eval_capacity_factor") else {}
+    layer, dispatch = routed(name, **room)
+    assert counts.slots(layer) == dispatch.shape[2] * dispatch.shape[3]
     layer, dispatch = routed(name)
     if name not in ALONE:
         assert counts.rows(layer) == counts.slots(layer)
@@ -138,9 +133,9 @@ def test_rows_are_the_slots_or_those_that_are_filled(name: str) -> None:
         assert name in ("dselect_k", "relu") or dispatch.sum() == 32 * ALONE[name]
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], said: Any) -> None:
-    assert cli.main(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"]) == 0
-    first, blocks, *parts = capsys.readouterr().out.splitlines()
+def test_the_command(said: Any) -> None:
+    shown = said(["count", "--model", "vit_b16", "--model.moe", "none", "--model.classes", "1000"])
+    first, blocks, *parts = shown.splitlines()
     assert first == "vit_b16: 86,566,120 parameters, 35.1 GFLOP an image of 224 x 224 pixels"
     assert blocks == "  no MoE blocks"
     assert [part.split("  ")[1] for part in parts][:2] == ["embedding", "attention"]

@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moespec.backends import numpy
 from moespec.models import vit
-from moespec.models.pytrees import flatten, nested
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, ModelConfig
@@ -22,9 +20,6 @@ from moespec.training.transfer.start import model_of
 from moespec.training.weights.record import Weights, described, of_description
 
 TINY: dict[str, Any] = {"moe": "1,3", "experts": 4, "router": "softmax_token_choice", "router_options": {"choices": 2}}
-OWN = {"router": "noisy_top_k", "experts": 3, "expert_hidden": 16, "expert_activation": "geglu", "shared_experts": 0}
-FORM = {"expert_hidden": 24, "expert_activation": "swiglu", "expert_bias": False, "shared_experts": 2}
-MIXED = vit.named("vit_tiny", **{**TINY, "router": "sigmoid_token_choice"}, **FORM, block={"3": OWN})
 TOML = """
 [model]
 moe = "1,3"
@@ -37,34 +32,6 @@ choices = 2
 """
 
 
-def moved(config: vit.VitConfig) -> dict[str, Any]:
-    """Parameters of which none is 0."""
-    rng = np.random.default_rng(0)
-    flat = flatten(vit.init(config))
-    return nested({name: value + 0.1 * rng.standard_normal(value.shape) for name, value in flat.items()})
-
-
-def test_gated_and_shared_experts_of_blocks_count() -> None:
-    flat, images = flatten(moved(MIXED)), np.random.default_rng(1).standard_normal((2, 8, 8, 1))
-
-    def output(params: dict[str, Any]) -> Any:
-        return vit.forward(numpy, MIXED, nested(params), images)
-
-    whole = output(flat)
-    assert [metrics["load"].shape for metrics in whole.metrics] == [(4,), (3,)]
-    for part in ("/moe/experts/w3", "/moe/shared/w2"):
-        fewer = {name: value * (part not in name) for name, value in flat.items()}
-        assert np.abs(output(fewer).logits - whole.logits).max() > 1e-2
-
-
-def test_the_parameters_are_those_of_the_fields() -> None:
-    first, last = (vit.parameter_shapes(MIXED)["blocks"][number]["moe"] for number in ("1", "3"))
-    assert first["experts"] == {"w1": (4, 64, 24), "w3": (4, 64, 24), "w2": (4, 24, 64)}
-    assert first["shared"] == {"w1": (64, 48), "w3": (64, 48), "w2": (48, 64)}
-    assert set(last) == {"router", "experts"}
-    assert last["experts"] == {"w1": (3, 64, 16), "w3": (3, 64, 16), "w2": (3, 16, 64)}
-
-
 def test_a_block_keeps_the_options_of_its_router_and_another_router_has_its_own() -> None:
     block = {"1": {"router_options": {"capacity_factor": 3.0}}, "3": {"router": "switch"}}
     first, last = vit.moe_layers(vit.named("vit_tiny", **TINY, block=block), 4)
@@ -74,46 +41,36 @@ def test_a_block_keeps_the_options_of_its_router_and_another_router_has_its_own(
 
 def test_tables_of_blocks_are_written_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(
-        TOML.format('router = "switch"\nexperts = 2\nrouter_options.capacity_factor = 2\nshared_experts = 1')
-    )
+    own = "experts = 2\nrouter_options.capacity_factor = 2\nshared_experts = 2\nexpert_hidden = 16"
+    path.write_text(TOML.format(f'router = "switch"\n{own}'))
     config = configfile.read(path)
     path.write_text(configfile.dump(config))
     model = model_config(configfile.read(path).model)
     assert model == model_config(config.model)
     assert isinstance(model, vit.VitConfig)
     assert of_description(described(model), "file") == model
-    assert vit.of_block(model, 3).form == (128, "gelu", True, 128)
+    assert vit.of_block(model, 3).form == (16, "gelu", True, 32)
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("depth = 2", r"model.block.3.depth=2: a block does not have this option"),
-        ("experts = 0", r"model.block.3.experts=0: moe='3' needs at least one expert"),
-        ("router = []", r"model.block.3.router=\[\]: expected one of"),
-        ("router_options = 2", r"model.block.3=\{'router_options': 2\}: expected a table"),
-        ("router_options.shards = 2", r"model.block.3.router_options.shards=2: softmax_token_choice does not have"),
-        ("experts = 1", r"model.block.3.*a token cannot choose 2 of 1 experts"),
-        ("[model.block.2]", r"model.block.2: expected one of the MoE blocks, '1', '3' \(moe='1,3'\)"),
-    ],
-)
-def test_tables_of_blocks_that_cannot_be(table: str, message: str, tmp_path: Path) -> None:
+WRONG = {
+    "depth = 2": r"model.block.3.depth=2: a block does not have this option",
+    "experts = 0": r"model.block.3.experts=0: moe='3' needs at least one expert",
+    "router = []": r"model.block.3.router=\[\]: expected one of",
+    "router_options = 2": r"model.block.3=\{'router_options': 2\}: expected a table",
+    "router_options.shards = 2": r"model.block.3.router_options.shards=2: softmax_token_choice does not have",
+    "experts = 1": r"model.block.3.*a token cannot choose 2 of 1 experts",
+    "[model.block.2]": r"model.block.2: expected one of the MoE blocks, '1', '3' \(moe='1,3'\)",
+}
+WRONG = {TOML.format(table): message for table, message in WRONG.items()}
+WRONG |= {"[model]\nblock = 3": "expected tables", '[model]\nname = "mixer_tiny"\nblock.3.experts = 2': "mixer_tiny"}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_tables_of_blocks_that_cannot_be(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(TOML.format(table))
-    with pytest.raises(ConfigError, match=message):
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=WRONG[text]):
         model_config(configfile.read(path).model)
-
-
-def test_tables_of_blocks_are_tables_of_a_model_with_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    for text, message in {
-        "block = 3": "expected tables",
-        'name = "mixer_tiny"\nblock.3.experts = 2': "mixer_tiny",
-    }.items():
-        path.write_text(f"[model]\n{text}\n")
-        with pytest.raises(ConfigError, match=message):
-            configfile.read(path)
 
 
 def test_hash_layers_have_the_same_tables_and_the_others_none() -> None:

@@ -17,7 +17,6 @@ from moespec.training.loop.resolve import load_backend
 
 FOLDER = Path(__file__).parent / "mixer_vectors"
 FLAX = json.loads((FOLDER / "flax_mixer.json").read_text())
-STEP = 1e-30
 
 
 def tiny(**fields):

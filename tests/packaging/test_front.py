@@ -1,5 +1,6 @@
 """The front door: the package `moespec` itself, and its one command."""
 
+import os
 import re
 import subprocess
 import sys
@@ -29,8 +30,11 @@ def test_packages_are_imported_when_they_are_used():
         assert not {name for name in sys.modules if name.startswith("moespec.")} | {"numpy"} & set(sys.modules)
         assert moespec.spec.expert_capacity(196, 32, 1.0) == 7
         assert "moespec.models" not in sys.modules
+        assert moespec.models.list_models() and "moespec.backends.numpy" not in sys.modules
+        assert moespec.models.create("vit_tiny").backend.name == "numpy"
     """
-    subprocess.run([sys.executable, "-c", program.replace("\n        ", "\n")], check=True)
+    environment = {**os.environ, "MOESPEC_BACKEND": "numpy"}
+    subprocess.run([sys.executable, "-c", program.replace("\n        ", "\n")], check=True, env=environment)
 
 
 @pytest.mark.parametrize("name", [name for name, command in cli.COMMANDS.items() if command.extra])

@@ -9,7 +9,6 @@ from typing import get_args
 import pytest
 
 from moespec import spec
-from moespec.spec import registry
 from moespec.spec.routers.names import RouterName
 
 # Package -> the packages with the modules whose `__all__` it lists, and the modules that are imported by their own path.
@@ -92,11 +91,6 @@ def test_modules_of_backends_choose_none():
     from moespec import backends
 
     assert {module.name for module in pkgutil.iter_modules(backends.__path__)} == backends._MODULES
-
-
-def test_every_algorithm_is_in_the_registry():
-    listed = {module.__name__ for module in registry.MODULES}
-    assert {module.__name__ for module in modules("moespec.spec.algorithms")} <= listed
 
 
 def test_routers_have_their_names_as_a_type():

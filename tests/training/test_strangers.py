@@ -90,20 +90,14 @@ def test_a_row_opens_no_other_file(tmp_path: Path, name: str | None) -> None:
         files.open(1)
 
 
-@pytest.fixture
-def linked(tmp_path: Path) -> Path:
-    """A folder of pictures that are links."""
+def test_links_among_pictures_are_followed(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
     for number in range(10):
         (tmp_path / f"{number}.png").write_bytes(encoded(number))
         link = tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.png"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(tmp_path / link.name)
-    return tmp_path / "photos"
-
-
-def test_links_among_pictures_are_followed(linked: Path) -> None:
-    pytest.importorskip("datasets")
-    for name, folder in (("huggingface", linked), ("folder", linked / "train")):
+    for name, folder in (("huggingface", tmp_path / "photos"), ("folder", tmp_path / "photos" / "train")):
         assert load(name, str(folder), image_size=4).train.read(np.arange(8)).shape == (8, 4, 4, 3)
 
 

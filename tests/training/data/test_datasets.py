@@ -33,15 +33,6 @@ def idx_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def photo_folder(tmp_path: Path) -> Path:
-    for label, name in enumerate(("ant", "bee")):
-        (tmp_path / name).mkdir()
-        for number in range(5):
-            Image.new("RGB", (12, 8), (40 * number, 100 * label, 0)).save(tmp_path / name / f"{number}.png")
-    return tmp_path
-
-
 def npz(path: Path, **changes: object) -> str:
     arrays: dict = {"images": np.zeros((10, 4, 4), np.uint8), "labels": np.arange(10) % 2}
     arrays |= changes
@@ -263,19 +254,19 @@ def test_an_idx_file_that_is_not_what_its_header_says(
 
 
 @pytest.mark.parametrize("val", ["val", "validation", "valid"])
-def test_folder_with_train_and_val(photo_folder: Path, val: str) -> None:
-    for part in ("train", val):
-        (photo_folder / part).mkdir()
-    for name in ("ant", "bee"):
-        (photo_folder / name).rename(photo_folder / "train" / name)
-        (photo_folder / val / name).mkdir()
-        Image.new("L", (9, 9), 77).save(photo_folder / val / name / "1.jpg")
-    data = load("folder", str(photo_folder), image_size=6)
+def test_folder_with_train_and_val(tmp_path: Path, val: str) -> None:
+    for label, name in enumerate(("ant", "bee")):
+        for part in ("train", val):
+            (tmp_path / part / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (12, 8), (40 * number, 100 * label, 0)).save(tmp_path / "train" / name / f"{number}.png")
+        Image.new("L", (9, 9), 77).save(tmp_path / val / name / "1.jpg")
+    data = load("folder", str(tmp_path), image_size=6)
     assert (len(data.train), len(data.validation)) == (10, 2)
     assert data.validation.read(np.array([0]))[0, 2, 2].tolist() == [77, 77, 77]
-    (photo_folder / val / "ant" / "1.jpg").unlink()
+    (tmp_path / val / "ant" / "1.jpg").unlink()
     with pytest.raises(DataError, match=rf"{val}/ant: the class has no images"):
-        load("folder", str(photo_folder), image_size=6)
-    (photo_folder / val / "ant").rmdir()
+        load("folder", str(tmp_path), image_size=6)
+    (tmp_path / val / "ant").rmdir()
     with pytest.raises(DataError, match=r"classes \('bee',\), but train/ has"):
-        load("folder", str(photo_folder), image_size=6)
+        load("folder", str(tmp_path), image_size=6)

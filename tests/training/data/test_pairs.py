@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from of_models import encoded, write_shard
 
-from moespec import cli
 from moespec.models.errors import DataError
 from moespec.training.data import captions
 from moespec.training.data.captions import caption, captions_of
@@ -149,11 +148,11 @@ def test_wrong_tables(folder: Path, name: str, content: str, message: str) -> No
     assert len(str(error.value)) < 500 + len(str(folder))
 
 
-def test_classes_are_not_learned_from_pairs(folder: Path, said: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_are_not_learned_from_pairs(folder: Path, said: Any) -> None:
     assert "all 10 pictures can be read" in said(["scan", str(folder), "--data", "pairs"])
     options = ["--data", "pairs", "--data.path", str(folder), "--model.image-size", "8", "--backend", "numpy"]
-    assert cli.main(["train", *options, "--run", str(folder / "run")]) == 2
-    assert "data.name='pairs': its images have captions, and no classes" in capsys.readouterr().err
+    wrong = said(["train", *options, "--run", str(folder / "run")], 2)
+    assert "data.name='pairs': its images have captions, and no classes" in wrong
     assert not (folder / "run").exists()
 
 

@@ -137,14 +137,11 @@ def test_a_shard_that_is_no_tar_file(tmp_path: Path) -> None:
         load("webdataset", str(tmp_path), image_size=4)
 
 
-def hub_rows() -> dict[str, list[Any]]:
-    return {"image": [{"bytes": encoded(n), "path": None} for n in range(10)], "label": [n % 2 for n in range(10)]}
-
-
 def test_parquet_by_the_hugging_face_library(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ant", "bee"])})
-    table = datasets.Dataset.from_dict(hub_rows(), features=kinds)
+    rows = {"image": [{"bytes": encoded(n), "path": None} for n in range(10)], "label": [n % 2 for n in range(10)]}
+    table = datasets.Dataset.from_dict(rows, features=kinds)
     table.to_parquet(tmp_path / "files" / "train-00000.parquet")
     data = load("huggingface", str(tmp_path / "files"), image_size=4)
     assert (data.classes, len(data.train), len(data.validation)) == (("ant", "bee"), 8, 2)

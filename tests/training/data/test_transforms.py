@@ -24,16 +24,6 @@ PICTURE_OF_224 = COARSE.resize((224, 224), Image.Resampling.BICUBIC)
 PIXELS = np.asarray(PICTURE_OF_224)
 
 
-def pictures(picture: Image.Image, size: int = 16) -> Dataset:
-    """A data set of one picture, again and again."""
-
-    def read(indices: np.ndarray) -> np.ndarray:
-        return np.stack([np.asarray(picture.resize((size, size)))] * len(indices))
-
-    split = Split(read, np.zeros(8, np.int64), lambda index: picture)
-    return Dataset("one", split, split, ("0", "1"), (size, size, 3), 255)
-
-
 @pytest.mark.parametrize("sides", [(500, 375), (375, 500), (60, 300), (9, 7), (2, 2), (1, 1)])
 @pytest.mark.parametrize("find", [inception_box, torchvision_box])
 def test_crops_are_inside(find: Callable[..., Any], sides: tuple[int, int]) -> None:
@@ -80,7 +70,8 @@ def test_crops_worked_out_by_hand() -> None:
 
 
 def test_what_is_cut_out_is_what_the_box_says() -> None:
-    dataset, indices = pictures(PICTURE_OF_224), np.arange(4)
+    split = Split(lambda indices: PIXELS[None], np.zeros(8, np.int64), lambda index: PICTURE_OF_224)
+    dataset, indices = Dataset("one", split, split, ("0", "1"), (16, 16, 3), 255), np.arange(4)
     config = DataConfig(crop="torchvision", crop_area=0.08)
     images = cut_out(dataset, config, indices, seed=5, positions=100 + np.arange(len(indices)))
     for place, image in enumerate(images):
@@ -338,11 +329,3 @@ def test_a_function_of_the_user() -> None:
         changed(transform=f"{name}as_floats")
     with pytest.raises(ConfigError, match=r"failing', image 2: raised ValueError: invalid .*, at .*py:\d+ in failing$"):
         changed(transform=f"{name}failing")
-
-
-def test_normalisation_by_channel() -> None:
-    data = replace(pictures(PICTURE_OF_224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    images = data.train.read(np.arange(2))
-    expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    np.testing.assert_allclose(data.normalize(images), expected, atol=1e-6)
-    assert data.normalize(images).dtype == np.float32

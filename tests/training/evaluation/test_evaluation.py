@@ -23,7 +23,6 @@ from moespec.training.evaluation.evaluate import evaluate, evaluation_size, feat
 from moespec.training.evaluation.few_shot import best_l2, few_shot, ridge
 from moespec.training.evaluation.metrics import make_features, make_forward
 from moespec.training.evaluation.neighbours import nearest_neighbours
-from moespec.training.evaluation.options import EvaluationConfig
 from moespec.training.loop import resolve
 from moespec.training.loop.evaluations import load_sets
 from moespec.training.loop.runlog import read_log
@@ -121,10 +120,10 @@ def test_features_are_what_the_head_sees(trained: Path, digits) -> None:  # type
     assert near["neighbours_20"]["accuracy"] == pytest.approx(expected["neighbours_20"]["accuracy"], abs=0.01)
 
 
-def test_the_command_measures_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_the_same(trained: Path, said: Any) -> None:
     words = ["--fewshot", "10", "--l2", "1", "1024", "--seeds", "2", "--knn", "20"]
-    assert cli.main(["evaluate", str(trained), *words]) == 0
-    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    shown = said(["evaluate", str(trained), *words])
+    lines = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
     real = read_log(trained, "evaluation/real")[-1]
     assert lines["real"] == f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284"
     assert lines["linear"].split("; ")[1] == lines["few-shot"]
@@ -167,7 +166,7 @@ def test_smaller_batches_have_the_same_groups(digits) -> None:  # type: ignore[n
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=1e-6)
 
 
-def test_other_images(trained: Path, digits, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Any) -> None:  # type: ignore[no-untyped-def]
+def test_other_images(trained: Path, digits, tmp_path: Path, said: Any) -> None:  # type: ignore[no-untyped-def]
     """All of a file without a validation part, of the classes of the run by name; training images stay the run's."""
     images, labels = digits.validation.read(np.arange(90)), digits.validation.labels[:90]
     np.savez(tmp_path / "new.npz", images=images, labels=labels, maximum=16)
@@ -183,23 +182,10 @@ def test_other_images(trained: Path, digits, tmp_path: Path, capsys: pytest.Capt
             assert found.train is digits.train
     for wrong, message in (("--data=digits", "the data of the run"), ("--data.broken=skip", "data.path=''")):
         assert message in said(["evaluate", str(trained), wrong], 2)
-    assert cli.main(["evaluate", str(trained), "--data", "npz", "--data.path", path]) == 0
+    out = said(["evaluate", str(trained), "--data", "npz", "--data.path", path])
     right = int((logits_of(digits, *loaded(trained))[:90].argmax(axis=1) == labels).sum())
-    assert f"data new\naccuracy {right / 90:.4f} ({right} of 90)" in (out := capsys.readouterr().out)
+    assert f"data new\naccuracy {right / 90:.4f} ({right} of 90)" in out
     assert "real:" not in out
-
-
-def test_another_capacity(digits, runs) -> None:  # type: ignore[no-untyped-def]
-    """What is dropped at evaluation goes with the capacity there."""
-    section = replace(runs.config.model, router="softmax_token_choice", router_options={"capacity_factor": 0.5})
-    config = resolve.resolve(replace(runs.config, model=section), digits, "jax")
-    sets = load_sets(config, digits, {"roomy": EvaluationConfig(capacity_factor=4.0), "same": EvaluationConfig()})
-    params = B.from_numpy(vit.init(sets["same"].model, 0))
-    dropped = {
-        name: evaluate(B, make_forward(B, one.model), params, digits, batch=128, kind="softmax")["moe"]["1"]["dropped"]
-        for name, one in sets.items()
-    }
-    assert dropped["roomy"] == 0 < 0.3 < dropped["same"]
 
 
 def test_what_is_evaluated_may_change_between_sittings(trained: Path, tmp_path: Path, runs) -> None:  # type: ignore[no-untyped-def]

@@ -27,24 +27,17 @@ def model(**changes: Any) -> vit.VitConfig:
     return vit.named("vit_tiny", **{**fields, **changes})
 
 
-@pytest.fixture(scope="module", params=["numpy", "torch", "jax"])
-def computed(request: pytest.FixtureRequest) -> tuple[Any, list[SlotStatistics], list[list[Routing]]]:
-    """Parameters, the statistics, and of each layer the routing of each image by the specification."""
-    if request.param != "numpy":
-        pytest.importorskip(request.param)
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax"])
+def test_statistics_are_those_of_the_routings(backend: str) -> None:
+    """Of the routing of each image by the specification; over two batches, of which the second is smaller, on each backend."""
     params = vit.init(model(), 0)
     for block in ("1", "2"):
         params["blocks"][block]["moe"]["router"]["scale"] = np.float32(4)
-    B, reference = resolve.load_backend(request.param), resolve.load_backend("numpy")
+    B, reference = resolve.load_backend(backend), resolve.load_backend("numpy")
     output = vit.forward(reference, model(), reference.from_numpy(params), IMAGES)
     dense = [routing.dense() for routing in output.routings]
     routings = [[Routing(*each) for each in zip(*layer, strict=True)] for layer in dense]
-    return params, slot_statistics(B, model(), B.from_numpy(params), IMAGES), routings
-
-
-def test_statistics_are_those_of_the_routings(computed: Any) -> None:
-    """Over two batches, of which the second is smaller, on each backend."""
-    params, statistics, routings = computed
+    statistics = slot_statistics(B, model(), B.from_numpy(params), IMAGES)
     assert [one.block for one in statistics] == ["1", "2"]
     for one, routed in zip(statistics, routings, strict=True):
         assert (one.experts, one.capacity) == (3, 2)

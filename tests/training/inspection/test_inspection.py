@@ -28,17 +28,9 @@ from moespec.training.inspection.inspect_run import (
 from moespec.training.loop import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports import report
-from moespec.training.reports import report as mistakes
 from moespec.training.reports.curves import constant, curves, loads
 from moespec.training.reports.report import Predictions, confused, confusion
 from moespec.training.runs import load_run
-
-
-@pytest.fixture
-def photo(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "photo.png")
-    return tmp_path / "photo.png"
 
 
 def test_main_expert() -> None:
@@ -134,9 +126,9 @@ def test_route_of_an_image(router: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_inspect(runs, backend: str, photo: Path, tmp_path: Path, capsys, said) -> None:  # type: ignore[no-untyped-def]
-    run = str(runs.whole(backend))
-    pictures = []
+def test_inspect(runs, backend: str, tmp_path: Path, capsys, said) -> None:  # type: ignore[no-untyped-def]
+    run, photo, pictures = str(runs.whole(backend)), tmp_path / "photo.png", []
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(photo)
     for step in (["--step", "4"], []):
         assert cli.main(["inspect", run, "--image", str(photo), "--out", str(tmp_path / "routing.png"), *step]) == 0
         pictures.append((tmp_path / "routing.png").read_bytes())
@@ -233,7 +225,7 @@ def test_many_classes_and_many_images_are_cut(runs: Any, tmp_path: Path, monkeyp
     shutil.copytree(runs.whole("torch"), run)
     loaded = load_run(run)
     monkeypatch.setattr(report, "CLASSES", 3)
-    monkeypatch.setattr(mistakes, "MOST", 50)
+    monkeypatch.setattr(report, "MOST", 50)
     names = tuple(f"<b>{name}" for name in loaded.dataset.classes)
     report.write_report(loaded.backend, loaded.config, replace(loaded.dataset, classes=names), run, loaded.params)
     page = (run / "report.html").read_text()

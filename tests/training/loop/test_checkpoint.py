@@ -11,6 +11,7 @@ import random
 import shutil
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,6 @@ def amended(path: Path, **changes: Any) -> None:
     checkpoint.amend(path, {key: value for key, value in record.items() if value is not ...})
 
 
-def with_arrays(path: Path, content: bytes) -> None:
-    """Replaces the arrays, with right checksums."""
-    (path / "arrays.safetensors").write_bytes(content)
-    amended(path, arrays_sha256=hashlib.sha256(content).hexdigest())
-
-
 def test_exact_bits_and_nothing_pickled(tmp_path: Path) -> None:
     path, expected = written(tmp_path), state()
     read = checkpoint.read(path, SHAPES)
@@ -93,46 +88,33 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "empty") is None
 
 
-@pytest.mark.parametrize("name", ["arrays.safetensors", "state.json"])
-def test_a_missing_file(tmp_path: Path, name: str) -> None:
-    written(tmp_path, step=3)
-    path = written(tmp_path, step=7)
-    (path / name).unlink()
-    with pytest.raises(CheckpointError, match=rf"{name}: cannot be read.*To go on from step 3, remove"):
-        checkpoint.read(path, SHAPES)
-    with pytest.raises(CheckpointError, match=r"00000099/state\.json: cannot be read"):
-        checkpoint.read(tmp_path / "00000099", SHAPES)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mu/head/bias": ...}, "no array 'mu/head/bias'"),
-        ({"params/head/kernel": np.zeros((2, 3), np.float32)}, r"kernel is F32 \(2, 3\)"),
-        ({"params/x": np.zeros(1, np.float32)}, "'params/x' is not a parameter of the model"),
-    ],
-)
-def test_arrays_that_do_not_fit_the_model(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = written(tmp_path)
+def amended_arrays(path: Path, **changes: Any) -> None:
+    """Changes arrays, or removes those that become `...`, with right checksums."""
     arrays = {**safetensors.numpy.load((path / "arrays.safetensors").read_bytes()), **changes}
-    with_arrays(path, safetensors.numpy.save({key: value for key, value in arrays.items() if value is not ...}))
-    with pytest.raises(CheckpointError, match=message):
-        checkpoint.read(path, SHAPES)
+    content = safetensors.numpy.save({key: value for key, value in arrays.items() if value is not ...})
+    (path / "arrays.safetensors").write_bytes(content)
+    amended(path, arrays_sha256=hashlib.sha256(content).hexdigest())
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("damage", "message"),
     [
-        ({"format": 4, "version": "7.1"}, r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
-        ({"format": 3, "files": {"../x": "0"}}, "files: '../x': invalid"),
-        ({"step": True}, r"state\.json: step=True: invalid"),
-        ({"config": {"optimizer": {"name": "shampoo"}}}, "config.optimizer: name='shampoo': expected one of adamw"),
-        ({"step": 8}, r"state\.json: step=8, in the folder of step 00000007"),
+        (lambda path: (path / "arrays.safetensors").unlink(), r"arrays\.safetensors: cannot be read.*To go on from step 3, remove"),
+        (lambda path: (path / "state.json").unlink(), r"state\.json: cannot be read.*To go on from step 3, remove"),
+        (shutil.rmtree, r"00000007/state\.json: cannot be read"),
+        (partial(amended_arrays, **{"mu/head/bias": ...}), "no array 'mu/head/bias'"),
+        (partial(amended_arrays, **{"params/head/kernel": np.zeros((2, 3), np.float32)}), r"kernel is F32 \(2, 3\)"),
+        (partial(amended_arrays, **{"params/x": np.zeros(1, np.float32)}), "'params/x' is not a parameter of the model"),
+        (partial(amended, format=4, version="7.1"), r"format 4, of moespec 7\.1; expected one of \(1, 2, 3\)"),
+        (partial(amended, format=3, files={"../x": "0"}), "files: '../x': invalid"),
+        (partial(amended, step=True), r"state\.json: step=True: invalid"),
+        (partial(amended, config={"optimizer": {"name": "shampoo"}}), "config.optimizer: name='shampoo': expected one of adamw"),
+        (partial(amended, step=8), r"state\.json: step=8, in the folder of step 00000007"),
     ],
-)
-def test_records_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = written(tmp_path)
-    amended(path, **changes)
+)  # fmt: skip
+def test_checkpoints_that_cannot_be_used(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    written(tmp_path, step=3)
+    damage(path := written(tmp_path, step=7))
     with pytest.raises(CheckpointError, match=message):
         checkpoint.read(path, SHAPES)
 

@@ -9,7 +9,7 @@ import pytest
 from of_models import params_of, saved
 
 import moespec.backends.numpy as numpy_backend
-from moespec.models import families, vit
+from moespec.models import vit
 from moespec.models.errors import CheckpointError
 from moespec.models.hashing import token_ids
 from moespec.models.hashing.token_ids import KINDS
@@ -113,21 +113,6 @@ def test_a_table_of_experts_that_there_are_not(runs, hashed, tmp_path: Path, exp
         params_of(run)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"router_options": {"hashes": 3}}, "3 hashes do not divide the hidden width 128"),
-        ({"router_options": {"hashes": 2, "capacity_factor": 1.0}}, "MultiHash has no capacity"),
-    ],
-)
-def test_models_that_are_rejected(fields: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        vit.named("vit_tiny", **{"moe": "last_half", "router": "hash", "experts": 4, **fields})
-
-
 def test_a_router_that_needs_ids_is_rejected_where_there_are_none() -> None:
-    """Places are not ids of channels, and Sparse-MLP's tokens are mixtures of patches."""
     with pytest.raises(ConfigError, match=r"router='hash' needs ids"):
         settings("hash", {}, width=4, experts=2, tokens=8)
-    with pytest.raises(ConfigError, match=r"router='hash'"):
-        families.of_name("sparse_mlp_tiny").named("sparse_mlp_tiny", router="hash")

@@ -8,7 +8,6 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from moespec import cli
 from moespec.models.files import read_record
 
 OWN = """
@@ -69,7 +68,7 @@ def test_a_run_that_goes_on_is_logged_as_one(runs, wandb, tmp_path: Path, said, 
     ],
 )
 def test_what_cannot_log_is_said_before_a_step(
-    log: str, message: str, runs, wandb, tmp_path, monkeypatch, capsys
+    log: str, message: str, runs, wandb, tmp_path, monkeypatch, said
 ) -> None:  # type: ignore[no-untyped-def]
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -78,5 +77,4 @@ def test_what_cannot_log_is_said_before_a_step(
     wandb.init.side_effect = RuntimeError("no account")
     monkeypatch.setattr("moespec.training.commands.train.train", lambda *arguments, **options: 1 / 0)
     words = ["train", "--backend", "numpy", "--run", str(tmp_path / "run"), *runs.flags, "--log", log]
-    assert cli.main(words) == 2
-    assert message in capsys.readouterr().err
+    assert message in said(words, 2)

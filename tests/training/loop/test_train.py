@@ -1,6 +1,5 @@
 """Training: a run that was stopped ends with the bits of an unbroken one; runs do not mix; metrics are complete."""
 
-import json
 import math
 import re
 import shutil
@@ -50,17 +49,6 @@ def test_the_loss_falls_and_everything_is_recorded(runs, backend: str) -> None: 
     assert checkpoint.steps(run / "checkpoints") == [4, 8, 12]
 
 
-def test_finished_and_begun_folders(runs, tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    run = runs.whole("jax")
-    same = ["train", "--backend", "jax", "--run"]
-    before = (run / "metrics.jsonl").read_bytes()
-    for more in ([], ["--resume"]):
-        assert "finished already, 12 steps" in said([*same, str(run), *runs.flags, *more])
-    assert (run / "metrics.jsonl").read_bytes() == before
-    begun = runs.broken("jax", tmp_path / "begun", step=4)
-    assert "begun but not finished; go on with --resume" in said([*same, str(begun), *runs.flags], 2)
-
-
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeypatch, resume: list[str]) -> None:  # type: ignore[no-untyped-def]
     """Stopped before its first checkpoint, it gives way to the corrected command, whatever it is; other files do not."""
@@ -82,15 +70,9 @@ def test_a_run_without_a_checkpoint_does_not_block(runs, tmp_path: Path, monkeyp
     assert len(started) == 1
 
 
-def test_the_log_is_cut_at_the_checkpoint(tmp_path: Path) -> None:
-    # As version 0.1 wrote them.
-    lines = [json.dumps({"kind": "train", "step": step, **LOGGED}) + "\n" for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"kind": "tr')
-    log = RunLog(tmp_path, 2)
-    log.write("train", 3, {**LOGGED, "loss": 0.25})
-    log.close()
-    assert [(line["step"], line["loss"]) for line in read_log(tmp_path, "train")] == [(1, 0.5), (2, 0.5), (3, 0.25)]
-    log = RunLog(tmp_path, 3)
+def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, 0)
+    log.write("train", 1, LOGGED)
     (tmp_path / "metrics.jsonl").rename(tmp_path / "aside.jsonl")
     with pytest.raises(RunError, match=r"metrics\.jsonl: removed or replaced while the run wrote to it"):
         log.sync()

@@ -38,28 +38,16 @@ MODELS: dict[str, Config] = {
 """Two or four MoE layers, which have half of the slots in training and all of them in evaluation."""
 
 
-def batch_for(model: Config, images: int = 4) -> dict[str, Any]:
-    random = np.random.default_rng(2)
-    return {
-        "images": random.standard_normal((images, 8, 8, 1)),
-        "targets": random.dirichlet(np.ones(3), images),
-        "random": of_step(images, seed=5, step=6),
-    }
-
-
-def noise_for(model: Config, images: int) -> Any:
-    """What the MoE layers take as noise at a step."""
-    random = of_step(images, seed=5, step=6)
-    return gating_noise(B, family(model).moe_noise(model, images), random, np.zeros(images))
-
-
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loss_is_the_mean_cross_entropy_and_each_loss_of_each_layer_once(name: str, kind: str) -> None:
     model = MODELS[name]
-    params, batch = B.from_numpy(drawn(family(model).init(model))), batch_for(model)
+    params, random = B.from_numpy(drawn(family(model).init(model))), np.random.default_rng(2)
+    batch = {"images": random.standard_normal((4, 8, 8, 1)), "targets": random.dirichlet(np.ones(3), 4)}
+    batch["random"] = of_step(4, seed=5, step=6)
+    noise = gating_noise(B, family(model).moe_noise(model, 4), batch["random"], np.zeros(4))
     loss, metrics = make_loss(B, model, kind)(params, batch)
-    output = family(model).forward(B, model, params, batch["images"], noise=noise_for(model, 4), train=True)
+    output = family(model).forward(B, model, params, batch["images"], noise=noise, train=True)
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     main = np.mean(cross_entropy(output.logits, batch["targets"]))
     names = [layer.name for layer in family(model).moe_layers(model, 4)]

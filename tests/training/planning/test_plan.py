@@ -237,20 +237,6 @@ def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
     assert f"; at 50% of the peak {run['device_days']:.4g} device-days\n" in said(of_run)
 
 
-WRONG = [
-    ("--chip v9", "chip='v9': expected one of 'v5e', 'v5p', 'v6e', 'h100', 'h200'"),
-    ("--devices 7", "training.batch=512 does not divide among 7 devices"),
-    ("--utilisation 1.5", "utilisation=1.5: expected a finite number greater than 0 and at most 1"),
-    ("--utilisation 0.4 --sharding", "utilisation=0.4 has no effect here"),
-    ("--utilisation 0.4 --training.epochs 9", "utilisation=0.4: training.epochs=9.0 is of data that are not read"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), WRONG)
-def test_wrong_arguments(words: str, message: str, said: Any) -> None:
-    assert message in said([*RUN, *words.split()], 2)
-
-
 def test_the_command_says_that_none_fits(said: Any) -> None:
     huge = [*RUN, "--mesh.data", "16", "--experts", "128"]
     *_, mesh, _, last = said(huge).splitlines()

@@ -23,8 +23,6 @@ from moespec.training.transfer.start import finetuned, model_of
 from moespec.training.weights.formats import Given, read, write
 from moespec.training.weights.record import Weights
 
-GENERATOR = np.random.default_rng
-
 
 def weights(seed=1, **fields) -> Weights:
     sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 3, "width": 8, "depth": 2, "hidden": 12}
@@ -181,7 +179,7 @@ SHORT = (
 
 
 def photos(folder: Path) -> Path:
-    generator = GENERATOR(0)
+    generator = np.random.default_rng(0)
     for name in ("cat", "dog"):
         for split, count in (("train", 4), ("val", 2)):
             (folder / split / name).mkdir(parents=True)
@@ -191,7 +189,7 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def test_train_starts_from_a_run(tmp_path, runs, capsys, said):
+def test_train_starts_from_a_run(tmp_path, runs, said):
     run = runs.whole("torch")
     flags = [*runs.flags[: runs.flags.index("--schedule.warmup")], *("--backend", "torch"), *SHORT]
     assert f"init: {run}\nrun:" in said(["train", "--init", str(run), "--run", str(tmp_path / "on"), *flags])
@@ -199,10 +197,10 @@ def test_train_starts_from_a_run(tmp_path, runs, capsys, said):
     for name, value in flatten(started).items():
         np.testing.assert_allclose(value, flatten(trained)[name], rtol=0, atol=1e-10)
     assert f'init = "{run}"' in (tmp_path / "on/config.toml").read_text()
-    assert cli.main(["train", "--init", str(run), "--init-skip", "^head/", "--run", str(tmp_path / "new"), *flags]) == 0
-    assert "  new: head/kernel, head/bias\n" in capsys.readouterr().out
+    skipped = ["train", "--init", str(run), "--init-skip", "^head/", "--run", str(tmp_path / "new"), *flags]
+    assert "  new: head/kernel, head/bias\n" in said(skipped)
     assert np.abs(read(tmp_path / "new", Given()).params["head"]["kernel"]).max() < 1e-9
-    assert cli.main(["train", "--init", str(tmp_path / "nowhere"), "--run", str(tmp_path / "off"), *flags]) == 2
+    said(["train", "--init", str(tmp_path / "nowhere"), "--run", str(tmp_path / "off"), *flags], 2)
     assert not (tmp_path / "off").exists()
 
 
@@ -218,11 +216,11 @@ def test_finetune_at_twice_the_resolution(tmp_path, said):
     assert (found.config.image_size, found.config.classes, found.config.width) == (24, 2, 8)
     slots = found.params["blocks"]["1"]["moe"]["router"]["slots"]
     np.testing.assert_allclose(slots, source.params["blocks"]["1"]["moe"]["router"]["slots"], atol=1e-6)
-    assert cli.main([*given, "--run", str(tmp_path / "same")]) == 0
+    said([*given, "--run", str(tmp_path / "same")])
     assert read(tmp_path / "same", Given()).config.image_size == 12
 
 
-def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
+def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys, said):
     """With what is done to the images, their size and the evaluations, unless data are given; a file has none."""
     run = runs.broken("torch", tmp_path / "run", step=12)
     text = (run / "config.toml").read_text().replace("mixup = 0.5", "mixup = 0.25")
@@ -237,5 +235,5 @@ def test_finetune_keeps_the_data_of_its_run(tmp_path, runs, capsys):
         assert cli.main(["finetune", str(run), *given, *wrong]) == 2
         assert capsys.readouterr().out == (message or "data: digits (of the run)\n")
     write(tmp_path / "x.safetensors", weights(), "moespec")
-    assert cli.main(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")]) == 2
-    assert "x.safetensors: not a run, so it has no data; give --data" in capsys.readouterr().err
+    wrong = said(["finetune", str(tmp_path / "x.safetensors"), "--run", str(tmp_path / "new")], 2)
+    assert "x.safetensors: not a run, so it has no data; give --data" in wrong
