@@ -40,9 +40,6 @@ __all__ = [
 Array = Any
 
 
-# ---------------------------------------------------------------------------------------------------------- config
-
-
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(layers.CommonConfig):
     """The static description of one MLP-Mixer. Raises ConfigError for a value that has no meaning."""
@@ -76,9 +73,6 @@ def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
     return []
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
 def _layout(config: MixerConfig) -> Params:
     layout: Params = {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
@@ -103,9 +97,6 @@ def block_layout(config: Any) -> Params:
 def dense_mlp(width: int, hidden: int) -> Params:
     """An MLP with kernels LeCun normal and biases 0."""
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
-
-
-# --------------------------------------------------------------------------------------------------------- forward
 
 
 def _features(run: layers.Forward, params: Params, images: Array) -> Array:

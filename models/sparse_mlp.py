@@ -48,9 +48,6 @@ __all__ = [
 Array = Any
 
 
-# ---------------------------------------------------------------------------------------------------------- config
-
-
 Mode = Literal["importance_score", "softmax_token_choice"]
 """How an MoE layer routes: the efficient and the vanilla mode."""
 ROUTERS = get_args(Mode)
@@ -212,9 +209,6 @@ def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOpti
     return of_layers[mixing].of_tokens(items)
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
 def _layout(config: SparseMlpConfig) -> Params:
     sparse = moe_blocks(config)
     layout: Params = {
@@ -258,9 +252,6 @@ def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) 
             layout[f"{axis}_kernel"] = Parameter((inputs, outputs), lecun_normal(inputs))
             layout[f"{axis}_bias"] = Parameter((outputs,), constant(0.0))
     return {name: layout} if layout else {}
-
-
-# --------------------------------------------------------------------------------------------------------- forward
 
 
 def _features(run: layers.Forward, params: Params, images: Array) -> Array:

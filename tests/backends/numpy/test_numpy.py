@@ -27,9 +27,6 @@ def assert_same(actual, expected):
     np.testing.assert_array_equal(actual, expected)
 
 
-# ------------------------------------------------------------------------------------- the specification by group
-
-
 class Pair(NamedTuple):
     order: Any
     value: Any
@@ -93,9 +90,6 @@ def test_what_the_groups_give_becomes_one_result(rng):
     assert_same(routing.dense().combine, 2 * dispatch)
 
 
-# ------------------------------------------------------------------------------------------- gradients and training
-
-
 def loss_of_a_layer(params, batch):
     """A router, experts and a loss: everything a model differentiates through."""
     config = B.ROUTERS["softmax_token_choice"].options(width=D, experts=E, tokens=T, choices=2)
@@ -112,9 +106,6 @@ def layer(rng):
         "experts": perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2),
     }
     return params, {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}
-
-
-# -------------------------------------------------------------------------------------- many directions at once
 
 
 @pytest.mark.parametrize(
