@@ -21,11 +21,7 @@ class Room(NamedTuple):
     modules: dict[str, tuple[str, ...]]
 
 
-def _whole(package: str, modules: str) -> dict[str, tuple[str, ...]]:
-    """Modules of a package, each with what its `__all__` has."""
-    return dict.fromkeys((f"{package}.{module}" for module in modules.split()), ())
-
-
+EVALUATION = ("evaluate", "options", "few_shot", "neighbours", "zero_shot", "slots")
 OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_count", "parameter_shapes")
 
 ROOMS = {
@@ -74,7 +70,7 @@ ROOMS = {
     "api-evaluation": Room(
         "Evaluation",
         "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
-        _whole("moespec.training.evaluation", "evaluate options few_shot neighbours zero_shot slots"),
+        {f"moespec.training.evaluation.{module}": () for module in EVALUATION},
     ),
 }
 """The pages of the reference."""
