@@ -24,24 +24,9 @@ def rows():
     return sizes.flatmap(lambda n: st.tuples(grid(3, n), st.integers(1, n)))
 
 
-def potentials(problem, seed):
-    """A token and an expert potential of each group."""
-    random = np.random.default_rng(seed)
-    return random.normal(size=(2, problem.tokens)), random.normal(size=(2, problem.experts))
-
-
-def utility(problem):
-    """The softmax of the scores."""
-    exponentials = np.exp(problem.scores)
-    return exponentials / exponentials.sum(axis=2, keepdims=True)
-
-
 def objective(plan, utility, gamma=1.0):
     """What the plan minimises: `gamma / 2 |P|^2 - <P, U>`, for each group."""
     return np.sum(gamma / 2 * plan**2 - plan * utility, axis=(-2, -1))
-
-
-# Projections.
 
 
 def projection(values, nonzeros, mass):
@@ -68,21 +53,15 @@ def test_projections_are_closest_to_the_values(B, problem, mass):
     np.testing.assert_allclose(B.project_simplex(values, mass=mass), expected, atol=1e-12)
 
 
-# The duals.
-
-
 @holds(wrong="dual_without_cardinality", problem=spread_slots, seed=seeds, gamma=one_of(0.25, 1.0))
 def test_the_maximum_of_the_dual_over_experts_is_the_semi_dual(B, problem, seed, gamma):
     options = {"capacity": problem.capacity, "regularization": gamma}
-    alpha, beta = potentials(problem, seed)
-    u = utility(problem)
+    random, u = np.random.default_rng(seed), B.softmax_affinity(problem.scores)
+    alpha, beta = random.normal(size=(2, problem.tokens)), random.normal(size=(2, problem.experts))
     semi = B.transport_semi_dual(alpha, u, **options)
     assert (B.transport_dual(alpha, beta, u, **options).value <= semi.value + 1e-11).all()
     best = np.where(semi.plan > 0, gamma * semi.plan - alpha[:, :, None] - u, -np.inf).max(axis=1)
     np.testing.assert_allclose(B.transport_dual(alpha, best, u, **options).value, semi.value, rtol=1e-10, atol=1e-10)
-
-
-# The solvers.
 
 
 def best_assignments(utility):
@@ -99,7 +78,7 @@ def best_assignments(utility):
 def test_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
     """With k = T / E the feasible plans are the balanced 0/1 assignments: where rows sum to 1, it is the best of them."""
     assume(problem.tokens % problem.experts == 0)
-    u = utility(problem)
+    u = B.softmax_affinity(problem.scores)
     plans = B.sparse_transport_affinity(u, capacity=problem.tokens // problem.experts, solver="lbfgs")
     best = objective(best_assignments(u), u)
     feasible = np.abs(plans.sum(axis=2) - 1).max(axis=1) < 1e-7
