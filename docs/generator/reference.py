@@ -109,14 +109,10 @@ def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
             raise TypeError(f"{module.__name__}.{name}: expected a function or class")
         if inspect.isroutine(value) or inspect.isclass(value):
             yield Entry(name, _signature(value), markdown(inspect.getdoc(value) or ""))
-            yield from _methods(name, value) if inspect.isclass(value) else ()
-
-
-def _methods(owner: str, kind: type) -> Iterator[Entry]:
-    for name, value in vars(kind).items():
-        function: Any = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if inspect.isfunction(function) and function.__doc__ and not name.startswith("_"):
-            yield Entry(f"{owner}.{name}", _signature(function), markdown(inspect.getdoc(function) or ""))
+        for method, member in vars(value).items() if inspect.isclass(value) else ():
+            function: Any = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and function.__doc__ and not method.startswith("_"):
+                yield Entry(f"{name}.{method}", _signature(function), markdown(inspect.getdoc(function) or ""))
 
 
 def _signature(value: Any) -> str:

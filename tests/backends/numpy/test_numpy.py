@@ -23,8 +23,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-def assert_same(actual, expected):
-    np.testing.assert_array_equal(actual, expected)
+assert_same = np.testing.assert_array_equal
 
 
 class Pair(NamedTuple):
@@ -95,17 +94,7 @@ def loss_of_a_layer(params, batch):
     config = B.ROUTERS["softmax_token_choice"].options(width=D, experts=E, tokens=T, choices=2)
     output = B.ROUTERS["softmax_token_choice"].route(params["router"], batch["tokens"], config, noise=batch["noise"])
     y = B.moe_layer(batch["tokens"], output.routing, lambda inputs: B.expert_mlp(inputs, params["experts"]))
-    loss = B.mean(y * y) + sum(output.losses.values())
-    return loss, {"load": output.metrics["load"]}
-
-
-@pytest.fixture
-def layer(rng):
-    params = {
-        "router": {"kernel": rng.standard_normal((D, E))},
-        "experts": perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2),
-    }
-    return params, {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}
+    return B.mean(y * y) + sum(output.losses.values()), {}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +140,9 @@ def test_what_does_not_know_of_directions_sees_one_after_the_other(function):
     np.testing.assert_allclose(together, np.stack(one_by_one, axis=-1), rtol=1e-13)
 
 
-def test_a_model_is_differentiated_in_few_passes(layer):
-    calls = []
-    B.value_and_grad(lambda *arguments: calls.append(arguments) or loss_of_a_layer(*arguments))(*layer)
+def test_a_model_is_differentiated_in_few_passes(rng):
+    experts = perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2)
+    params = {"router": {"kernel": rng.standard_normal((D, E))}, "experts": experts}
+    batch, calls = {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}, []
+    B.value_and_grad(lambda *arguments: calls.append(arguments) or loss_of_a_layer(*arguments))(params, batch)
     assert len(calls) == 3  # the value, and 64 each of 128 parameters
