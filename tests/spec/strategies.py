@@ -70,8 +70,3 @@ spread_slots = one_of(*SHAPES).flatmap(
 def orders(size: int, seed: int) -> Array:
     """A permutation for each group, (groups, size)."""
     return np.random.default_rng(seed).permuted(np.tile(np.arange(size, dtype=np.int32), (GROUPS, 1)), axis=1)
-
-
-def shuffled(size: int, seed: int) -> Array:
-    """A permutation of `0 .. size - 1`."""
-    return np.random.default_rng(seed).permutation(size)

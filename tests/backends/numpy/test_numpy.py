@@ -12,10 +12,9 @@ from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.groups import batched
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.errors import ShapeError
-from moespec.spec.numerics import Leading, Shared
-from moespec.spec.routing import DenseRouting, Routing
+from moespec.spec.numerics import Shared
 
-G, T, E, D, C = 3, 6, 4, 5, 2
+G, T, E, D = 3, 6, 4, 5
 
 
 @pytest.fixture
@@ -51,42 +50,6 @@ def test_a_function_of_one_group_is_mapped_over_the_groups(rng):
         mapped(x, 1.0, mask[:2])
     with pytest.raises(TypeError, match="width"):
         mapped(x, 1.0, width=3)
-
-
-def test_what_the_groups_give_becomes_one_result(rng):
-    def scalar(x: ArrayLike) -> Any:
-        return np.sum(x)
-
-    def metrics(x: ArrayLike) -> Any:
-        return {"sum": np.sum(x), "x": x}
-
-    def mask(x: ArrayLike) -> Any:
-        return x > 0
-
-    def mixture(x: ArrayLike) -> DenseRouting:
-        return Routing(x, 2 * x)
-
-    def sparse(x: ArrayLike) -> Routing:
-        return Routing(x, 2 * x)
-
-    def anywhere(x: Leading) -> Any:
-        return 2 * x
-
-    x = rng.standard_normal((G, T))
-    assert batched(scalar)(x) == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
-    assert batched(metrics)(x)["sum"] == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
-    np.testing.assert_allclose(batched(metrics)(x)["x"], x.mean(axis=0), rtol=1e-15)
-    assert batched(mask)(x).dtype == bool
-    assert batched(anywhere) is anywhere
-    dispatch = np.zeros((G, T, E, C))
-    dispatch[:, 1, 2, 0] = 1
-    assert isinstance(batched(mixture)(dispatch), B.SoftRouting)
-    routing = batched(sparse)(dispatch)
-    assert isinstance(routing, B.SlotRouting)
-    assert routing.token.dtype == np.int32
-    assert routing.token[0, 2].tolist() == [1, T]
-    assert routing.weight[0, 2].tolist() == [2, 0]
-    assert_same(routing.dense().combine, 2 * dispatch)
 
 
 def loss_of_a_layer(params, batch):

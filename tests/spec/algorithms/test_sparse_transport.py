@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from properties import holds
 from scipy.optimize import linear_sum_assignment
-from strategies import grid, one_of, orders, seeds, shuffled, slots, spread_slots
+from strategies import grid, one_of, orders, seeds, slots, spread_slots
 
 from moespec.spec import softmax_affinity, sparse_transport_affinity, transport_semi_dual
 from moespec.spec.algorithms.transport_solvers import Problem, evaluate, solve_adam, solve_lbfgs
@@ -98,7 +98,7 @@ def test_the_plan_of_the_solver_has_exact_and_sparse_columns_or_rows(B, problem,
         assert (plan >= 0).all()
         np.testing.assert_allclose(plan.sum(axis=axis), total, rtol=1e-12)
         assert (np.count_nonzero(plan, axis=axis) <= count).all()
-    tokens, experts = orders(problem.tokens, seed)[..., None], shuffled(problem.experts, seed)
+    tokens, experts = orders(problem.tokens, seed)[..., None], np.random.default_rng(seed).permutation(problem.experts)
     permuted = B.sparse_transport_affinity(
         np.take_along_axis(u, tokens, axis=1)[:, :, experts], capacity=problem.capacity
     )
