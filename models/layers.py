@@ -35,9 +35,6 @@ Size = Annotated[int, Range(0, SIZE + 1)]
 """A size of something that there need not be."""
 
 
-# ----------------------------------------------------------------------------------------------------- configuration
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlocksConfig:
     """What the configurations of all models have. Raises ConfigError for a value that has no meaning."""
@@ -276,9 +273,6 @@ def split(items: int, group: int, what: str, field: str, *, inputs: str = "image
     if items % group:
         raise ShapeError(f"{inputs}: {items} {what} cannot be split into groups of {field}={group}")
     return items // group
-
-
-# ----------------------------------------------------------------------------------------------------------- forward
 
 
 Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]

@@ -10,6 +10,7 @@ Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 202
 Initial values are those of the public code: kernels LeCun normal, biases 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,8 +29,10 @@ __all__ = [
     "block",
     "block_layout",
     "dense_mlp",
+    "features",
     "forward",
     "init",
+    "layout",
     "moe_layers",
     "moe_noise",
     "named",
@@ -38,9 +41,6 @@ __all__ = [
 ]
 
 Array = Any
-
-
-# ---------------------------------------------------------------------------------------------------------- config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,15 @@ def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
     return []
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
-def _layout(config: MixerConfig) -> Params:
-    layout: Params = {
+def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) -> Params:
+    """The parameters of a model. of_block: those of the block of a number, where blocks differ."""
+    head = parameters.head(config.width, config.classes, config.head_bias)
+    return {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
-        "blocks": {str(number): block_layout(config) for number in range(config.depth)},
+        "blocks": {str(n): of_block(config, n) if of_block else block_layout(config) for n in range(config.depth)},
         "norm": parameters.norm(config.width),
+        **({"head": head} if config.classes else {}),
     }
-    if config.classes:
-        layout["head"] = parameters.head(config.width, config.classes, config.head_bias)
-    return layout
 
 
 def block_layout(config: Any) -> Params:
@@ -105,14 +102,12 @@ def dense_mlp(width: int, hidden: int) -> Params:
     return parameters.mlp(width, hidden, lambda inputs, outputs: lecun_normal(inputs), constant(0.0))
 
 
-# --------------------------------------------------------------------------------------------------------- forward
-
-
-def _features(run: layers.Forward, params: Params, images: Array) -> Array:
+def features(run: layers.Forward, params: Params, images: Array, of_block: layers.Block | None = None) -> Array:
+    """The mean over patches, `(N, D)`, of what the blocks make of images. of_block: in place of `block`."""
     B, embedding = run.B, run.compute(params["embedding"])
     x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
-    x = run.blocks(lambda number, p, x: (block(run, p, x, number), []), params, x)
-    return B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, D)
+    x = run.blocks(of_block or (lambda number, p, x: (block(run, p, x, number), [])), params, x)
+    return B.mean(layers.layer_norm(B, params["norm"], x), 1)
 
 
 def block(run: layers.Forward, p: Params, x: Array, number: int) -> Array:
@@ -129,6 +124,6 @@ def block(run: layers.Forward, p: Params, x: Array, number: int) -> Array:
     return x + branch("channel_mlp", layers.layer_norm(B, p["norm2"], x), 1)
 
 
-FAMILY = layers.Family(MixerConfig, SIZES, _layout, moe_layers, _features)
+FAMILY = layers.Family(MixerConfig, SIZES, layout, moe_layers, features)
 named, init, forward, moe_noise = FAMILY.named, FAMILY.init, FAMILY.forward, FAMILY.moe_noise
 parameter_shapes, parameter_count = FAMILY.parameter_shapes, FAMILY.parameter_count

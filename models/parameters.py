@@ -108,9 +108,6 @@ def _map(tree: Params, function: Callable[[tuple[str, ...], Any], Any], path: tu
     }
 
 
-# ------------------------------------------------------------------------------------------------- initial values
-
-
 def constant(value: float) -> Draw:
     """Every entry is `value`."""
     return lambda generator, shape: np.full(shape, value, np.float32)
@@ -137,9 +134,6 @@ def _stacked(draw: Draw, expert_init: str) -> Draw:
     if expert_init == "independent":
         return draw
     return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
-
-
-# --------------------------------------------------------------------------------------------------------- layers
 
 
 def norm(dim: int) -> Params:

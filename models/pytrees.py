@@ -3,25 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from moespec.backends.pytrees import leaves, unflatten
+
 __all__ = ["flatten", "nested"]
 
 
-def flatten(tree: Mapping[str, Any], separator: str = "/", prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
     """The leaves by their paths: `{"a": {"b": 1}}` -> `{"a/b": 1}`."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, separator, name + separator) if isinstance(value, Mapping) else {name: value}
-    return flat
+    return {separator.join(map(str, path)): leaf for path, leaf in leaves(tree)}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `flatten` for names separated by "/"."""
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
+    return unflatten({tuple(name.split("/")): value for name, value in flat.items()})

@@ -48,9 +48,6 @@ __all__ = [
 Array = Any
 
 
-# ---------------------------------------------------------------------------------------------------------- config
-
-
 Mode = Literal["importance_score", "softmax_token_choice"]
 """How an MoE layer routes: the efficient and the vanilla mode."""
 ROUTERS = get_args(Mode)
@@ -212,22 +209,9 @@ def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOpti
     return of_layers[mixing].of_tokens(items)
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
 def _layout(config: SparseMlpConfig) -> Params:
     sparse = moe_blocks(config)
-    layout: Params = {
-        "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
-        "blocks": {
-            str(number): _sparse_layout(config) if number in sparse else mixer.block_layout(config)
-            for number in range(config.depth)
-        },
-        "norm": parameters.norm(config.width),
-    }
-    if config.classes:
-        layout["head"] = parameters.head(config.width, config.classes, config.head_bias)
-    return layout
+    return mixer.layout(config, lambda of, n: _sparse_layout(of) if n in sparse else mixer.block_layout(of))
 
 
 def _sparse_layout(config: SparseMlpConfig) -> Params:
@@ -260,13 +244,8 @@ def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) 
     return {name: layout} if layout else {}
 
 
-# --------------------------------------------------------------------------------------------------------- forward
-
-
 def _features(run: layers.Forward, params: Params, images: Array) -> Array:
     B, config, drop, compute = run.B, run.config, run.drop, run.compute
-    embedding = compute(params["embedding"])
-    x = B.patch_embed(compute(images), embedding["kernel"], embedding["bias"])  # (N, S, C)
 
     def block(number: int, p: Params, x: Array) -> tuple[Array, list[RouterOutput]]:
         if number not in moe_blocks(config):
@@ -284,8 +263,7 @@ def _features(run: layers.Forward, params: Params, images: Array) -> Array:
         x = x + drop.branch(y, 2 * number + 1)
         return B.rescale(x, compute(p["rescale2"])) if "rescale2" in p else x, outputs  # (N, S, C)
 
-    x = run.blocks(block, params, x)
-    return B.mean(layers.layer_norm(B, params["norm"], x), 1)  # (N, C)
+    return mixer.features(run, params, images, block)
 
 
 FAMILY = layers.Family(SparseMlpConfig, SIZES, _layout, moe_layers, _features)

@@ -184,9 +184,6 @@ def takes_ids(config: TransformerConfig) -> bool:
     return bool(id_blocks(config))
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
 def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
     """The parameters of all blocks.
 
@@ -242,9 +239,6 @@ def _moe_layout(config: TransformerConfig) -> Params:
     one, shared = (_mlp_layout(config, hidden, **form) for hidden in (of.hidden, of.shared))
     layout = parameters.moe(config.router, router_config(config), one, config.expert_init)
     return {**layout, "shared": shared} if of.shared else layout
-
-
-# --------------------------------------------------------------------------------------------------------- forward
 
 
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:

@@ -58,9 +58,6 @@ IDS = Only("takes_ids", why="the model has no router that needs token ids")
 Array = Any
 
 
-# ---------------------------------------------------------------------------------------------------------- config
-
-
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
     """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
@@ -200,9 +197,6 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
     return other
 
 
-# ------------------------------------------------------------------------------------------------------ parameters
-
-
 def _layout(config: VitConfig) -> Params:
     """Every parameter of the model, its name, shape and initial values.
 
@@ -240,9 +234,6 @@ def _layout(config: VitConfig) -> Params:
     if config.classes:
         layout["head"] = parameters.head(config.representation or D, config.classes, config.head_bias)
     return layout
-
-
-# --------------------------------------------------------------------------------------------------------- forward
 
 
 def _features(run: layers.Forward, params: Params, images: Array) -> Array:

@@ -21,9 +21,6 @@ ROOT = Path(__file__).parents[2]
 """The repository."""
 
 
-MODULES = {module.__name__: module for module in registry.MODULES}
-
-
 class SiteError(Exception):
     """What a page shows does not hold: an example, a revision in the changelog, a paper that is not among the references."""
 
@@ -63,7 +60,7 @@ class Page:
         Of a router that selects by a plan last, what weights its outputs.
         """
         names = [f"moespec.spec.routers.{self.name}"] if self.router else []
-        names += [name for name, module in MODULES.items() if self.algorithm in getattr(module, "ALGORITHMS", ())]
+        names += [m.__name__ for m in registry.MODULES if self.algorithm in getattr(m, "ALGORITHMS", ())]
         names += [function.__module__ for function in self.functions.values()]
         names += [plan.__name__] if self.router and hasattr(sys.modules[names[0]], "combine_scores") else []
         return [sys.modules[name] for name in dict.fromkeys(names)]

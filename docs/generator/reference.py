@@ -21,11 +21,7 @@ class Room(NamedTuple):
     modules: dict[str, tuple[str, ...]]
 
 
-def _whole(package: str, modules: str) -> dict[str, tuple[str, ...]]:
-    """Modules of a package, each with what its `__all__` has."""
-    return dict.fromkeys((f"{package}.{module}" for module in modules.split()), ())
-
-
+EVALUATION = ("evaluate", "options", "few_shot", "neighbours", "zero_shot", "slots")
 OF_MODEL = ("named", "init", "forward", "moe_layers", "moe_noise", "parameter_count", "parameter_shapes")
 
 ROOMS = {
@@ -74,7 +70,7 @@ ROOMS = {
     "api-evaluation": Room(
         "Evaluation",
         "Accuracy, few-shot classification, nearest neighbours, zero-shot classification, retrieval.",
-        _whole("moespec.training.evaluation", "evaluate options few_shot neighbours zero_shot slots"),
+        {f"moespec.training.evaluation.{module}": () for module in EVALUATION},
     ),
 }
 """The pages of the reference."""
@@ -113,14 +109,10 @@ def entries(module: ModuleType, names: tuple[str, ...] = ()) -> Iterator[Entry]:
             raise TypeError(f"{module.__name__}.{name}: expected a function or class")
         if inspect.isroutine(value) or inspect.isclass(value):
             yield Entry(name, _signature(value), markdown(inspect.getdoc(value) or ""))
-            yield from _methods(name, value) if inspect.isclass(value) else ()
-
-
-def _methods(owner: str, kind: type) -> Iterator[Entry]:
-    for name, value in vars(kind).items():
-        function: Any = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if inspect.isfunction(function) and function.__doc__ and not name.startswith("_"):
-            yield Entry(f"{owner}.{name}", _signature(function), markdown(inspect.getdoc(function) or ""))
+        for method, member in vars(value).items() if inspect.isclass(value) else ():
+            function: Any = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and function.__doc__ and not method.startswith("_"):
+                yield Entry(f"{name}.{method}", _signature(function), markdown(inspect.getdoc(function) or ""))
 
 
 def _signature(value: Any) -> str:

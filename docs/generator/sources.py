@@ -79,14 +79,9 @@ def sources(page: Page, calls: list[str]) -> dict[str, list[tuple[Path, str]]]:
         by_name[name] = [(known[each].path, known[each].text) for each in wanted if each in known]
         if page.router and folder == "spec":
             path = Path("spec/routers") / f"{page.name}.py"
-            by_name[name].insert(0, (path, _without_docstring((ROOT / path).read_text(encoding="utf-8"))))
+            text = (ROOT / path).read_text(encoding="utf-8")  # from its first import on: its docstring is the page
+            by_name[name].insert(0, (path, "\n".join(text.splitlines()[ast.parse(text).body[1].lineno - 1 :])))
     return {name: texts for name, texts in by_name.items() if texts}
-
-
-def _without_docstring(text: str) -> str:
-    """A module from its first import on; its docstring is the page."""
-    body = ast.parse(text).body
-    return "\n".join(text.splitlines()[body[1].lineno - 1 :])
 
 
 def options(page: Page) -> list[Option]:

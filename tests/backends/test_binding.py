@@ -37,9 +37,3 @@ def test_a_function_has_the_docstring_of_the_specification(backend):
     for name in ("token_choice", "moe_layer", "balance_bias", "layer_norm"):
         assert inspect.getdoc(getattr(spec, name)) in inspect.getdoc(getattr(B, name)), name
         assert getattr(B, name).__name__ == name
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_a_formula_has_no_argument_for_the_namespace(backend):
-    B = pytest.importorskip(f"moespec.backends.{backend}", exc_type=ImportError)
-    assert list(inspect.signature(B.cap_logits).parameters) == ["logits", "cap"]

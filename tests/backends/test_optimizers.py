@@ -141,28 +141,20 @@ def test_patterns_must_be_found() -> None:
     OptimizerConfig(rates="kernel=0, head=2", decay="head/kernel=3.0").check_patterns(paths)
 
 
-KERNELS = (
-    "head/kernel",
-    "blocks/0/attention/out/kernel",
-    "blocks/1/moe/experts/w1",
-    "blocks/1/mlp/w2",
-    "router/kernel",
+DECAYING = (
+    *("head/kernel", "blocks/0/attention/out/kernel", "blocks/1/moe/experts/w1", "blocks/1/mlp/w2", "router/kernel"),
+    *("rescale1/token_kernel", "rescale2/channel_kernel", "router/noise_kernel", "router/scale"),
 )
-OTHER_KERNELS = ("rescale1/token_kernel", "rescale2/channel_kernel", "router/noise_kernel")
-NOT = (
-    *("head/bias", "norm/scale", "blocks/0/norm1/scale", "positions", "token", "router/slots", "experts/b1"),
-    "head/probe",
+OTHERS = (
+    *("", "head/bias", "norm/scale", "blocks/0/norm1/scale", "positions", "token", "router/slots", "experts/b1"),
+    *("head/probe", "router/tables", "tokens/codebook"),
 )
 
 
-def test_what_decays() -> None:
+@pytest.mark.parametrize("path", [*DECAYING, *OTHERS])
+def test_what_decays(path: str) -> None:
     """Kernels and the scale of Soft MoE decay, whose slots do not, as in the configurations of the authors."""
-    optimizer = OptimizerConfig(weight_decay=0.25)
-    for path in (*KERNELS, *OTHER_KERNELS, "blocks/1/moe/router/scale", "router/scale"):
-        assert optimizer.decay_of(path.split("/")) == 0.25, path
-    for path in (*NOT, "router/tables", "tokens/codebook"):
-        assert optimizer.decay_of(path.split("/")) == 0.0, path
-    assert optimizer.decay_of(()) == 0.0
+    assert OptimizerConfig(weight_decay=0.25).decay_of(path.split("/") if path else ()) == 0.25 * (path in DECAYING)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -186,9 +186,6 @@ def test_every_name_of_the_reference_has_a_docstring(room):
     assert [entry.name for section in sections for entry in section.entries if not entry.body.strip()] == []
 
 
-# Revisions.
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [("", "no entry .*`z_loss`, revision 2"), ("* `z_loss`, revision 3: x", "no revision 3 of `z_loss`")],
@@ -226,9 +223,6 @@ def test_an_earlier_revision_is_what_the_history_has_of_it(tmp_path):
     assert "older = 1" in first.texts["spec/algorithms/soft_moe.py"]
     assert {"-older = 1", "+new = 1"} <= set(first.difference.splitlines())
     assert {"-new = 1", "+newest = 1"} <= set(second.difference.splitlines())
-
-
-# What is published besides.
 
 
 def test_the_citation_is_valid_and_names_a_release_only_if_it_has_a_tag():

@@ -52,29 +52,21 @@ def _slots(scores: Array) -> Any:
     return st.builds(Slots, st.just(scores), st.integers(1, experts), st.integers(1, tokens))
 
 
-def _normal(shape: tuple[int, int], seed: int) -> Array:
-    return np.random.default_rng(seed).normal(size=(GROUPS, *shape))
-
-
 seeds = st.integers(0, 2**16)
 """For `np.random.default_rng`."""
 logits = one_of(*SHAPES).flatmap(lambda shape: grid(GROUPS, *shape))
 """(groups, tokens, experts)."""
 even_logits = logits.filter(lambda scores: scores.shape[1] % scores.shape[2] == 0)
 """(groups, tokens, experts), with as many tokens for each expert."""
-spread = st.builds(_normal, one_of(*SHAPES), seeds)
-"""Standard normal (groups, tokens, experts)."""
+
 slots = logits.flatmap(_slots)
 """Scores with ties."""
-spread_slots = spread.flatmap(_slots)
-"""Scores in general position."""
+spread_slots = one_of(*SHAPES).flatmap(
+    lambda shape: seeds.map(lambda seed: np.random.default_rng(seed).normal(size=(GROUPS, *shape))).flatmap(_slots)
+)
+"""Scores in general position, standard normal."""
 
 
 def orders(size: int, seed: int) -> Array:
     """A permutation for each group, (groups, size)."""
     return np.random.default_rng(seed).permuted(np.tile(np.arange(size, dtype=np.int32), (GROUPS, 1)), axis=1)
-
-
-def shuffled(size: int, seed: int) -> Array:
-    """A permutation of `0 .. size - 1`."""
-    return np.random.default_rng(seed).permutation(size)

@@ -16,14 +16,10 @@ WITHOUT_SOURCE = {  # ours, or no mathematics
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
-
-
-def test_the_examples_are_found():
-    attempted = sum(doctest.testmod(importlib.import_module(name)).attempted for name in MODULES)
-    assert attempted >= 90
+def test_examples():
+    outcomes = {name: doctest.testmod(importlib.import_module(name)) for name in MODULES}
+    assert not [name for name, outcome in outcomes.items() if outcome.failed]
+    assert sum(outcome.attempted for outcome in outcomes.values()) >= 90
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -104,21 +104,15 @@ def options_of(kind: Any, values: Any, place: tuple[str, ...] = (), config: Any 
             name = ".".join(at).removeprefix("settings.")
             flags = field.metadata.get("flags") or (f"--{name.replace('_', '-')}",)
             short = [f"--{word}" for word, full in SHORT.items() if full == name and place]
-            rare, useless = (
-                field.metadata.get("rare", False),
-                config and (no_effect(config, name) or _other(values, at[-1])),
-            )
+            # Of another optimiser than the section's.
+            other = hasattr(values, "own") and at[-1] in values.options() and at[-1] not in vars(values.own)
+            useless = config and (no_effect(config, name) or other)
             yield Option(
                 *(max(flags, key=len).removeprefix("--").replace("-", "_"), at, hint, value, kind, (*short, *flags)),
-                hidden=bool(rare or useless),
+                hidden=bool(field.metadata.get("rare", False) or useless),
                 positional=field.metadata.get("positional", False),
                 single=field.metadata.get("single", False),
             )
-
-
-def _other(section: Any, name: str) -> bool:
-    """Whether a field is an option of another optimiser than the section's."""
-    return hasattr(section, "own") and name in section.options() and name not in vars(section.own)
 
 
 @dataclass(frozen=True)

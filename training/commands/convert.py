@@ -57,7 +57,10 @@ def convert_command(given: ConvertArguments) -> None:
     for name, chosen in (("from", from_format), ("to", to_format)):
         if chosen is not None and chosen not in FORMATS:
             raise ConfigError(f"{name}={chosen!r}: expected one of {', '.join(FORMATS)}")
-    to_format = to_format or _by_name(target)
+    if to_format is None and target.suffix != ".safetensors":
+        writable = ", ".join(name for name, format in FORMATS.items() if format.write)
+        raise ConfigError(f"target={str(target)!r}: give --to, one of {writable}")
+    to_format = to_format or "moespec"
     if to_format == "vmoe" and target.suffix in (".safetensors", ".npz"):
         raise ConfigError(f"target={str(target)!r}: vmoe has two files, NAME.index and NAME.data-...; expected a NAME")
     if to_format not in ("hub", "huggingface"):
@@ -91,14 +94,6 @@ def fields_of(settings: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             fields[name] = text
     return fields
-
-
-def _by_name(target: Path) -> str:
-    """The format of a target without --to: moespec's own."""
-    if target.suffix == ".safetensors":
-        return "moespec"
-    writable = ", ".join(name for name, format in FORMATS.items() if format.write)
-    raise ConfigError(f"target={str(target)!r}: give --to, one of {writable}")
 
 
 def _words(config: Any) -> str:

@@ -71,7 +71,9 @@ def main(words: list[str]) -> None:
         if failed is None:
             return
         index, status = failed
-        told = f"process {index} of {processes} {_described(status)}; the others were ended"
+        ended = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        ended = "no longer answered" if status == LOST else ended
+        told = f"process {index} of {processes} {ended}; the others were ended"
         if attempt == restarts or status == USAGE:
             raise RunError(told)
         print(f"moespec: {told}; start {attempt + 2} of {restarts + 1}", file=sys.stderr, flush=True)
@@ -157,9 +159,3 @@ def _free_port() -> int:
             with suppress(OSError, OverflowError):
                 second.bind(("127.0.0.1", port + 1))
                 return port
-
-
-def _described(status: int) -> str:
-    if status == LOST:
-        return "no longer answered"
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,12 +1,11 @@
 """`moespec list`: models, routers, data sets and recipes. It stands apart from the other commands, which import all that training needs."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from moespec.models import families
 from moespec.models.options import option
 from moespec.spec.routers import ROUTERS
-from moespec.spec.routers.record import Router
 from moespec.training.commandline.parse import parse
 from moespec.training.configuration import configfile
 from moespec.training.data.datasets import DATASETS
@@ -28,7 +27,10 @@ def main(words: list[str]) -> None:
     if what == "routers":
         print("A group has T tokens of width D, E experts with C slots, K choices a token; costs are in multiply-adds.")
         for router in ROUTERS.values():
-            print(_described(router))
+            models = {"models": ", ".join(router.models)} if router.models else {}
+            about = {"source": router.source, **models, "balances": router.balances}
+            about |= {"cost": router.cost, "drops": router.drops}
+            print(router.name, *(f"  {title:9} {text}" for title, text in about.items()), sep="\n")
         return
     tables = {
         "models": dict.fromkeys(families.names(), "") | families.patterns(),
@@ -43,10 +45,3 @@ def main(words: list[str]) -> None:
             indent = "  " if what == "all" else ""
             for name, text in table.items():
                 print(f"{indent}{name:36} {text}".rstrip())
-
-
-def _described(router: Router[Any]) -> str:
-    """The name of a router, its source, the models that use it, and its words on balance, cost and drops."""
-    models = {"models": ", ".join(router.models)} if router.models else {}
-    facts = {"source": router.source, **models, "balances": router.balances, "cost": router.cost, "drops": router.drops}
-    return "\n".join([router.name, *(f"  {title:9} {text}" for title, text in facts.items())])

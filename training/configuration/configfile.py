@@ -8,7 +8,7 @@ how the file is written; the first files of version 0.1 have none.
 import tomllib
 import types
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
 from os.path import isfile
@@ -102,7 +102,9 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
         with named(f"{path}: ", ("model",)):
             base = with_model(base, section.get("name") or model, section.get("router") or router)
         if older or section.get("router_options") == {}:
-            table["model"] = _of_own_router(section, vars(getattr(base.model, "router_options", RouterSection())))
+            own = vars(getattr(base.model, "router_options", RouterSection()))
+            options = {name: value for name, value in section["router_options"].items() if name in own}
+            table["model"] = {key: of for key, of in {**section, "router_options": options}.items() if of != {}}
     return with_model(update(base, table, source=str(path)), model, router)
 
 
@@ -199,12 +201,6 @@ def _of_version_0_1(table: Mapping[str, Any]) -> bool:
     section = table.get("model")
     options = section.get("router_options") if isinstance(section, dict) else None
     return isinstance(options, dict) and options.keys() >= EVERY_ROUTER
-
-
-def _of_own_router(section: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """The section `model` of a run without the options that its router does not have, and without a table of none."""
-    options = {name: value for name, value in section["router_options"].items() if name in own}
-    return {name: value for name, value in {**section, "router_options": options}.items() if value != {}}
 
 
 def dump(config: Config) -> str:

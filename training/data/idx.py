@@ -24,7 +24,6 @@ __all__ = ["load_idx", "read_idx"]
 UNSIGNED_BYTE = 8
 DEFLATE = 1032
 """Bytes that a byte of a gzip file stands for, at most: what a header says has this bound."""
-PARTS = {"train": "train", "validation": "t10k"}
 
 
 def load_idx(folder: Path) -> Dataset:
@@ -34,8 +33,7 @@ def load_idx(folder: Path) -> Dataset:
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
-    parts = {name: _read_part(folder, prefix) for name, prefix in PARTS.items()}
-    (images, labels), (held_images, held_labels) = parts["train"], parts["validation"]
+    (images, labels), (held_images, held_labels) = (_read_part(folder, prefix) for prefix in ("train", "t10k"))
     if images.shape[1:] != held_images.shape[1:]:
         raise DataError(f"{folder}: training images are {images.shape[1:]}, the t10k images {held_images.shape[1:]}")
     classes = numbered_classes(str(folder), labels, held_labels)

@@ -66,7 +66,12 @@ class Prefetcher:
         except RuntimeError as error:  # grain names the status in its text alone
             if not (found := re.search(r"terminated unexpectedly with exit code (-?\d+)", str(error))):
                 raise
-            raise RunError(_ended(int(found[1]))) from None
+            if (status := int(found[1])) >= 0:
+                raise RunError(f"a process that reads images ended with status {status}") from None
+            name = signal.Signals(-status).name
+            why = f"{name}; {'a damaged image?' if name == 'SIGSEGV' else 'out of memory?'}"
+            advice = "fewer data.workers need less memory"
+            raise RunError(f"a process that reads images was killed ({why}): {advice}") from None
 
     def _pipeline(self) -> Any:
         """The pipeline of grain, which is imported here, as it takes time and imports JAX where there is JAX."""
@@ -90,14 +95,6 @@ class Prefetcher:
         shared_steps = grain.experimental.WithOptionsIterDataset(items.to_iter_dataset(one), shared)
         received = shared_steps.mp_prefetch(options, worker_init_fn=_start_worker).map(receive)
         return grain.experimental.ThreadPrefetchIterDataset(received, prefetch_buffer_size=1)
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"a process that reads images ended with status {status}"
-    name = signal.Signals(-status).name
-    why = "a damaged image?" if name == "SIGSEGV" else "out of memory?"
-    return f"a process that reads images was killed ({name}; {why}): fewer data.workers need less memory"
 
 
 def _made(make: Callable[[int], Any], step: int) -> tuple[int, Any]:

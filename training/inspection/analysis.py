@@ -81,7 +81,9 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
         4: ([each.tokens_needed for each in statistics], 0, tokens),
     }
     for column, (values, low, high) in histograms.items():
-        edges = _edges(values, low, high, whole=column == 4)
+        high = max(high, *(float(each[np.isfinite(each)].max(initial=high)) for each in values))
+        width = -(-int(high - low) // 40)  # of about 40 bins, of tokens whole numbers
+        edges = np.arange(low + 0.5, high + width + 0.5, width) if column == 4 else np.linspace(low, high, 41)
         for axis, part in zip(axes[:, column], values, strict=True):
             counts, _ = np.histogram(part[np.isfinite(part)], edges)
             axis.stairs(counts / part.size, edges, fill=True)
@@ -101,15 +103,6 @@ def draw_analysis(statistics: Sequence[SlotStatistics], title: str) -> Figure:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.suptitle(title, fontsize=10, parse_math=False)
     return figure
-
-
-def _edges(values: Sequence[NDArray[Any]], low: float, high: float, *, whole: bool) -> NDArray[np.float64]:
-    """The bins of a column's histograms from `low` to `high`, or to the largest of its values: about 40, or whole numbers."""
-    high = max(high, *(float(each[np.isfinite(each)].max(initial=high)) for each in values))
-    if whole:
-        width = -(-int(high - low) // 40)
-        return np.arange(low + 0.5, high + width + 0.5, width)
-    return np.linspace(low, high, 41)
 
 
 def _cumulative(axis: Axes, sums: NDArray[np.float64]) -> None:

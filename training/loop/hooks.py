@@ -141,18 +141,13 @@ class Finite:
             return
         # The state leaves the device only if it is saved, or not finite.
         looked_at = after.saves or (after.pending and not after.B.finite_state(after.state))
-        exported = after.exported if looked_at else {}
-        wrong = _wrong(after.metrics, exported)
+        exported, metrics = after.exported if looked_at else {}, after.metrics
+        measured = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
+        wrong = next(measured, None) or _not_finite(exported)
         if after.B.sizes.devices == 1 and wrong:
             raise self.explain(after.done)
         if after.B.sizes.devices > 1 and (texts := list(filter(None, after.B.exchanged(wrong or "")))):
             raise RunError(f"training diverged by step {after.done}: {texts[0]}")  # steps are not repeated
-
-
-def _wrong(metrics: dict[str, Any], exported: dict[str, Any]) -> str | None:
-    """What of the loss, the norm of the gradient, and the exported state, if it is not empty, is not finite, in words, if any is."""
-    wrong = (f"the {name} is {metrics[name]}" for name in MEASURES if not math.isfinite(metrics[name]))
-    return next(wrong, None) or _not_finite(exported)
 
 
 def diverged(

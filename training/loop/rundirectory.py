@@ -132,7 +132,12 @@ class RunDirectory:
         if self.begun():
             aside = self._go_on(config, classes, stamp, resume=resume, override=override)
         elif resume and (saved := self.config()) is not None:
-            self._check_whole(saved)
+            written = config_compatibility.keys((self.path / CONFIG).read_text())
+            if lost := config_compatibility.keys(configfile.dump(saved)) - written:
+                advice = "there is no checkpoint: start again without --resume"
+                raise RunError(
+                    f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; {advice}"
+                )
         for folder in (self.path, self.checkpoints, *self.checkpoints.glob("[0-9]*")):
             sweep(folder)
         self.checkpoints.mkdir(exist_ok=True)  # first: it marks the folder as that of a run
@@ -152,15 +157,6 @@ class RunDirectory:
         others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
         if others := [name for name in others if name not in rest and not self.begun()]:
             raise RunError(f"{where}: not a run, there is {others[0]!r} in it; choose another --run")
-
-    def _check_whole(self, saved: Config) -> None:
-        """RunError if config.toml lacks fields that a run writes there."""
-        lost = config_compatibility.keys(configfile.dump(saved)) - config_compatibility.keys(
-            (self.path / CONFIG).read_text()
-        )
-        if lost:
-            advice = "there is no checkpoint: start again without --resume"
-            raise RunError(f"{self.path / CONFIG}: {', '.join(sorted(lost))} missing, which the run wrote; {advice}")
 
     def _go_on(
         self, config: Config, classes: Sequence[str], stamp: Mapping[str, Any], *, resume: bool, override: bool

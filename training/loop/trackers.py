@@ -59,7 +59,9 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
                 ids[name] = hook.id
                 write_atomically(file, signed(ids))
             elif name not in TRACKERS:
-                hooks[name] = _own(name, config, run)
+                hooks[name] = hook = _told(name, imported("log", name), config, run)
+                if not callable(hook):
+                    raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
         return ids
 
     def guarded(name: str, function: Callable[..., Any], *arguments: Any) -> None:
@@ -116,13 +118,6 @@ def _started(wandb: Any, title: str, config: Config, known: str | None) -> Any:
     run = wandb.init(project=project, name=title, config=asdict(config), **how)
     run.define_metric("*", step_metric="step")  # its own steps never go back, as those of a resumed run do
     return run
-
-
-def _own(name: str, config: Config, run: Path) -> Hook:
-    hook: Hook = _told(name, imported("log", name), config, run)
-    if not callable(hook):
-        raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
-    return hook
 
 
 def _told(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

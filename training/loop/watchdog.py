@@ -94,8 +94,6 @@ class Watchdog:
         self._thread.start()
         Watchdog.current = self
 
-    # All come.
-
     def _lead(self) -> str:
         """Process 0, to which the others come; returns its address."""
         strangers: list[_Contact] = []
@@ -173,8 +171,6 @@ class Watchdog:
             self._word = now + AGAIN
             self._say(f"waiting for {where}")
 
-    # All live.
-
     def _watch(self) -> None:
         said = before = time.monotonic()
         while self._contacts or self._failed:
@@ -235,8 +231,6 @@ class Watchdog:
         line = "" if self.step is None else "\n"  # after the bar
         with suppress(OSError):  # the terminal may be gone
             print(f"{line}moespec (process {self._index}): {text}", file=sys.stderr, flush=True)
-
-    # One leaves.
 
     def settle(self) -> None:
         """Waits after an error of the framework until it is clear whether another process is lost, which then ends this one."""

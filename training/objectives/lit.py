@@ -264,10 +264,6 @@ def _towers(config: Config, model: Model) -> list[Passes]:
     return [*([] if _cached(config) else [image]), Passes(tower_of(config), 1)]
 
 
-def _routed(config: Config, model: Model) -> dict[str, Any]:
-    return {**({} if config.lit.locked else {"": model}), "text/": tower_of(config)}
-
-
 def _of_batch(config: Config, model: Model) -> tuple[int, int]:
     """The features of both towers, and the similarity of each image with all texts."""
     width, batch = tower_of(config).projection, config.training.batch
@@ -285,7 +281,7 @@ LIT = Objective(
     prepared=_prepared,
     head=False,
     views=2,
-    routed=_routed,
+    routed=lambda config, model: {**({} if config.lit.locked else {"": model}), "text/": tower_of(config)},
     towers=_towers,
     of_batch=_of_batch,
 )

@@ -53,17 +53,12 @@ def activations(config: Tower, images: int, *, split: bool, recompute: bool) -> 
     tokens, size = images * config.sequence * config.width, bytes_of_dtype(config)
     around: float = images * math.prod(config.input_shape) * size + 3 * 4 * tokens
     if isinstance(config, vit.VitConfig):
-        around += _stem(config) * images * size
+        features = vit.stem_features(config)[1:]  # of each convolution, before and after norm and activation
+        sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
+        around += 3 * sum(side**2 * of for side, of in zip(sides, features, strict=True)) * images * size
     if recompute:
         return around + config.depth * tokens * size + max(map(sum, blocks))
     return around + sum(kept for kept, _ in blocks) + max(at_hand for _, at_hand in blocks)
-
-
-def _stem(config: vit.VitConfig) -> float:
-    """Numbers of an image that the convolutions of a stem make: each before and after norm and activation."""
-    features = vit.stem_features(config)[1:]
-    sides = [config.image_size >> (i // config.stem_depth + 1) for i in range(len(features))]
-    return 3 * sum(side**2 * feature for side, feature in zip(sides, features, strict=True))
 
 
 def _block(config: Tower, layers: list[MoeLayer], images: int, *, split: bool) -> tuple[float, float]:

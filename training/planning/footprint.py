@@ -48,20 +48,16 @@ def owned(shapes: Mapping[str, Any], optimizer: OptimizerConfig, sizes: MeshSize
     """Of all parameters, from a nested dict of their shapes. Raises ConfigError for experts that do not divide."""
     total = Owned()
     for path, shape in leaves(shapes):
-        total += of_parameter(path, tuple(shape), optimizer, sizes)
+        split = split_axes(path, tuple(shape), sizes)
+        own = 4 * part(shape, split, sizes)
+        kept = 0
+        for slot, of_slot in optimizer.slots(path, tuple(shape)).items():
+            bytes_of = 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
+            kept += bytes_of * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
+        gathered = own * (sizes.fsdp if "fsdp" in split else 1)
+        # The gradient that the optimiser takes, in float32 as the parameter; none of a parameter that is not trained.
+        total += Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
     return total
-
-
-def of_parameter(path: tuple[str, ...], shape: tuple[int, ...], optimizer: OptimizerConfig, sizes: MeshSizes) -> Owned:
-    """Of one parameter. The gradient is that which the optimiser takes, in float32 as the parameter; none of one not trained."""
-    split = split_axes(path, shape, sizes)
-    own = 4 * part(shape, split, sizes)
-    kept = 0
-    for slot, of_slot in optimizer.slots(path, shape).items():
-        bytes_of = 2 if slot == "mu" and optimizer.momentum_dtype == "bfloat16" else 4
-        kept += bytes_of * part(of_slot, axes_of_slot(slot, shape, split, optimizer.factored_from), sizes)
-    gathered = own * (sizes.fsdp if "fsdp" in split else 1)
-    return Owned(own, own if optimizer.rate_of(path) else 0, kept, gathered)
 
 
 def part(shape: tuple[int, ...], split: Split, sizes: MeshSizes) -> int:

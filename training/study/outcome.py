@@ -42,8 +42,8 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
     without a head of the run's own evaluation and the last training step. "training_milliseconds": of an image, from the median
     of the images per second in the log, without compilation and evaluation. "training_operations": of the whole run
-    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "evaluations": the last results of the
-    evaluations by schedule. "dropped", "imbalance": the fraction of validation tokens without an expert, and the load of the
+    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "evaluations": the last accuracies and
+    recalls of the evaluations by schedule. "dropped", "imbalance": the fraction of validation tokens without an expert, and the load of the
     busiest expert over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
@@ -61,6 +61,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     machine = {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
+    by_name = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
     blocks = list(last.get("moe", {}).values())
     busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
     kept = {
@@ -75,7 +76,11 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "training_operations": training_flops(config, model, seen, batch=part),
         "operations": sum(counts.flops(model, batch).values()),
         "parameters": family(model).parameter_count(model),
-        "evaluations": _measured(config, run),
+        "evaluations": {
+            path: float(value)
+            for path, value in flatten(by_name).items()
+            if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
+        },
         "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
         "imbalance": statistics.mean(busiest) if blocks else 1.0,
         "backend": B.name,
@@ -113,18 +118,8 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 
 
-def _measured(config: Config, run: Path) -> dict[str, float]:
-    """Accuracies and recalls of the last of each evaluation by schedule: `{"few_shot/shots_10/accuracy": 0.5}`."""
-    last = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
-    return {
-        path: float(value)
-        for path, value in flatten(last).items()
-        if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
-    }
-
-
 def measures(config: Config) -> list[str]:
-    """The names of what an outcome has of the evaluations by schedule, as in `_measured`."""
+    """The names of what an outcome has of the evaluations by schedule, such as `few_shot/shots_10/accuracy`."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():

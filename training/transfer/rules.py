@@ -71,7 +71,10 @@ def transferred(source: Weights, config: Config, initial: Params, *, skip: str |
                 found[name] = _fitted(name, trained[name], fresh, result)
             used.add(name)
         elif dense in trained:
-            found[name] = _copied(name, trained[dense], fresh, result)
+            if (shape := trained[dense].shape) != fresh.shape[1:]:
+                raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, the source's MLP {shape}")
+            result.upcycled.append(name)
+            found[name] = np.broadcast_to(trained[dense], fresh.shape)  # a copy for each expert
             used.add(dense)
         elif name.startswith(_FREE) or (
             "/moe/router/" in name and re.sub("/moe/router/.*", "/mlp/w1", name) in trained
@@ -107,14 +110,6 @@ def _fitted(name: str, given: Array, fresh: Array, result: Transferred) -> Array
     if name.endswith("/router/slots") and given.shape[:2] == fresh.shape[:2]:
         advice = f"; --model.router-options.slots-per-expert {given.shape[2]} keeps them, as in the paper"
     raise ConfigError(f"init: {name} has shape {given.shape}, the model {fresh.shape}{advice}")
-
-
-def _copied(name: str, dense: Array, fresh: Array, result: Transferred) -> Array:
-    """E copies of a dense parameter."""
-    if dense.shape != fresh.shape[1:]:
-        raise ConfigError(f"init: an expert's {name} has shape {fresh.shape[1:]}, the source's MLP {dense.shape}")
-    result.upcycled.append(name)
-    return np.broadcast_to(dense, fresh.shape)
 
 
 def _positions(given: Array, fresh: Array, source: Config, config: Config, result: Transferred) -> Array:

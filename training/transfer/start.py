@@ -42,7 +42,8 @@ def starting_params(config: Config, dataset: Dataset, *, lazily: bool = False) -
     print(f"init: {config.init}")
     for what in ("new", "resized", "upcycled"):
         if names := getattr(result, what):
-            print(f"  {what}: {_summary(names)}")
+            shown = names if len(names) <= 4 else [*names[:2], f"{names[2]} and {len(names) - 3} more"]
+            print(f"  {what}: {', '.join(shown)}")
     return {**result.params, **extra}
 
 
@@ -76,10 +77,6 @@ def _name(config: Model) -> str:
     of_family = [name for name in names() if of_name(name) is family(config)]
     same = (name for name in of_family if sizes_of(of_name(name).named(name)) == sizes_of(config))
     return next(same, of_family[0])
-
-
-def _summary(given: list[str]) -> str:
-    return ", ".join(given) if len(given) <= 4 else f"{', '.join(given[:3])} and {len(given) - 3} more"
 
 
 def finetuned(config: Config, path: str, *, other_data: bool) -> Config:

@@ -121,9 +121,6 @@ def _told(path: Path, arrays: Mapping[str, Any]) -> str:
     raise CheckpointError(f"{path}: of no known format; it has {', '.join(sorted(names)[:3]) or 'nothing'}, ...")
 
 
-# ------------------------------------------------------------------------------------------------------- other projects
-
-
 def _vit(project: Project, arrays: Mapping[str, Any], given: Given) -> VitConfig:
     """The configuration of a project's ViT: of `given.model`, with what the shapes show, and the fields that are set."""
     sizes = vit_sizes(project, _shapes(arrays))

@@ -57,12 +57,8 @@ def load(
     Raises RunError or CheckpointError for files that are missing or damaged, ConfigError for what fits no model.
     """
     weights = read(Path(path), Given(model, arguments, fields, step), format)
-    B: Backend = chosen_backend() if backend is None else _backend(backend)
+    if backend not in (None, "jax", "torch", "numpy"):
+        raise ConfigError(f"backend={backend!r}: expected one of jax, torch, numpy")
+    B: Backend = chosen_backend() if backend is None else load_backend(choose_backend(backend)[0])
     known = weights.classes, weights.images
     return Loaded(Model(Path(path).name, weights.config, B, *known), B.from_numpy(weights.params))
-
-
-def _backend(name: str) -> Backend:
-    if name not in ("jax", "torch", "numpy"):
-        raise ConfigError(f"backend={name!r}: expected one of jax, torch, numpy")
-    return load_backend(choose_backend(name)[0])

@@ -68,20 +68,15 @@ def test_a_model_with_split_images(results, router):
     assert set(case["sent"]) == {"all-reduce"}
 
 
-@pytest.mark.parametrize("name", ["pool", "drop", "hash", "mixer"])
-def test_other_models(results, name):
-    case = results["options", name]
-    cases.assert_same(case["got"], case["want"])
+@pytest.mark.parametrize("case", [*(("options", name) for name in ("pool", "drop", "hash", "mixer")), "fewer"], ids=str)
+def test_other_models_and_images_on_fewer_axes_than_experts(results, case):
+    cases.assert_same(results[case]["got"], results[case]["want"])
 
 
 def test_automatic_axes_may_be_explicit_for_a_layer(results):
     cases.assert_same(results["automatic"]["got"], results["automatic"]["want"])
     assert results["automatic"]["sent"] == {"all-to-all": 2}
     assert results["automatic"]["by_xla"]["all-gather"]  # what XLA's partitioner does by itself
-
-
-def test_images_on_fewer_axes_than_experts(results):
-    cases.assert_same(results["fewer"]["got"], results["fewer"]["want"])
 
 
 def test_modules(results):

@@ -12,10 +12,9 @@ from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.groups import batched
 from moespec.spec.array_like import ArrayLike
 from moespec.spec.errors import ShapeError
-from moespec.spec.numerics import Leading, Shared
-from moespec.spec.routing import DenseRouting, Routing
+from moespec.spec.numerics import Shared
 
-G, T, E, D, C = 3, 6, 4, 5, 2
+G, T, E, D = 3, 6, 4, 5
 
 
 @pytest.fixture
@@ -23,11 +22,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-def assert_same(actual, expected):
-    np.testing.assert_array_equal(actual, expected)
-
-
-# ------------------------------------------------------------------------------------- the specification by group
+assert_same = np.testing.assert_array_equal
 
 
 class Pair(NamedTuple):
@@ -57,64 +52,12 @@ def test_a_function_of_one_group_is_mapped_over_the_groups(rng):
         mapped(x, 1.0, width=3)
 
 
-def test_what_the_groups_give_becomes_one_result(rng):
-    def scalar(x: ArrayLike) -> Any:
-        return np.sum(x)
-
-    def metrics(x: ArrayLike) -> Any:
-        return {"sum": np.sum(x), "x": x}
-
-    def mask(x: ArrayLike) -> Any:
-        return x > 0
-
-    def mixture(x: ArrayLike) -> DenseRouting:
-        return Routing(x, 2 * x)
-
-    def sparse(x: ArrayLike) -> Routing:
-        return Routing(x, 2 * x)
-
-    def anywhere(x: Leading) -> Any:
-        return 2 * x
-
-    x = rng.standard_normal((G, T))
-    assert batched(scalar)(x) == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
-    assert batched(metrics)(x)["sum"] == pytest.approx(x.sum(axis=1).mean(), rel=1e-15)
-    np.testing.assert_allclose(batched(metrics)(x)["x"], x.mean(axis=0), rtol=1e-15)
-    assert batched(mask)(x).dtype == bool
-    assert batched(anywhere) is anywhere
-    dispatch = np.zeros((G, T, E, C))
-    dispatch[:, 1, 2, 0] = 1
-    assert isinstance(batched(mixture)(dispatch), B.SoftRouting)
-    routing = batched(sparse)(dispatch)
-    assert isinstance(routing, B.SlotRouting)
-    assert routing.token.dtype == np.int32
-    assert routing.token[0, 2].tolist() == [1, T]
-    assert routing.weight[0, 2].tolist() == [2, 0]
-    assert_same(routing.dense().combine, 2 * dispatch)
-
-
-# ------------------------------------------------------------------------------------------- gradients and training
-
-
 def loss_of_a_layer(params, batch):
     """A router, experts and a loss: everything a model differentiates through."""
     config = B.ROUTERS["softmax_token_choice"].options(width=D, experts=E, tokens=T, choices=2)
     output = B.ROUTERS["softmax_token_choice"].route(params["router"], batch["tokens"], config, noise=batch["noise"])
     y = B.moe_layer(batch["tokens"], output.routing, lambda inputs: B.expert_mlp(inputs, params["experts"]))
-    loss = B.mean(y * y) + sum(output.losses.values())
-    return loss, {"load": output.metrics["load"]}
-
-
-@pytest.fixture
-def layer(rng):
-    params = {
-        "router": {"kernel": rng.standard_normal((D, E))},
-        "experts": perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2),
-    }
-    return params, {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}
-
-
-# -------------------------------------------------------------------------------------- many directions at once
+    return B.mean(y * y) + sum(output.losses.values()), {}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +103,9 @@ def test_what_does_not_know_of_directions_sees_one_after_the_other(function):
     np.testing.assert_allclose(together, np.stack(one_by_one, axis=-1), rtol=1e-13)
 
 
-def test_a_model_is_differentiated_in_few_passes(layer):
-    calls = []
-    B.value_and_grad(lambda *arguments: calls.append(arguments) or loss_of_a_layer(*arguments))(*layer)
+def test_a_model_is_differentiated_in_few_passes(rng):
+    experts = perceptrons(lambda *shape: rng.standard_normal(shape), E, D, 2)
+    params = {"router": {"kernel": rng.standard_normal((D, E))}, "experts": experts}
+    batch, calls = {"tokens": rng.standard_normal((4, T, D)), "noise": rng.standard_normal((4, T, E))}, []
+    B.value_and_grad(lambda *arguments: calls.append(arguments) or loss_of_a_layer(*arguments))(params, batch)
     assert len(calls) == 3  # the value, and 64 each of 128 parameters

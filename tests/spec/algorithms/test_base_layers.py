@@ -1,4 +1,4 @@
-"""BASE layers: the best assignment and the proof of it, its limit, and the shards of the router."""
+"""BASE layers: the best assignment and the proof of it, and the shards of the router."""
 
 import itertools
 
@@ -38,13 +38,6 @@ def test_no_balanced_assignment_has_a_larger_total(B, scores):
     np.testing.assert_allclose(best.gap, 0, atol=1e-12)
     for assignment in balanced(tokens, experts):
         assert (totals(scores, np.tile(assignment, (GROUPS, 1))) <= best.objective + 1e-12).all()
-
-
-def test_limit_of_sinkhorn():
-    """The plan of the logits divided by a small temperature is the assignment, where it is the only best one."""
-    scores = np.random.default_rng(5).normal(size=(8, 4))
-    plan = spec.sinkhorn_affinity(scores / 2e-3, iterations=4000)
-    np.testing.assert_allclose(plan, np.eye(4)[spec.base_assignment(scores).expert], atol=1e-3)
 
 
 def test_gap_bounds_what_is_missing_for_any_assignment():

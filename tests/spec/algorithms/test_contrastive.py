@@ -8,8 +8,6 @@ from properties import holds
 from scipy.special import log_expit
 from strategies import one_of, seeds
 
-BACKENDS = pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
-
 
 def rows(seed, count):
     """Arrays of 5 standard normal rows, whose norms differ."""
@@ -30,7 +28,7 @@ def test_the_sigmoid_loss_decides_on_each_pair(B, seed, bias):
     np.testing.assert_allclose(B.sigmoid_loss(first, second, np.array(1.5), np.array(bias)), expected, rtol=1e-6)
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["numpy", "jax", "torch"])
 def test_scalars_may_be_numbers_of_python(backend):
     B = importlib.import_module(f"moespec.backends.{backend}")
     first, second, scale, bias = B.from_numpy([*rows(2, 2), np.array(2.0), np.array(-1.0)])

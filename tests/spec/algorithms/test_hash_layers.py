@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from properties import holds
+from router_inputs import perceptrons
 from scipy.cluster.vq import kmeans2
 from scipy.spatial.distance import cdist
 from strategies import one_of, seeds
@@ -13,16 +14,6 @@ from moespec import spec
 
 SEEDS = range(20)
 GROUPS, T, V, E, D, H = 2, 6, 5, 3, 4, 6
-
-
-def problem(seed, hashes=1):
-    """Tokens, ids, tables, and the parameters of the perceptrons."""
-    random = np.random.default_rng(seed)
-    tokens = random.normal(size=(GROUPS, T, D))
-    ids = random.integers(0, V, (GROUPS, T), dtype=np.int32)
-    tables = random.integers(0, E, (hashes, V), dtype=np.int32)
-    shapes = {"w1": (E, D, H), "b1": (E, H), "w2": (E, H, D), "b2": (E, D)}
-    return tokens, ids, tables, {name: random.normal(size=shape) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -41,10 +32,6 @@ def test_k_means_is_that_of_scipy(seed, iterations):
         np.testing.assert_array_equal(ours.clusters, labels)
 
 
-def spread(counts):
-    return max(counts) - min(counts)
-
-
 @pytest.mark.parametrize("clusters", list(itertools.product(range(3), repeat=5))[::7])
 @pytest.mark.parametrize("experts", [2, 3])
 def test_dispersed_table_among_all_tables(clusters, experts):
@@ -57,7 +44,8 @@ def test_dispersed_table_among_all_tables(clusters, experts):
 
     def even(table):
         groups = [range(5), *([id for id in range(5) if clusters[id] == c] for c in set(clusters))]
-        return all(spread([[table[id] for id in group].count(e) for e in range(experts)]) <= 1 for group in groups)
+        counts = [[[table[id] for id in group].count(e) for e in range(experts)] for group in groups]
+        return all(max(each) - min(each) <= 1 for each in counts)
 
     def distance(table):
         return [(table[id] - n) % experts for n, id in enumerate(walk)]
@@ -85,7 +73,10 @@ def test_a_balanced_table_is_nearly_even(B, seed):
 @holds(wrong="segments_without_biases", seed=seeds, hashes=one_of(1, 2))
 def test_multi_hash_segment_by_segment(B, seed, hashes):
     """Hidden unit j and output j are those of the expert of the hash of their segment."""
-    x, ids, tables, params = problem(seed, hashes)
+    random = np.random.default_rng(seed)
+    x, ids = random.normal(size=(GROUPS, T, D)), random.integers(0, V, (GROUPS, T), dtype=np.int32)
+    tables = random.integers(0, E, (hashes, V), dtype=np.int32)
+    params = perceptrons(lambda *shape: random.normal(size=shape), E, D, H)
     expected = np.zeros(x.shape)
     for place in np.ndindex(ids.shape):
         expert = tables[:, ids[place]]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from router_inputs import perceptrons
 
 from moespec.spec import (
     ConfigError,
@@ -22,8 +23,7 @@ WIDTH, HIDDEN = 4, 3
 def parameters(experts, seed):
     """Of expert MLPs with biases."""
     random = np.random.default_rng(seed)
-    shapes = {"w1": (WIDTH, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, WIDTH), "b2": (WIDTH,)}
-    return {name: random.normal(size=(experts, *shape)) for name, shape in shapes.items()}
+    return perceptrons(lambda *shape: random.normal(size=shape), experts, WIDTH, HIDDEN)
 
 
 @pytest.mark.parametrize(

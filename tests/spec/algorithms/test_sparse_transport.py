@@ -8,7 +8,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from properties import holds
 from scipy.optimize import linear_sum_assignment
-from strategies import grid, one_of, orders, seeds, shuffled, slots, spread_slots
+from strategies import grid, one_of, orders, seeds, slots, spread_slots
 
 from moespec.spec import softmax_affinity, sparse_transport_affinity, transport_semi_dual
 from moespec.spec.algorithms.transport_solvers import Problem, evaluate, solve_adam, solve_lbfgs
@@ -24,24 +24,9 @@ def rows():
     return sizes.flatmap(lambda n: st.tuples(grid(3, n), st.integers(1, n)))
 
 
-def potentials(problem, seed):
-    """A token and an expert potential of each group."""
-    random = np.random.default_rng(seed)
-    return random.normal(size=(2, problem.tokens)), random.normal(size=(2, problem.experts))
-
-
-def utility(problem):
-    """The softmax of the scores."""
-    exponentials = np.exp(problem.scores)
-    return exponentials / exponentials.sum(axis=2, keepdims=True)
-
-
 def objective(plan, utility, gamma=1.0):
     """What the plan minimises: `gamma / 2 |P|^2 - <P, U>`, for each group."""
     return np.sum(gamma / 2 * plan**2 - plan * utility, axis=(-2, -1))
-
-
-# Projections.
 
 
 def projection(values, nonzeros, mass):
@@ -68,21 +53,15 @@ def test_projections_are_closest_to_the_values(B, problem, mass):
     np.testing.assert_allclose(B.project_simplex(values, mass=mass), expected, atol=1e-12)
 
 
-# The duals.
-
-
 @holds(wrong="dual_without_cardinality", problem=spread_slots, seed=seeds, gamma=one_of(0.25, 1.0))
 def test_the_maximum_of_the_dual_over_experts_is_the_semi_dual(B, problem, seed, gamma):
     options = {"capacity": problem.capacity, "regularization": gamma}
-    alpha, beta = potentials(problem, seed)
-    u = utility(problem)
+    random, u = np.random.default_rng(seed), B.softmax_affinity(problem.scores)
+    alpha, beta = random.normal(size=(2, problem.tokens)), random.normal(size=(2, problem.experts))
     semi = B.transport_semi_dual(alpha, u, **options)
     assert (B.transport_dual(alpha, beta, u, **options).value <= semi.value + 1e-11).all()
     best = np.where(semi.plan > 0, gamma * semi.plan - alpha[:, :, None] - u, -np.inf).max(axis=1)
     np.testing.assert_allclose(B.transport_dual(alpha, best, u, **options).value, semi.value, rtol=1e-10, atol=1e-10)
-
-
-# The solvers.
 
 
 def best_assignments(utility):
@@ -99,7 +78,7 @@ def best_assignments(utility):
 def test_with_one_token_per_slot_a_plan_is_an_assignment(B, problem):
     """With k = T / E the feasible plans are the balanced 0/1 assignments: where rows sum to 1, it is the best of them."""
     assume(problem.tokens % problem.experts == 0)
-    u = utility(problem)
+    u = B.softmax_affinity(problem.scores)
     plans = B.sparse_transport_affinity(u, capacity=problem.tokens // problem.experts, solver="lbfgs")
     best = objective(best_assignments(u), u)
     feasible = np.abs(plans.sum(axis=2) - 1).max(axis=1) < 1e-7
@@ -119,7 +98,7 @@ def test_the_plan_of_the_solver_has_exact_and_sparse_columns_or_rows(B, problem,
         assert (plan >= 0).all()
         np.testing.assert_allclose(plan.sum(axis=axis), total, rtol=1e-12)
         assert (np.count_nonzero(plan, axis=axis) <= count).all()
-    tokens, experts = orders(problem.tokens, seed)[..., None], shuffled(problem.experts, seed)
+    tokens, experts = orders(problem.tokens, seed)[..., None], np.random.default_rng(seed).permutation(problem.experts)
     permuted = B.sparse_transport_affinity(
         np.take_along_axis(u, tokens, axis=1)[:, :, experts], capacity=problem.capacity
     )

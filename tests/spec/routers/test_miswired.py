@@ -21,14 +21,10 @@ from moespec.conformance.check.results import FAILED
 
 COMPOSED = SimpleNamespace(**{**vars(numpy), "ROUTERS": composed(numpy)})
 
-NOISY, CLEAN, LOGITS = (
-    "losses(options, logits, noisy, noise",
-    "losses(options, noisy, noisy, noise",
-    "(options, logits)",
-)
+NOISY = "losses(options, logits, noisy, noise"
 WRONG = [
     ("softmax_token_choice", "scores = softmax_affinity(noisy)", "scores = softmax_affinity(logits)"),
-    ("softmax_token_choice", NOISY, CLEAN),
+    ("softmax_token_choice", NOISY, "losses(options, noisy, noisy, noise"),
     ("softmax_token_choice", "choices=options.choices, counted", "choices=1, counted"),
     ("softmax_token_choice", "counted=counted", "counted=None"),
     ("softmax_token_choice", "tries=options.tries", "tries=None"),
@@ -50,7 +46,7 @@ WRONG = [
     ("s_base", "else sigmoid_affinity(noisy)", "else sigmoid_affinity(logits)"),
     ("gshard", "batch_priority(scores", "batch_priority(selection"),
     ("gshard", "options.hold_unkept", "True"),
-    ("switch", LOGITS, "(options, router_logits(tokens, params['kernel']))"),
+    ("switch", "(options, logits)", "(options, router_logits(tokens, params['kernel']))"),
     ("sigmoid_token_choice", "importance_loss(shares)", "importance_loss(scores)"),
     ("sigmoid_token_choice", "expert_load(selection", "expert_load(scores"),
     ("sigmoid_token_choice", "None if options.group_bias else scores", "None"),
