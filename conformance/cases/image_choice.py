@@ -28,7 +28,6 @@ def cases() -> Iterator[Definition]:
     yield evaluation(NAME, images=2)
     yield balance_scope(NAME, images=3)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
-    yield case("gradient_losses", "gradient", "Of all losses, too.", losses=True, images=2, sizes=(4, 3, 3), **weights)
 
 
 def _functions() -> Iterator[Definition]:

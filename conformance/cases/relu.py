@@ -28,8 +28,6 @@ def cases() -> Iterator[Definition]:
     penalty = {"penalty": _scalar(0.25)}
     purpose = "Training: the loss with the penalty of the state, which is renewed."
     yield case("too_dense", "value", purpose, "generated_code", FLAG, train=True, state=penalty, penalty_multiplier=1.5)
-    purpose = "Evaluation, with the penalty of the state."
-    yield case("evaluation", "value", purpose, FLAG, train=False, state=penalty)
     purpose = "Three experts should have a token, which fewer have; the penalty falls by the default."
     yield case("too_sparse", "value", purpose, FLAG, train=True, state=penalty, choices=3)
     purpose = "An expert with a capacity keeps its largest gates; the factor of evaluation, rounded, is another."
@@ -38,7 +36,6 @@ def cases() -> Iterator[Definition]:
     few |= {"slots_per_expert": 5, "eval_capacity_factor": 1.25, "multiple_of": 1, "rounding": "round"}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **few)
     del few["eval_capacity_factor"]
-    yield case("slots", "overflow", "Two slots.", "capacity_rounding", train=False, **{**few, "slots_per_expert": 2})
     yield case("zero_kernel", "tie", "No logit is above 0.", "empty_slot", zero=True, train=True, state=penalty)
     small: dict[str, Any] = {"sizes": (4, 3, 3), "train": True, "by": LAYER, "state": penalty}
     yield case("gradient", "gradient", "With the loss.", FLAG, "stop_gradient", losses=True, **small)

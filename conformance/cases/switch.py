@@ -24,8 +24,6 @@ case = partial(kernel_case, NAME, sizes=(T, E, D))
 def cases() -> Iterator[Definition]:
     size = "degenerate_size"
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
-    purpose = "Training, with two slots: router and losses see jittered tokens."
-    yield case("jitter", "value", purpose, "jitter_factor", noise=UNIFORM, slots_per_expert=2)
     large: dict[str, Any] = {"jitter": 0.5, "importance_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.5}
     purpose = "A large jitter and all losses, at evaluation."
     large |= {"noise": UNIFORM, "train": False, "multiple_of": 4}
@@ -39,8 +37,6 @@ def cases() -> Iterator[Definition]:
     yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D))
     purpose = "One token, whose gate divided by its sum is 1."
     yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
-    purpose = "By tokens, kernel, noise and experts."
-    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noise=UNIFORM, jitter=0.25, z_weight=0.0625)
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)

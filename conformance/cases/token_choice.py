@@ -61,8 +61,6 @@ def _values() -> Iterator[Definition]:
     yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
     yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
     yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
-    purpose = "All first choose the same expert: the first two tokens get in."
-    yield case("crowd", "overflow", purpose, both(CROWD), DROP, choices=1)
     second = rows("0.5 0.375 0.125; 0.375 0.5 0.125; 0.125 0.5 0.375; 0.25 0.625 0.125; 0.75 0 0.25; 0.5 0 0.25")
     purpose = "A second choice of an early token comes after the first choice of a late one."
     yield case("first_choices_first", "overflow", purpose, both(second), FIRST, DROP)
@@ -86,8 +84,6 @@ def _ties() -> Iterator[Definition]:
     yield case("tied_all", "tie", purpose, both(TIED), ORDER, choices=3, capacity=1)
     equal = groups_tokens(np.full((1, 8, 8), 0.125))
     yield case("all_equal", "tie", "Equal scores: experts 0 and 1 are chosen.", equal, ORDER, capacity=8)
-    purpose = "Coarse scores: the last choice is often one of several equals."
-    yield case("boundary_ties", "tie", purpose, scores("tc/e", step=0.125), ORDER)
     signed = np.array(
         [[-0.0, 0.0, -1.0], [0.0, -0.0, 0.0], [-1.0, -0.0, 0.0], [0.5, 0.0, -0.0], [-0.0, -0.0, 0.0], [-0.5, 0.0, -0.0]]
     )
@@ -201,9 +197,6 @@ def _normalize_selected() -> Iterator[Definition]:
     spread = both(np.array([[0.5, 0.125, 0.375], [0.25, 0.5, 0.75], [0.5, 0.25, 1.0], [1.0, 0.5, 0.25]]))
     yield case("tied", "tie", "Among equal scores the lower expert counts.", tied, spread)
     five = (G, 5, E)
-    yield case("one_choice", "degenerate", "The chosen gets 1.", utilities(f"{name}/c"), choices=1)
-    purpose = "All: nothing changes for a softmax."
-    yield case("all_choices", "degenerate", purpose, logits(f"{name}/d"), utilities(f"{name}/d/w"), E)
     untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
     purpose = "Weights whose sum is about 1e-9."
