@@ -36,6 +36,7 @@ def cases() -> Iterator[Definition]:
     few |= {"slots_per_expert": 5, "eval_capacity_factor": 1.25, "multiple_of": 1, "rounding": "round"}
     yield case("evaluation_factor", "overflow", purpose, "evaluation_capacity", train=False, **few)
     del few["eval_capacity_factor"]
+    yield case("slots", "overflow", "Two slots.", "capacity_rounding", train=False, **{**few, "slots_per_expert": 2})
     yield case("zero_kernel", "tie", "No logit is above 0.", "empty_slot", zero=True, train=True, state=penalty)
     small: dict[str, Any] = {"sizes": (4, 3, 3), "train": True, "by": LAYER, "state": penalty}
     yield case("gradient", "gradient", "With the loss.", FLAG, "stop_gradient", losses=True, **small)

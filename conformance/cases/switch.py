@@ -24,6 +24,8 @@ case = partial(kernel_case, NAME, sizes=(T, E, D))
 def cases() -> Iterator[Definition]:
     size = "degenerate_size"
     yield case("values", "value", "Evaluation: the tokens as they are.", "generated_code")
+    purpose = "Training, with two slots: router and losses see jittered tokens."
+    yield case("jitter", "value", purpose, "jitter_factor", noise=UNIFORM, slots_per_expert=2)
     large: dict[str, Any] = {"jitter": 0.5, "importance_weight": 0.25, "balance_weight": 0.125, "z_weight": 0.5}
     purpose = "A large jitter and all losses, at evaluation."
     large |= {"noise": UNIFORM, "train": False, "multiple_of": 4}
