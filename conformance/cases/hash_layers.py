@@ -80,7 +80,6 @@ def _multi_hash() -> Iterator[Definition]:
     yield case("two_hashes", "value", purpose, "generated_code")
     equal = [[0, 1, 2, 1, 0], [0, 1, 2, 1, 0]]
     yield case("equal_hashes", "value", "Hashes that agree make the plain expert.", table=equal)
-    yield case("one_hash", "value", "One hash makes the plain expert.", hashes=1)
     for form in ("tanh", "erf"):
         yield case(f"gelu_{form}", "value", f"With GELU, form {form}.", "gelu_form", activation=form)
     yield case("same_expert", "tie", "All ids have one expert.", "tie_order", table=[[1] * V, [2] * V])

@@ -67,9 +67,6 @@ def _allocation() -> Iterator[Definition]:
     yield _given("two_choices", "overflow", purpose, two, CUT, "first_choices_first", DROPS, **half)
     purpose = "All choose the same expert: the most important tokens get its slots."
     yield _given("crowd", "overflow", purpose, both(CROWD), CUT, "priority_order", DROPS, drop=0.5)
-    purpose = "With a fraction of 0 it is Batch Priority Routing."
-    none: dict[str, Any] = {"drop": 0.0, "capacity_factor": 0.5}
-    yield _given("nothing_removed", "overflow", purpose, distinct("is/e", shape), CUT, "priority_order", **none)
     purpose = "Of equals the higher indices are removed."
     equal = groups_tokens(np.full((2, 20, E), 0.25))
     yield _given("all_equal", "tie", purpose, equal, CUT, "tie_order", drop=0.25)

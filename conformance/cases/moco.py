@@ -43,7 +43,6 @@ def _moco_loss() -> Iterator[Definition]:
     zero["first_query"] *= 0
     yield loss("zero", "degenerate", "Features of 0.", "norm_form", rows=zero)
     equal |= {f"second_{n}": equal[f"first_{n}"] for n in ("query", "key")}
-    yield loss("equal_views", "degenerate", "Equal views.", rows=equal)
     yield loss("one_image", "degenerate", "One image.", "degenerate_size", rows=drawn("one_image", 1))
     yield loss("gradient", "gradient", "By the queries.", temperature=0.2, by=ROWS[:2])
 
@@ -57,7 +56,6 @@ def _momentum_update() -> Iterator[Definition]:
         return case("momentum_update", f"update_{name}", kind, purpose, **inputs)
 
     yield update("slow", "value", "A decay near 1.", 0.98828125)
-    yield update("kept", "degenerate", "A decay of 1 keeps the average.", 1.0)
     yield update("replaced", "degenerate", "A decay of 0 replaces it.", 0.0)
 
 

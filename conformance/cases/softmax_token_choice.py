@@ -68,13 +68,10 @@ def _capacities() -> Iterator[Definition]:
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
     yield several_choices(NAME)
-    after: dict[str, Any] = {**shared, "normalize_when": "after", "balance_counts": "all", "balance_weight": 0.5}
     purpose = "Of a balance loss of both choices in both groups, by the kernel."
     scoped: dict[str, Any] = {**SCOPED, "choices": 2, "balance_counts": "all", "by": ("router/kernel",)}
     scoped["capacity_factor"] = 0.75
     yield case("gradient_balance_scope", "gradient", purpose, FRACTIONS, "stop_gradient", losses=True, **scoped)
-    purpose = "Through the sum of the choices that got a slot, and of a balance loss that counts both choices."
-    yield case("gradient_after_drops", "gradient", purpose, "renormalised", DROP, losses=True, **after)
 
 
 def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:

@@ -150,8 +150,6 @@ def _by_token() -> Iterator[Definition]:
     """Where a token gets all of its slots before the next one."""
     by_token = partial(case, slot_order="token")
     eight = scores("tc/by_token", (G, 8, 4))
-    purpose = "All choices of a token come before those of the next."
-    yield by_token("by_token", "overflow", purpose, eight, FIRST, DROP, capacity=3)
     reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
     purpose = "All choices of a token come before those of the next, in a given order."
     ordered = {"order": reverse, "capacity": 3}
@@ -163,11 +161,7 @@ def _by_token() -> Iterator[Definition]:
 
 def _divided_after_drops() -> Iterator[Definition]:
     """Where the weights that a token keeps are divided."""
-    eight, flag = scores("tc/kept", (G, 8, 4)), "renormalised"
-    purpose = "The weights that a token keeps are divided by their sum, which is 1 for two slots as for one."
-    yield case("kept_sum", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="sum")
-    purpose = "The weights that a token keeps are divided by the root of the sum of their squares."
-    yield case("kept_norm", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="euclidean")
+    flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
     yield case("gradient_kept_sum", "gradient", purpose, apart, flag, DROP, choices=3, capacity=4, normalize="sum")

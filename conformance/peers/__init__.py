@@ -38,8 +38,12 @@ class Peer:
         return f"moespec.conformance.peers.adapters.{self.adapter}"
 
 
+def _value(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 PEERS: dict[str, Peer] = {
-    name: Peer(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+    name: Peer(name, **{key: _value(value) for key, value in entry.items()})
     for name, entry in tomllib.loads((Path(__file__).parent / "peers.toml").read_text()).items()
 }
 """The peers by name."""
