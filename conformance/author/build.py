@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.draws import drawn, layer_of, recorded, route_of, updates_of
@@ -42,7 +41,8 @@ def build(definition: Definition) -> Case:
     if definition.exact_ties:
         decisions = {name: {"margin": None} for name in decisions}
     if definition.exact_tokens:
-        decisions = {name: _as_in_float32(found) for name, found in decisions.items()}
+        for found in decisions.values():
+            found["needed"] = {**found["needed"], "bfloat16": found["needed"]["float32"]}
     case = replace(case, inputs=dict(definition.inputs), stages=tuple(stages.values()), decisions=decisions)
     if definition.kind != "gradient":
         return case
@@ -52,11 +52,6 @@ def build(definition: Definition) -> Case:
     floats = (n for n, tensor in definition.inputs.items() if tensor.array.dtype.kind == "f")
     by = definition.by or tuple(n for n in floats if not n.startswith("state/"))  # which no optimiser sees
     return replace(case, gradients=gradients(making, stage, output, by, definition.id, losses=definition.losses))
-
-
-def _as_in_float32(decision: dict[str, Any]) -> dict[str, Any]:
-    needed = decision["needed"]
-    return {**decision, "needed": {**needed, "bfloat16": needed["float32"]}}
 
 
 def _make(making: Making, stage: Stage, several: Collection[str] = (), unrounded: Collection[str] = ()) -> None:

@@ -1,6 +1,6 @@
 """The expected results of a stage, each with the scale and the constant of its tolerance."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -104,18 +104,13 @@ def _carried(making: Making, stage: Stage, values: Arrays, results: Arrays) -> A
             def results_of(error: Any, inner: Stage = inner, part: str = part) -> Arrays:
                 return making.run(stage, values, Recorder(spec, values, _adding(inner.name, part, error)))
 
-            errors = _sampled(size) if making.sampled else units(size)
+            signed = (size * signs(f"carried/{probe}", size.shape) for probe in range(PROBES))
+            errors = signed if making.sampled else units(size)
             for name, moved in derivatives(results_of, errors).items():
                 if name in found:
                     total = np.sqrt(np.mean(moved**2, axis=-1)) if making.sampled else np.abs(moved).sum(axis=-1)
                     found[name] = np.maximum(found[name], total)
     return found
-
-
-def _sampled(size: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Errors in all numbers, with random signs."""
-    for probe in range(PROBES):
-        yield size * signs(f"carried/{probe}", size.shape)
 
 
 def _adding(name: str, part: str, error: Any) -> Callable[[Stage, Any], Any]:

@@ -64,15 +64,10 @@ def _unique() -> Iterator[Definition]:
         return _assigned(name, kind, purpose, values, "exact_balance", *flags)
 
     yield case("worked", "value", "The worked example of the specification.", both(LOGITS))
-    yield case("three_experts", "value", "Two tokens for each of three experts.", _drawn("base/a", (G, T, E)))
     purpose = "Small scores, and large ones: no fixed unit has both."
     units = _drawn("base/units", (G, T, E)).array * np.array([[[2.0**-24]], [[2.0**20]]], np.float32)
     yield case("units", "value", purpose, groups_tokens(units))
-    yield case("two_experts", "value", "Six tokens for each of two experts.", _drawn("base/b", (G, 12, 2)))
     yield case("square", "value", "As many tokens as experts.", _drawn("base/c", (G, 5, 5)), "wrong_axis")
-    yield case("many", "value", "Four tokens for each of eight experts.", _drawn("base/d", (1, 32, 8), step=0.0625))
-    crowd = _drawn("base/e", (G, 8, 4)).array + np.array([4.0, 0.0, 0.0, -4.0], np.float32)
-    yield case("crowd", "overflow", "All tokens want the same expert.", groups_tokens(crowd))
     chain = np.full((4, 4), -8.0) + np.eye(4) * 8 + np.eye(4, k=1) * 9
     chain[0, 0], chain[3, 0] = 8.0, 6.0
     yield case("chain", "overflow", "One change moves every other token.", both(chain))
@@ -100,9 +95,6 @@ def _several() -> Iterator[Definition]:
         return _assigned(name, kind, purpose, scores, *flags, greedy=greedy, several=True)
 
     yield case("all_equal", "tie", "Equal scores: every balanced assignment is the best.", np.full((1, 8, 4), 0.5))
-    yield case("coarse", "tie", "Many best assignments.", grid("base/j", (G, 12, 3), reach=2.0, step=1.0))
-    rows = np.repeat(grid("base/k", (G, 1, E)), T, axis=1)
-    yield case("equal_tokens", "tie", "Equal tokens, which all want the same expert.", rows)
     signed = np.where(grid("base/l", (G, T, E)) > 0, 0.0, -0.0)
     yield case("signed_zero", "tie", "Zero and minus zero are equal.", signed, greedy=True)
     near = 0.5 + grid("base/m", (G, T, E), reach=2.0, step=1.0) / 256
@@ -121,7 +113,6 @@ def _routings() -> Iterator[Definition]:
     case = partial(_routing, scores=groups_tokens(grid("base/n", (G, T, E), reach=3.0)))
     one = partial(case, expert=np.zeros((G, T), np.int32))
     yield case("routing", "value", "The sigmoid of the score; tokens by index.", gate, **two)
-    yield one("routing_greedy", "value", "Room for all in one expert.", gate, capacity=T)
     yield one("routing_full", "overflow", "A token that finds no room is dropped.", "overflow_drop", capacity=4)
     large = groups_tokens(grid("base/o", (G, T, E), reach=80.0, step=1.0))
     purpose = "Scores whose exponential is large."

@@ -81,9 +81,6 @@ def _router() -> Iterator[Definition]:
     yield case("evaluation_above", "value", "All that are above a threshold.", FLAG, "empty_slot", **above)
     yield case("evaluation_above_factor", "overflow", "Two at most.", "evaluation_capacity", **few | above)
     yield case("alone", "value", "No predictor; a multiple of 4.", FLAG, train=True, alone=True, multiple_of=4)
-    yield case("alone_evaluation", "value", "Scores above thresholds.", FLAG, train=False, alone=True)
-    by = tuple(f"router/{name}" for name in ("kernel", *PREDICTOR))
-    yield case("gradient_losses", "gradient", "With the loss.", FLAG, "stop_gradient", train=True, losses=True, by=by)
     yield case("gradient_output", "gradient", "Of the output.", "stop_gradient", train=True, by=LAYER, losses=False)
 
 

@@ -27,9 +27,6 @@ def case(name: str, kind: str, purpose: str, values: Tensor, *flags: str, by: st
 
 def cases() -> Iterator[Definition]:
     ties = "tie_order"
-    yield case("by_max", "overflow", "The token with the highest score first.", scores("bp/a"), choices=1)
-    yield case("by_max_two", "overflow", "Two choices, by the highest score.", scores("bp/b"))
-    yield case("by_sum", "overflow", "Two choices, by their sum.", scores("bp/c"), by="sum")
     apart = rows("0.75 0.125 0.125; 0.625 0.5 0.0; 0.6875 0.25 0.0625; 0.5 0.4375 0.0625; 0.8125 0 0.125; 0.5 0.5 0")
     yield case("max_not_sum", "value", "Maximum and sum order differently.", both(apart))
     yield case("sum_not_max", "value", "Sum and maximum order differently.", both(apart), by="sum")

@@ -28,8 +28,6 @@ def cases() -> Iterator[Definition]:
     purpose = "One round with the regularisation of the paper, the default."
     sharp: dict[str, Any] = {"capacity": 3, "cap": 2, "iterations": 1}
     yield case("sharp", "value", purpose, few, scores=utilities("capped/sharp", ONE), **sharp)
-    purpose = "A cap that no token reaches leaves column sums and entries."
-    yield case("no_cap", "value", purpose, scores=utilities("capped/none", ONE), **LOOSE | {"cap": 3})
     purpose = "As many places as slots: every entry of a row of one expert is its share."
     tight = {**LOOSE, "capacity": 2, "cap": 1}
     yield case("tight", "degenerate", purpose, size, scores=utilities("capped/tight", ONE), **tight)

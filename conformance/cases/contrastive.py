@@ -33,19 +33,15 @@ def _of(name: str, **numbers: float) -> Iterator[Definition]:
         return single(name, name, key, kind, purpose, *flags, **inputs)
 
     yield case("values", "value", "Features that are not normalised.")
-    yield case("eight_pairs", "value", "More pairs.", pairs=8)
-    yield case("warm", "value", "A temperature above 1.", log_scale=-0.75)
     purpose = "A scale above 100, and logits whose exponential overflows."
     yield case("large", "value", purpose, "large_logits", log_scale=6.0)
     if numbers:
         yield case("start", "value", "Where the training of the paper starts.", log_scale=2.296875, bias=-10.0)
-        yield case("positive_bias", "value", "A bias above 0.", bias=1.5)
     faint = grid(f"{name}/faint", (4, 3)) * 2.0**-26
     yield case("faint", "degenerate", "Features so small that epsilon counts.", "norm_form", first=faint)
     absent = grid(f"{name}/absent", (4, 3))
     absent[1] = 0
     yield case("zero", "degenerate", "Features of 0.", "norm_form", first=absent)
-    yield case("alike", "degenerate", "All alike.", second=np.full((4, 3), 0.5))
     yield case("one_pair", "degenerate", "One pair.", "degenerate_size", pairs=1)
     yield case("gradient", "gradient", "By both features and the scalars.")
 
@@ -62,10 +58,6 @@ def bias_times_scale(B: Spec, first: Array, second: Array, log_scale: Array, bia
     return B.sigmoid_loss(first, second, log_scale, bias * np.exp(log_scale))
 
 
-def _limited(log_scale: Array) -> Array:
-    return np.where(log_scale.real > np.log(100), np.log(100), log_scale)
-
-
 def _unit(rows: Array) -> Array:
     with np.errstate(invalid="ignore"):
         return rows / np.sqrt(np.sum(rows * rows, axis=1, keepdims=True))
@@ -76,7 +68,8 @@ def variants() -> Iterator[Variant]:
     yield scaled("directions_summed", computes, "CO-4b", contrastive_loss=lambda **_: 2)
     yield variant(negatives_of_half, "contrastive_loss", ledger="CO-1c")
     computes = "The scale is at most 100."
-    yield fixed("scale_limited", computes, LOSSES, "CO-2b", "openai/CLIP", log_scale=_limited)
+    limited: dict[str, Any] = {"log_scale": lambda x: np.where(x.real > np.log(100), np.log(100), x)}
+    yield fixed("scale_limited", computes, LOSSES, "CO-2b", "openai/CLIP", **limited)
     computes = "The scale is the parameter itself, not its exponential."
     itself: dict[str, Any] = {"log_scale": np.log}
     yield fixed("scale_without_exponential", computes, LOSSES, "CO-2", "BAAI-DCAI/M3D (issue 64)", **itself)

@@ -37,7 +37,6 @@ def cases() -> Iterator[Definition]:
         return single(LOGITS, LOGITS, name, kind, purpose, *flags, **arrays, **more)
 
     yield logits("log_scale", "value", "The logarithm of the inverse temperature, and a bias.", NORM)
-    yield logits("divide", "value", "The temperature, and no bias.", NORM, temperature=0.25, bias=False, form="divide")
     purpose = "An inverse temperature of at most 100."
     yield logits("clamped", "value", purpose, NORM, "large_logits", temperature=5.0)
     yield logits("gradient", "gradient", "By all arrays.", NORM)
@@ -70,7 +69,6 @@ def _router() -> Iterator[Definition]:
     yield case("two_choices", "overflow", purpose, "priority_order", "renormalised", **two)
     wide: dict[str, Any] = {"params": _parameters(f"routers/{NAME}/evaluation"), "dimensions": P}
     yield evaluation(NAME, **wide)
-    yield case("gradient_losses", "gradient", "Of all losses, with noise.", "noise_inside", noise=NORMAL, **LOSSES)
     yield balance_scope(NAME, params=_parameters(f"routers/{NAME}/balance_scope"), dimensions=P)
     yield output_gradient_of(case)
 
@@ -84,15 +82,11 @@ def output_gradient_of(case: Any) -> Definition:
     return made
 
 
-def _logits(B: Spec, tokens: Array, arrays: dict[str, Any], **changed: Any) -> Any:
-    return B.cosine_logits(tokens, **{**arrays, **changed})
-
-
 def tokens_of_a_cosine_as_they_are(B: Spec, tokens: Array, projection: Array, embeddings: Array, temperature: Array,
                                    projection_bias: Array | None = None, **options: Any) -> Array:  # fmt: skip
     """Projected tokens are not normalised, the embeddings of the experts are."""
-    arrays = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
-    logits = _logits(B, tokens, arrays, projection_bias=projection_bias, **options)
+    arrays: dict[str, Any] = {"projection": projection, "embeddings": embeddings, "temperature": temperature}
+    logits = B.cosine_logits(tokens, **arrays, projection_bias=projection_bias, **options)
     projected = np.einsum("gtd,dp->gtp", tokens, projection) + (0 if projection_bias is None else projection_bias)
     return logits * np.sqrt((projected * projected).sum(axis=2, keepdims=True))
 

@@ -26,8 +26,6 @@ def cases() -> Iterator[Definition]:
     branches = np.array([0.125, 0.875]).reshape(2, 1, 1)
     purpose = "Stochastic depth: one draw for all entries of an example."
     yield case("branches", "value", purpose, rate=0.5, draws=branches)
-    places = integers(f"{NAME}/places", (1, 3, 4), 0, 127) / 128
-    yield case("shared", "value", "One draw for a place of all examples.", rate=0.5, draws=places)
     edge = np.array([[[0.0, 0.25 - 2.0**-6, 0.25, 0.25 + 2.0**-6]]])
     yield case("equal", "tie", "A draw that equals the rate keeps its entry.", rate=0.25, draws=edge, shape=(1, 1, 4))
     yield case("none", "degenerate", "A rate of 0 keeps everything.", rate=0.0, draws=np.zeros(shape))

@@ -49,7 +49,6 @@ def _step() -> Iterator[Definition]:
     z = grid("dselect/step", (3, 6), reach=0.75, step=0.0625)
     yield case("step", "value", "The cubic inside, 0 and 1 outside.", z)
     yield case("step_narrow", "value", "Half as wide.", z, 0.5)
-    yield case("step_wide", "value", "Four times as wide.", 4 * z, 4.0)
     ends = [[-0.5, 0.5, 0.0], [-0.498046875, 0.498046875, -0.001953125]]
     yield case("step_ends", "tie", "At both ends of the step, just inside them, and in the middle.", ends)
     yield case("step_gradient", "gradient", "The derivative, 0 outside.", z, 2.0)
@@ -83,11 +82,7 @@ ORDER, HOLES, SIZE, IDLE = "code_order", "unreachable_codes", "degenerate_size",
 
 
 def _gates() -> Iterator[Definition]:
-    yield _gate("four_experts", "value", "A power of two: the gate sums to 1.", codes("dselect/a", 4), 4, ORDER)
-    yield _gate("eight_experts", "value", "Three digits.", codes("dselect/b", 8), 8, ORDER)
     yield _gate("five_experts", "value", "Three codes of eight have no expert.", codes("dselect/c", 5), 5, HOLES)
-    yield _gate("three_choices", "value", "Three selectors.", codes("dselect/d", 6, 3), 6, HOLES)
-    yield _gate("wide", "value", "A wider step.", codes("dselect/e", 4, reach=1.0), 4, "smooth_step", 2.0)
     same = tensor(np.tile([0.75, -0.75], (G, T, K, 1)), CODES)
     yield _gate("same_expert", "value", "Selectors that pick the same expert add their weights.", same, 4, IDLE)
     ends = tensor(0.5 * np.sign(grid("dselect/f", (G, T, K, 2)) + 0.0625), CODES)
@@ -97,8 +92,6 @@ def _gates() -> Iterator[Definition]:
     stages = (call("dselect_k_routing", {"gate": "gate"}),)
     purpose = "A token is in an expert however small its gate is, unless it is 0."
     yield composed(GATE, "small_gates", "value", purpose, IDLE, inputs=small, stages=stages)
-    purpose = "One selector: its logit does not matter."
-    yield _gate("one_choice", "degenerate", purpose, codes("dselect/g", 4, 1), 4, SIZE)
     near = codes("dselect/h", 2)
     near.array[:, ::2] = 255 / 512 * np.sign(near.array[:, ::2] + 0.0625)
     purpose = "One digit, for some tokens just inside the ends of the step."
@@ -123,10 +116,8 @@ def _near_and_static() -> Iterator[Definition]:
         return composed(GATE, name, "value", purpose, flag, inputs={"codes": values}, stages=stages)
 
     yield losses("losses", "Entropy of each selector, summed over tokens.", codes("dselect/l", 4), 4)
-    inside = codes("dselect/m", 6, reach=0.4375)
     lost = tensor(np.tile([[0.75, 0.75, 0.75], [-0.25, 0.125, 0.375]], (1, 2, 1, 1)), CODES)
     yield losses("losses_lost", "A selector has no mass on any expert.", lost, 5)
-    yield losses("losses_unreachable", "Some mass is on codes without an expert.", inside, 6)
 
 
 def _gradients() -> Iterator[Definition]:
@@ -178,8 +169,6 @@ def _routers() -> Iterator[Definition]:
     purpose = "The mass on codes without an expert is lost."
     yield _router("five_experts", "value", purpose, "unreachable_codes", count=5, selector_gamma=2.0)
     yield _router("losses", "value", "Both losses, weighted.", loss, count=6, **weights)
-    purpose = "No code is without an expert: there is no reachability to count."
-    yield _router("losses_power_of_two", "value", purpose, loss, **weights)
     purpose = "The losses are there at evaluation, too."
     yield _router("evaluation", "value", purpose, loss, count=3, tokens=1, train=False)
     yield _router("static", "value", "The same gate for every token.", idle, reach=0.75, **static)
@@ -191,8 +180,6 @@ def _routers() -> Iterator[Definition]:
     yield _router("gradient", "gradient", "By tokens, parameters and expert weights.", step, count=5)
     purpose = "By the parameters of a static gate."
     yield _router("gradient_static", "gradient", purpose, step, count=3, reach=0.375, **static)
-    purpose = "Of both losses, too."
-    yield _router("gradient_losses", "gradient", purpose, loss, losses=True, count=3, reach=0.375, **weights)
 
 
 # Variants. Codes are (..., choices, bits), selectors (..., choices, experts).

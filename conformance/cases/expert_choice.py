@@ -27,7 +27,6 @@ def cases() -> Iterator[Definition]:
 
 def _values() -> Iterator[Definition]:
     yield case("two_slots", "value", "The best token is in slot 0.", scores("ec/a"), BEST, capacity=2)
-    yield case("four_slots", "value", "Half of the tokens for each expert.", scores("ec/b"), BEST)
     purpose = "As many tokens as experts: choosing along the wrong axis keeps the shape."
     yield case("square", "value", purpose, scores("ec/c", (G, E, E)), "wrong_axis", capacity=2)
     purpose = "Every expert chooses the same tokens; the others are left out."
@@ -50,8 +49,6 @@ def _weights() -> Iterator[Definition]:
     purpose = "What leaves a slot empty is a score of at most 0, neither a small one nor the weight."
     signed_drop: dict[str, Any] = {"drop_zero": True, "combine_scores": weights}
     yield case("signs_dropped", "value", purpose, signs, "zero_score_slots", "empty_slot", **signed_drop)
-    purpose = "The selection carries none."
-    yield case("gradient_combine", "gradient", purpose, distinct("ec/m", (G, T, E)), "combine_scores", **other)
 
 
 def _ties() -> Iterator[Definition]:
@@ -71,8 +68,6 @@ def _ties() -> Iterator[Definition]:
 
 def _sizes() -> Iterator[Definition]:
     yield case("one_token", "degenerate", "One token.", scores("ec/h", (1, 1, E)), SIZE, capacity=1)
-    yield case("one_expert", "degenerate", "One expert.", scores("ec/i", (G, T, 1)), SIZE)
-    yield case("all_tokens", "degenerate", "Every expert takes every token.", scores("ec/j"), SIZE, capacity=T)
     real = (1, 196, 32)
     purpose = "196 tokens, 32 experts, 12 slots."
     yield case("real_size", "value", purpose, scores("ec/k", real), "real_size", ORDER, capacity=12)

@@ -56,7 +56,6 @@ def _layers() -> Iterator[Definition]:
             True,
         ),
         ("gradient", "gradient", "By tokens, scores and the parameters of all experts.", apart, 1, T, True),
-        ("gradient_dropped", "gradient", "The same, with tokens that have no slot.", apart, 1, 2, True),
     ):
         key = f"gated/layer_{name}"
         routed = experts(key, gated=True, biased=False)

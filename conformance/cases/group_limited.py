@@ -18,7 +18,6 @@ FLAG = "expert_groups"
 def cases() -> Iterator[Definition]:
     case = of_array(NAME, "scores", groups=4, limit=2)
     shape = (2, 6, E)
-    yield case("top_2", "value", "The sum of the two best of each group.", scores("gl/a", shape), FLAG)
     three: dict[str, Any] = {"groups": 2, "limit": 1, "best": 3}
     yield case("top_3", "value", "The sum of the three best of four.", scores("gl/b", shape), FLAG, **three)
     yield case("max", "value", "The best of each group.", scores("gl/c", shape), FLAG, best=1)

@@ -12,7 +12,6 @@ from moespec.conformance.author.definition import Definition, Noise, call, singl
 from moespec.conformance.author.inputs import grid, groups_tokens, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.routers import (
-    LAYER,
     balance_scope,
     evaluation,
     kernel_case,
@@ -46,8 +45,6 @@ def cases() -> Iterator[Definition]:
     yield case("not_normalised", "value", "Gates as they are.", divided, normalize_selected=False)
     yield case("zero_kernel", "tie", "Every score is equal.", "tie_order", noise=None, zero=True, sizes=(6, 4, D))
     yield case("two_experts", "degenerate", "Two experts.", size, sizes=(T, 2, D))
-    losses: dict[str, Any] = {"importance_weight": 0.5, "z_weight": 0.0625}
-    yield case("gradient_losses", "gradient", "By tokens, kernel and experts.", "stop_gradient", by=LAYER, **losses)
     yield output_gradient(case, noise=None, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME, eval_capacity_factor=0.625)

@@ -48,14 +48,10 @@ def _routing() -> Iterator[Definition]:
 
     drop, empty, size = "overflow_drop", "empty_slot", "degenerate_size"
     yield case("values", "value", "Room for every token.", hashed("hash/a"), empty, "generated_code")
-    unused = {**hashed("hash/b"), "table": tensor([0, 2, 2, 0, 2], "ids")}
-    yield case("unused", "value", "An expert that no id has.", unused, empty)
     crowd = {"ids": tensor([[0, 1, 2, 0, 1, 2], [3, 0, 3, 0, 3, 0]], GT), "table": tensor([1, 1, 1, 0, 0], "ids")}
     yield case("crowd", "overflow", "The first tokens get in.", crowd, drop, capacity=2)
-    yield case("random", "overflow", "Two slots for each expert.", hashed("hash/c"), drop, capacity=2)
     same = {**hashed("hash/d"), "ids": tensor(np.full((G, T), 3), GT)}
     yield case("same", "tie", "Tokens of one id share an expert, in their order.", same, "tie_order", capacity=4)
-    yield case("spare_room", "degenerate", "More slots than tokens.", hashed("hash/e"), empty, capacity=T + 2)
     yield case("one_token", "degenerate", "One token.", hashed("hash/f", groups=1, tokens=1), size)
     one = {**hashed("hash/g"), "table": tensor(np.zeros(V, int), "ids")}
     yield case("one_expert", "degenerate", "One expert.", one, size, count=1)
@@ -82,13 +78,10 @@ def _multi_hash() -> Iterator[Definition]:
 
     purpose = "Two halves, each of the expert of its hash."
     yield case("two_hashes", "value", purpose, "generated_code")
-    yield case("four_hashes", "value", "Four segments.", hashes=4)
     equal = [[0, 1, 2, 1, 0], [0, 1, 2, 1, 0]]
     yield case("equal_hashes", "value", "Hashes that agree make the plain expert.", table=equal)
-    yield case("one_hash", "value", "One hash makes the plain expert.", hashes=1)
     for form in ("tanh", "erf"):
         yield case(f"gelu_{form}", "value", f"With GELU, form {form}.", "gelu_form", activation=form)
-    yield case("wide", "value", "Segments of three hidden units.", hidden=6)
     yield case("same_expert", "tie", "All ids have one expert.", "tie_order", table=[[1] * V, [2] * V])
     yield case("one_token", "degenerate", "One token.", "degenerate_size", groups=1, count=1)
     yield case("gradient", "gradient", "By tokens and experts.")

@@ -72,13 +72,6 @@ def _load_loss() -> Iterator[Definition]:
 # Variants. Arrays are (groups, tokens, columns).
 
 
-def _gated(of_group: Callable[[Any, int, int], Any]) -> Callable[..., Any]:
-    def changed(B: Spec, noisy_logits: Array, *, branches: int, choices: int) -> Any:
-        return np.stack([of_group(group, branches, choices) for group in noisy_logits])
-
-    return changed
-
-
 def gates_within(columns: Any, branches: int, choices: int) -> Any:
     """The gates within the branches alone, of the branches that are chosen."""
     upper, lower = levels(columns, branches)
@@ -126,7 +119,7 @@ def _loss(load: Callable[[Any, Any, Any], Any], of_all: bool = False) -> Callabl
 
 def variants() -> Iterator[Variant]:
     computes = "A token chooses one expert in all its branches but the best."
-    replaced = {GATES: _gated(_one_in_second)}
+    replaced = {GATES: lambda B, noisy_logits, **sizes: np.stack([_one_in_second(x, **sizes) for x in noisy_logits])}
     yield Variant("hierarchy_one_expert_in_second_branch", computes, replaced, "HM-4b", "tensorflow/mesh")
     computes = "The load of an expert is that within its branch, without that of the branch."
     yield Variant("hierarchy_load_within", computes, {LOAD: _loss(lambda branch, within, count: within)}, "HM-5b")

@@ -28,13 +28,11 @@ def cases() -> Iterator[Definition]:
     yield evaluation(NAME, images=2)
     yield balance_scope(NAME, images=3)
     yield output_gradient(case, "image_of_tokens", images=2, sizes=(4, 3, 3))
-    yield case("gradient_losses", "gradient", "Of all losses, too.", losses=True, images=2, sizes=(4, 3, 3), **weights)
 
 
 def _functions() -> Iterator[Definition]:
     flag = "image_of_tokens"
     pool, spread = (partial(single, POOLING, name) for name in (POOL, SPREAD))
-    yield pool("mean", "value", "The mean of three tokens.", flag, tokens=tokens(f"{POOLING}/a"), images=2)
     yield pool("first", "value", "The first of three.", flag, tokens=tokens(f"{POOLING}/b"), images=2, pool="first")
     yield pool("one_image", "degenerate", "All tokens.", flag, tokens=tokens(f"{POOLING}/c"), images=1)
     yield pool("gradient", "gradient", "By the tokens.", flag, tokens=tokens(f"{POOLING}/d", (2, 4, 2)), images=2)

@@ -61,17 +61,12 @@ def _allocation() -> Iterator[Definition]:
     yield _given("a_tenth", "value", purpose, distinct("is/a", shape), CUT)
     purpose = "Of nine tokens none is removed."
     yield _given("not_yet_a_tenth", "value", purpose, distinct("is/b", (2, 9, E)), CUT)
-    purpose = "Two of ten are removed before any token chooses, and the capacity is that of eight."
-    yield _given("a_quarter", "overflow", purpose, distinct("is/c", shape), CUT, DROPS, drop=0.25, capacity_factor=0.75)
     half: dict[str, Any] = {"choices": 2, "drop": 0.5, "capacity_factor": 0.75}
     purpose = "A removed token takes no slot with its first choice that others want with their second."
     two = distinct("is/d", shape)
     yield _given("two_choices", "overflow", purpose, two, CUT, "first_choices_first", DROPS, **half)
     purpose = "All choose the same expert: the most important tokens get its slots."
     yield _given("crowd", "overflow", purpose, both(CROWD), CUT, "priority_order", DROPS, drop=0.5)
-    purpose = "With a fraction of 0 it is Batch Priority Routing."
-    none: dict[str, Any] = {"drop": 0.0, "capacity_factor": 0.5}
-    yield _given("nothing_removed", "overflow", purpose, distinct("is/e", shape), CUT, "priority_order", **none)
     purpose = "Of equals the higher indices are removed."
     equal = groups_tokens(np.full((2, 20, E), 0.25))
     yield _given("all_equal", "tie", purpose, equal, CUT, "tie_order", drop=0.25)
@@ -106,8 +101,6 @@ def _router() -> Iterator[Definition]:
     yield case("values", "value", "The router with its default fraction, four slots.", CUT, "generated_code", **default)
     half: dict[str, Any] = ordered(drop=0.5) | {"choices": 2, "capacity_factor": 0.5}
     yield case("half", "overflow", "Half are removed.", CUT, DROPS, **half)
-    purpose = "Noise enters the logits, which sort and choose; in training nothing else changes."
-    yield case("noise", "value", purpose, CUT, inside, noise=NORMAL, **ordered(drop=0.25))
     quarter: dict[str, Any] = {"sizes": sizes, "drop": 0.25}
     purpose = "The losses see all tokens, also those that are removed, and all choices; with noise at evaluation."
     noisy: dict[str, Any] = {"noise": NORMAL, "train": False, "noise_multiplier": 2.0, "choices": 2}
@@ -118,9 +111,6 @@ def _router() -> Iterator[Definition]:
     yield case("zero_kernel", "tie", "A router that starts at 0.", "tie_order", zero=True, **tied)
     one = quarter | {"sizes": (6, 1, 3)}
     yield case("one_expert", "degenerate", "One expert.", SIZE, exact_ties=True, **one)
-    purpose = "By tokens, kernel, noise and expert weights, with removed and dropped tokens."
-    flags = (inside, "stop_gradient", CUT)
-    yield case("gradient_losses", "gradient", purpose, *flags, noise=NORMAL, capacity_factor=0.75, **quarter, **LOSSES)
     yield output_gradient(case, **quarter)
     yield near_router(NAME, drop=0.25)
     yield evaluation(NAME)
@@ -138,11 +128,6 @@ def _removing(name: str, computes: str, fraction: Callable[[int, float], float],
         return B.importance_score_choice(scores, drop=fraction(scores.shape[1], drop), **options)
 
     return Variant(name, computes, {ORDER: order, CHOICE: choice}, ledger)
-
-
-def _fraction(removed: int, tokens: int) -> float:
-    """A fraction of which the floor is `removed`, but never all tokens."""
-    return min(removed, tokens - 1) / tokens
 
 
 def importance_of_channels(B: Spec, scores: Array, **options: Any) -> Any:
@@ -212,7 +197,7 @@ def importance_loss_of_those_left(B: Spec, route: Route) -> RouterOutput:
 def variants() -> Iterator[Variant]:
     computes = "The number of tokens to remove is rounded up."
     yield _removing(
-        "removed_rounded_up", computes, lambda tokens, drop: _fraction(math.ceil(drop * tokens), tokens), "IS-2b"
+        "removed_rounded_up", computes, lambda tokens, drop: min(math.ceil(drop * tokens), tokens - 1) / tokens, "IS-2b"
     )
     yield _removing("nobody_removed", "No token is removed.", lambda tokens, drop: 0.0, "IS-6b")
     yield variant(importance_of_channels, ORDER, ledger="IS-1b")

@@ -37,17 +37,12 @@ def cases() -> Iterator[Definition]:
 PARAMS = {name: f"experts/{name}" for name in ("w1", "b1", "w2", "b2")}
 
 
-def _mlp(name: str, kind: str, purpose: str, *flags: str, gelu: str, inputs: dict[str, Tensor]) -> Definition:
-    """A case of the experts alone."""
-    stages = (call("expert_mlp", {"inputs": "inputs", "params": PARAMS}, gelu=gelu),)
-    return composed(NAME, name, kind, purpose, *flags, inputs=inputs, stages=stages)
-
-
 def _experts() -> Iterator[Definition]:
     def mlp(name: str, purpose: str, gelu: str, kind: str = "value", **sizes: Any) -> Definition:
         slots = tensor(grid(f"layer/{name}", (G, E, 2, D)), "groups experts capacity width")
         inputs = {"inputs": slots, **prefixed(experts(f"layer/{name}", **sizes))}
-        return _mlp(name, kind, purpose, "gelu_form", gelu=gelu, inputs=inputs)
+        stages = (call("expert_mlp", {"inputs": "inputs", "params": PARAMS}, gelu=gelu),)
+        return composed(NAME, name, kind, purpose, "gelu_form", inputs=inputs, stages=stages)
 
     yield mlp("experts_tanh", "Expert MLPs with the tanh form of GELU.", "tanh")
     yield mlp("experts_erf", "Expert MLPs with the exact GELU.", "erf")
@@ -86,9 +81,6 @@ def _layers() -> Iterator[Definition]:
     yield _layer("dropped", "overflow", purpose, TOKEN, both(CROWD), DROP, EMPTY, choices=1, capacity=2)
     purpose = "A token may sit in several slots, or in none."
     yield _layer(EXPERT, "value", purpose, EXPERT, scores("layer/b"), "uncovered_token", capacity=2)
-    holes = groups_tokens(np.where(grid("layer/holes", (G, T, E)) > 0.25, scores("layer/c").array, 0.0))
-    purpose = "Empty slots in Expert Choice."
-    yield _layer("expert_choice_holes", "value", purpose, EXPERT, holes, EMPTY, capacity=3, drop_zero=True)
     slots = tensor(grid("layer/slots", (D, 3, 2)), "width experts capacity")
     purpose = "Slots mix the tokens themselves, not the normalised ones."
     yield _layer("soft", "value", purpose, SOFT, slots, "unnormalised_tokens")

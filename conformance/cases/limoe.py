@@ -22,7 +22,6 @@ def cases() -> Iterator[Definition]:
         return single("limoe", "global_entropy_loss", name, kind, purpose, scores=scores, threshold=threshold)
 
     yield from both("values", "value", "Two groups: the mean of their losses.", utilities("limoe/values"))
-    yield from both("four_experts", "value", "Four experts.", utilities("limoe/four", (2, 8, 4)))
     certain = groups_tokens(np.eye(3)[[0, 1, 1, 0]])
     purpose = "Scores of 0 and 1, with an expert that none has."
     yield from both("certain", "degenerate", purpose, certain, "zero_score_slots")

@@ -7,7 +7,7 @@ import numpy as np
 
 from moespec.backends.blocks import Array
 from moespec.conformance.author.definition import Definition, call, single
-from moespec.conformance.author.inputs import TIED, both, grid, groups_tokens, logits, of_experts, scores
+from moespec.conformance.author.inputs import TIED, both, grid, groups_tokens, of_experts, scores
 from moespec.conformance.author.near_ties import near_ties
 from moespec.conformance.author.variant import Spec, Variant, fixed, variant
 
@@ -34,7 +34,6 @@ def _load() -> Iterator[Definition]:
     purpose = "More tokens of one expert than int8 and bfloat16 can count."
     alike = groups_tokens(np.tile([0.75, 0.25], (301, 1)))
     yield case("load_many", "value", purpose, FLAG, "real_size", scores=alike, choices=1)
-    yield case("load_all", "degenerate", "All are chosen.", FLAG, scores=logits("lf/e", (1, 5, 3)), choices=3)
     purpose = "On one device a load over all devices is that of the batch."
     yield case("load_global", "value", purpose, FLAG, scores=scores("lf/g"), choices=2, scope="global")
     yield from near_ties(BIAS, call(LOAD, {"scores": "router_logits"}, choices=2))

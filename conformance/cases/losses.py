@@ -32,9 +32,6 @@ def cases() -> Iterator[Definition]:
     purpose = "The fractions of a load, of two choices, that the tokens of both groups and others make."
     given: dict[str, Any] = {"choices": 2, "load": tensor(np.array([9.0, 3.0, 0.0, 20.0], np.float32), "experts")}
     yield counted("load", "value", purpose, utilities("balance_loss/g", (G, 8, 4)), SCOPE, **given)
-    purpose, scores = "By the scores alone.", utilities("balance_loss/h", (G, 8, 4))
-    case = partial(single, "balance_loss", "balance_loss", "gradient_load", "gradient", purpose, SCOPE, "stop_gradient")
-    yield case(by=("scores",), scores=scores, **given)
     yield from _load()
     yield from _z()
 
@@ -43,8 +40,6 @@ def _of_scores(name: str, flag: str) -> Iterator[Definition]:
     case = of_array(name, "scores")
     purpose = "Softmax scores, two groups: the mean of their losses."
     yield case("values", "value", purpose, utilities(f"{name}/a"), flag)
-    yield case("four_experts", "value", "Four experts.", utilities(f"{name}/b", (G, 8, 4)), flag)
-    yield case("collapsed", "value", "One expert takes everything.", both(np.eye(E)[np.zeros(T, int)]))
     purpose = "Uniform scores; equal maxima count for the first expert."
     yield case("uniform", "tie", purpose, groups_tokens(np.full((G, 8, 4), 0.25)), flag)
     tied = rows("0.375 0.375 0.25; 0.25 0.375 0.375; 0.5 0.0 0.5; 0.25 0.5 0.25; 0.125 0.75 0.125; 0.25 0.375 0.375")
@@ -69,8 +64,6 @@ def _load() -> Iterator[Definition]:
 
     own = "threshold_includes_self"
     yield noisy("one_choice", "value", "The threshold is the largest noisy logit.", own)
-    yield noisy("two_choices", "value", "The threshold is the second largest.", own, choices=2)
-    yield noisy("wide_noise", "value", "A larger standard deviation.", own, noise_std=0.75)
     yield noisy("all_choices", "degenerate", "All experts are chosen.", own, choices=3)
     level = groups_tokens(np.zeros((G, 8, 4)))
     yield case("equal", "tie", "Equal logits: every expert passes with probability one half.", level, level.array)

@@ -34,7 +34,6 @@ def _moco_loss() -> Iterator[Definition]:
         return case("moco_loss", name, kind, purpose, *flags, **tensors, **options)
 
     yield loss("values", "value", "A temperature of 1, the default.")
-    yield loss("cold", "value", "A temperature of 0.2, that of vision transformers.", temperature=0.2)
     purpose, six = "Logits whose exponential overflows.", drawn("large", 6)
     yield loss("large", "value", purpose, "large_logits", rows=six, temperature=2.0**-10)
     purpose, faint = "Features so small that an epsilon which is added counts.", drawn("faint")
@@ -44,7 +43,6 @@ def _moco_loss() -> Iterator[Definition]:
     zero["first_query"] *= 0
     yield loss("zero", "degenerate", "Features of 0.", "norm_form", rows=zero)
     equal |= {f"second_{n}": equal[f"first_{n}"] for n in ("query", "key")}
-    yield loss("equal_views", "degenerate", "Equal views.", rows=equal)
     yield loss("one_image", "degenerate", "One image.", "degenerate_size", rows=drawn("one_image", 1))
     yield loss("gradient", "gradient", "By the queries.", temperature=0.2, by=ROWS[:2])
 
@@ -58,8 +56,6 @@ def _momentum_update() -> Iterator[Definition]:
         return case("momentum_update", f"update_{name}", kind, purpose, **inputs)
 
     yield update("slow", "value", "A decay near 1.", 0.98828125)
-    yield update("fast", "value", "A decay of three eighths.", 0.375)
-    yield update("kept", "degenerate", "A decay of 1 keeps the average.", 1.0)
     yield update("replaced", "degenerate", "A decay of 0 replaces it.", 0.0)
 
 

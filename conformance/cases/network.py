@@ -78,7 +78,6 @@ def _attention() -> Iterator[Definition]:
     yield attention("attention", "value", purpose, **heads("a", 5, 5))
     yield attention("attention_pool", "value", "One query, as in attention pooling.", **heads("b", 1, 5))
     yield attention("attention_large", "value", "Large products.", "large_logits", **heads("c", 3, 3, reach=8.0))
-    yield attention("attention_one", "degenerate", "One key: its value.", **heads("d", 2, 1))
     yield attention("attention_gradient", "gradient", "By query, key and value.", **heads("e", 3, 3))
     causal, purpose = partial(attention, causal=True), "Each token sees those up to itself."
     yield causal("attention_causal", "value", purpose, **heads("f", 5, 5))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moespec.backends.blocks import Array
-from moespec.conformance.author.definition import Definition, Noise, call, composed, of_array, single
+from moespec.conformance.author.definition import Definition, Noise, call, of_array, single
 from moespec.conformance.author.inputs import both, grid, groups_tokens, kernel, logits
 from moespec.conformance.author.near_ties import near_router, near_ties
 from moespec.conformance.author.routers import LOSSES, balance_scope, evaluation, output_gradient, router_case
@@ -44,7 +44,7 @@ def cases() -> Iterator[Definition]:
 
 
 def _noise() -> Iterator[Definition]:
-    scale, order = "learned_noise", "softmax_of_choices"
+    scale = "learned_noise"
 
     def inputs(case: str, reach: float = 2.0, step: float = 0.25) -> dict[str, Any]:
         noise = logits(f"{GATES}/{case}/noise", reach=2.0, step=0.25).array
@@ -57,9 +57,6 @@ def _noise() -> Iterator[Definition]:
     case = partial(single, GATES, LOGITS)
     purpose = "The scale of the noise is the softplus of the noise logits."
     yield case("noise", "value", purpose, scale, **inputs("noise"))
-    arrays = inputs("both")
-    stages = (call(LOGITS, {name: name for name in arrays}), call(GATES, {"noisy_logits": LOGITS}, choices=2))
-    yield composed(GATES, "both", "value", "Noise, then two choices.", scale, order, inputs=arrays, stages=stages)
     purpose = "Noise logits whose exponential overflows float32, and some whose softplus is nearly 0."
     yield case("large_scale", "value", purpose, scale, "large_logits", **inputs("large_scale", 200.0, 4.0))
     purpose = "Without noise the logits are unchanged."
@@ -72,7 +69,6 @@ def _gates() -> Iterator[Definition]:
     case = of_array(GATES, "noisy_logits", choices=2)
     order, size = "softmax_of_choices", "degenerate_size"
     yield case("values", "value", "Two choices of three.", logits(f"{GATES}/a"), order)
-    yield case("three", "value", "Three choices of five.", logits(f"{GATES}/b", (G, 8, 5)), order, choices=3)
     wide = logits(f"{GATES}/c", reach=240.0, step=4.0).array
     wide[1] = 2.0**31 * (wide[1] - 256)
     purpose = "Logits whose exponential overflows float32, and logits below what a mask is usually filled with."
@@ -81,10 +77,6 @@ def _gates() -> Iterator[Definition]:
     near = groups_tokens(np.full((G, T, E), 0.5) + grid(f"{GATES}/d", (G, T, E), reach=2.0, step=1.0) / 256)
     yield case("neighbours", "near_tie", "Logits that are neighbours in bfloat16.", near)
     yield from near_ties(GATES, call(GATES, {"noisy_logits": "router_logits"}, choices=2))
-    purpose = "One choice has the gate 1."
-    yield case("one_choice", "degenerate", purpose, logits(f"{GATES}/e"), order, choices=1)
-    purpose = "All are chosen: the softmax."
-    yield case("all_choices", "degenerate", purpose, logits(f"{GATES}/f"), size, choices=E)
     yield case("one_expert", "degenerate", "One expert.", logits(f"{GATES}/g", (G, T, 1)), size, choices=1)
     untied = groups_tokens(logits(f"{GATES}/h", reach=1.0).array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the noisy logits.", untied, order)
@@ -102,11 +94,7 @@ def _load_loss() -> Iterator[Definition]:
 
     other = "threshold_excludes_self"
     yield case("one_choice", "value", "The largest noisy logit of the others.", inputs("a"), other)
-    yield case("two_choices", "value", "The second largest of the others.", inputs("b"), other, choices=2)
-    yield case("three_choices", "value", "Three of five.", inputs("c", (G, 8, 5)), other, choices=3)
     yield case("wide", "value", "Large noise logits.", inputs("d", reach=40.0), "learned_noise", "large_logits")
-    level = dict.fromkeys(("logits", "noise_logits", "noisy_logits"), groups_tokens(np.zeros((G, 8, 4))))
-    yield case("equal", "tie", "Equal logits: every expert is chosen with probability one half.", level, other)
     tied = {**inputs("e", (G, len(TIED), E)), "noisy_logits": both(TIED)}
     yield case("tied", "tie", "Equal noisy logits at the threshold.", tied, other)
     purpose = "Every expert is chosen: its probability is 1."
@@ -134,9 +122,8 @@ def _router() -> Iterator[Definition]:
         noise = NORMAL if noisy else None
         return router_case(NAME, name, kind, purpose, *flags, params=params, noise=noise, sizes=sizes, **options)
 
-    room, scale, size = "room_for_all", "learned_noise", "degenerate_size"
+    room, scale = "room_for_all", "learned_noise"
     yield case("noise", "value", "Training, with both losses.", scale, "generated_code", room)
-    yield case("quiet", "value", "Evaluation: no noise, and no load loss.", scale, room, noisy=False)
     purpose = "Three of five experts, other weights, with noise at evaluation."
     yield case("five_experts", "value", purpose, scale, sizes=(6, 5, D), choices=3, train=False, **LOSSES)
     by_sum: dict[str, Any] = {"capacity_factor": 0.5, "multiple_of": 3, "batch_priority": "sum"}
@@ -146,8 +133,6 @@ def _router() -> Iterator[Definition]:
     purpose = "As initialised, without noise: every logit is 0."
     yield case("zero_kernels", "tie", purpose, "tie_order", noisy=False, zero=True, sizes=(6, 4, D))
     yield case("one_choice", "degenerate", "One choice has the gate 1.", "softmax_of_choices", choices=1)
-    yield case("all_choices", "degenerate", "All experts, without noise.", size, noisy=False, choices=E)
-    yield case("gradient_losses", "gradient", "By tokens, both kernels, noise and experts.", "stop_gradient", scale)
     yield output_gradient(case, noisy=False, sizes=(4, 3, 3))
     yield near_router(NAME, {"noise_kernel": kernel(f"near/{NAME}/noise", 4, 4)})
     yield balance_scope(NAME, params=_kernels(f"routers/{NAME}/balance_scope", 4, E))

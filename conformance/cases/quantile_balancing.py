@@ -19,14 +19,12 @@ def cases() -> Iterator[Definition]:
     case = partial(single, ROW, REQUIRED)
     bias: dict[str, Any] = {"bias": of_experts([-0.5, 0.0, 0.25])}
     yield case("required", "value", "Two groups.", FLAG, scores=scores("qb/a"), **bias, choices=1, bins=7)
-    yield case("required_two", "value", "Two choices.", FLAG, scores=scores("qb/b"), **bias, choices=2, bins=5)
     purpose = "No bias: the expert at the cutoff requires none, amid an odd number of bins."
     zero = of_experts([0.0] * 3)
     yield case("required_tied", "tie", purpose, FLAG, scores=both(TIED), bias=zero, choices=1, bins=9)
     purpose = "Scores that are not from 0 to 1 count in the first bin and the last."
     far = logits("qb/c", reach=6.0)
     yield case("required_far", "degenerate", purpose, FLAG, scores=far, bias=zero, choices=1, bins=3)
-    yield case("one_bin", "degenerate", "One bin has all.", FLAG, scores=scores("qb/d"), **bias, choices=1, bins=1)
     yield from _quantiles()
 
 
@@ -39,7 +37,6 @@ def _quantiles() -> Iterator[Definition]:
 
     purpose = "A rank within a bin, at the end of one before an empty bin, and in the last."
     yield case("values", "value", purpose, [[2, 1, 5, 0], [3, 0, 4, 1], [0, 0, 0, 8], [1, 1, 0, 6]])
-    yield case("two", "value", "Two choices of three.", [[2, 1, 4], [3, 4, 0], [0, 6, 1]], choices=2)
     purpose = "More tokens than bfloat16 can count, at ranks near the ends of bins."
     yield case("many", "value", purpose, [[300, 4, 596], [298, 600, 2], [302, 2, 596]])
     yield case("none", "degenerate", "No token: no bias.", [[0, 0], [0, 0]])

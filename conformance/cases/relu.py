@@ -28,8 +28,6 @@ def cases() -> Iterator[Definition]:
     penalty = {"penalty": _scalar(0.25)}
     purpose = "Training: the loss with the penalty of the state, which is renewed."
     yield case("too_dense", "value", purpose, "generated_code", FLAG, train=True, state=penalty, penalty_multiplier=1.5)
-    purpose = "Evaluation, with the penalty of the state."
-    yield case("evaluation", "value", purpose, FLAG, train=False, state=penalty)
     purpose = "Three experts should have a token, which fewer have; the penalty falls by the default."
     yield case("too_sparse", "value", purpose, FLAG, train=True, state=penalty, choices=3)
     purpose = "An expert with a capacity keeps its largest gates; the factor of evaluation, rounded, is another."
@@ -52,8 +50,6 @@ def _parts() -> Iterator[Definition]:
     gates = groups_tokens(np.maximum(logits(f"{PARTS}/b").array, 0))
     purpose = "Two groups, one choice of three."
     yield case[LOSS]("loss", "value", purpose, FLAG, gates=gates, penalty=_scalar(0.75), choices=1)
-    purpose = "Two choices of three."
-    yield case[LOSS]("loss_choices", "value", purpose, FLAG, gates=gates, penalty=_scalar(1.5), choices=2)
     purpose = "By the gates; where they are 0 there is no derivative, so that here they are below."
     below: dict[str, Any] = {"gates": logits(f"{PARTS}/c", (2, 4, 3)), "penalty": _scalar(0.5), "choices": 1}
     yield case[LOSS]("loss_gradient", "gradient", purpose, FLAG, "stop_gradient", by=("gates",), **below)

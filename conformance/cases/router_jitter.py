@@ -25,7 +25,6 @@ def cases() -> Iterator[Definition]:
         return call(name, kind, purpose, "jitter_factor", tokens=tokens, noise=drawn, epsilon=epsilon)
 
     yield case("values", "value", "The default, one per cent.", epsilon=0.01)
-    yield case("large", "value", "A quarter.", epsilon=0.25)
     yield case("zero", "degenerate", "An epsilon of 0 changes nothing.", epsilon=0.0)
     yield case("absent", "degenerate", "Without noise nothing changes.", noise=False, epsilon=0.01)
     yield case("one_token", "degenerate", "One token.", shape=(1, 1, D), epsilon=0.5)

@@ -49,8 +49,6 @@ def cases() -> Iterator[Definition]:
     yield case("one_expert", "degenerate", "One expert.", size, train=False, sizes=(T, 1, D))
     yield case("one_token", "degenerate", "One token.", size, train=False, sizes=(1, E, D))
     yield case("gradient", "gradient", "Through the gate alone.", constant)
-    purpose = "Through the sigmoid, by the noise, too, and of all losses with the logits of the default."
-    yield case("gradient_losses", "gradient", purpose, constant, **sigmoid, **noisy, **LOSSES)
     yield near_router(NAME, train=True)
     yield evaluation(NAME)
     yield logit_options(NAME)

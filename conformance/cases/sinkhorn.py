@@ -21,16 +21,12 @@ def cases() -> Iterator[Definition]:
     first, size = "column_update_first", "degenerate_size"
     purpose = "Columns are updated before rows."
     yield case("one_iteration", "value", purpose, first, logits=logits("sinkhorn/a"), iterations=1)
-    purpose = "The second iteration uses the first."
-    yield case("two_iterations", "value", purpose, first, logits=logits("sinkhorn/b"), iterations=2)
     yield case("default", "value", "Twenty iterations by default.", logits=logits("sinkhorn/c"))
     purpose = "As many tokens as experts."
     yield case("square", "value", purpose, first, logits=logits("sinkhorn/d", (G, E, E)), iterations=2)
     purpose = "Logits that overflow the kernel domain: only the log domain works."
     wide = logits("sinkhorn/e", reach=120.0, step=2.0)
     yield case("large", "value", purpose, "large_logits", logits=wide, iterations=20)
-    purpose = "Fewer tokens than experts."
-    yield case("few_tokens", "value", purpose, logits=logits("sinkhorn/f", (G, 2, 5)), iterations=2)
     purpose = "Stops after the iteration whose column sums are within the tolerance, each group for itself."
     unlike = groups_tokens(np.stack([grid("sinkhorn/g", (T, E), reach=0.5), grid("sinkhorn/h", (T, E), reach=4.0)]))
     yield case("tolerance", "value", purpose, logits=unlike, tolerance=0.02)

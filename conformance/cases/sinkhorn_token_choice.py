@@ -28,10 +28,6 @@ def cases() -> Iterator[Definition]:
     )
     clean: dict[str, Any] = {"noise": NORMAL, "combine_from_clean_logits": True}
     yield case("clean_combine", "value", "Combine weights from the logits without noise.", inside, **clean)
-    yield case("gradient_clean", "gradient", "The noise moves no weight.", inside, losses=False, **clean)
     yield case("combine_plan", "value", "Ablation: combine with the plan.", plan, combine_with="plan")
     few: dict[str, Any] = {"combine_with": "plan", "sinkhorn_iterations": 5}
     yield case("gradient_plan", "gradient", "Ablation: through the iterations of the plan.", plan, **few)
-    shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
-    purpose = "The weights of a token are divided by the sum of its choices, before any is dropped."
-    yield case("normalize_selected", "overflow", purpose, "renormalised", drop, **shared)

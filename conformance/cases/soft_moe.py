@@ -8,15 +8,10 @@ import numpy as np
 from moespec.conformance.author.definition import Definition, tensor
 from moespec.conformance.author.inputs import grid, tokens
 from moespec.conformance.author.routers import router_case
-from moespec.conformance.format import Tensor
 from moespec.spec import ROUTERS
 
 NAME = "soft_moe"
 G, T, E, D = 2, 6, 3, 4
-
-
-def _params(key: str, shape: tuple[int, int, int], scale: float) -> dict[str, Tensor]:
-    return {"slots": tensor(grid(key, shape), "width experts capacity"), "scale": tensor(np.float32(scale), "")}
 
 
 def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int, int] = (T, E, D),
@@ -24,8 +19,10 @@ def _case(name: str, kind: str, purpose: str, *flags: str, sizes: tuple[int, int
     t, e, d = sizes
     key = f"routers/{NAME}/{name}"
     capacity = ROUTERS[NAME].options(tokens=t, experts=e, width=d, **options).capacity()
-    return router_case(NAME, name, kind, purpose, *flags, params=_params(f"{key}/slots", (d, e, capacity), scale),
-                       inputs={"tokens": tokens(f"{key}/tokens", (G, t, d))}, sizes=sizes, **options)  # fmt: skip
+    slots = tensor(grid(f"{key}/slots", (d, e, capacity)), "width experts capacity")
+    params = {"slots": slots, "scale": tensor(np.float32(scale), "")}
+    inputs = {"tokens": tokens(f"{key}/tokens", (G, t, d))}
+    return router_case(NAME, name, kind, purpose, *flags, params=params, inputs=inputs, sizes=sizes, **options)
 
 
 def cases() -> Iterator[Definition]:

@@ -42,8 +42,6 @@ def _softmax() -> Iterator[Definition]:
     purpose = "Logits whose exponential overflows float32, in one group far beyond what a clamp would leave."
     large = groups_tokens(logits("softmax/large", reach=240.0, step=4.0).array * [[[1.0]], [[256.0]]])
     yield case("large", "value", purpose, "large_logits", logits=large)
-    rows = grid("softmax/shifted", (G, 1, E)) + np.array([0.0, 1.0, -8.0, 16.0, 4.0, -1.0]).reshape(1, T, 1)
-    yield case("shifted_rows", "value", "Rows that differ by a constant have equal scores.", logits=groups_tokens(rows))
     purpose = "A router that starts at 0: every expert gets 1/E."
     yield case("equal", "tie", purpose, logits=groups_tokens(np.zeros((G, T, E))))
     yield case("one_expert", "degenerate", "One expert gets 1.", size, logits=logits("softmax/one", (G, T, 1)))
@@ -54,14 +52,12 @@ def _softmax() -> Iterator[Definition]:
 def _noise() -> Iterator[Definition]:
     make = partial(single, "gating_noise", "add_gating_noise")
 
-    def case(name: str, kind: str, purpose: str, multiplier: float, experts: int = E, noise: bool = True) -> Definition:
-        drawn = logits(f"noise/{name}/noise", (G, T, experts), step=0.0625)
-        values: dict[str, Any] = {"logits": logits(f"noise/{name}", (G, T, experts)), "noise": drawn if noise else None}
+    def case(name: str, kind: str, purpose: str, multiplier: float, noise: bool = True) -> Definition:
+        drawn = logits(f"noise/{name}/noise", (G, T, E), step=0.0625)
+        values: dict[str, Any] = {"logits": logits(f"noise/{name}", (G, T, E)), "noise": drawn if noise else None}
         return make(name, kind, purpose, "noise_scale", **values, multiplier=multiplier)
 
     yield case("values", "value", "A standard deviation of one over the number of experts, 1/3.", 1.0)
-    yield case("four_experts", "value", "Another number of experts.", 1.0, 4)
-    yield case("multiplier", "value", "Two and a half times the usual noise.", 2.5)
     yield case("zero", "degenerate", "A multiplier of 0 changes nothing.", 0.0)
     yield case("absent", "degenerate", "Without noise the logits are unchanged.", 1.0, noise=False)
     yield case("gradient", "gradient", "By logits and noise.", 2.5)

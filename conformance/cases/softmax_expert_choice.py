@@ -24,13 +24,7 @@ def cases() -> Iterator[Definition]:
     yield output_gradient(case, sizes=(4, 3, 3))
     purpose = "Capacity rounded up to a multiple of 2."
     yield case("multiple", "value", purpose, rounding, multiple_of=2, capacity_factor=1.25)
-    yield case("one_token", "degenerate", "One token.", "degenerate_size", sizes=(1, 3, 4))
     yield case("half", "value", "Half as many slots as tokens.", "uncovered_token", capacity_factor=0.5)
-    numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
-    yield case("slots_per_expert", "value", "Three slots for each expert, whatever the factor.", rounding, **numbered)
-    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
-    purpose = "In training the factor of evaluation is not used."
-    yield case("training", "value", purpose, rounding, train=True, **evaluated)
 
     capped: dict[str, Any] = {"capacity_factor": 2.0, "cap": 2, "cap_regularization": 0.25}
     purpose = "At most two experts for a token: the capped affinity selects, the softmax combines."

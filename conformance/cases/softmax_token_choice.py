@@ -52,12 +52,6 @@ def _choices() -> Iterator[Definition]:
     yield case("priority_max", "overflow", purpose, PRIORITY, "rerouted", batch_priority="max", tries=3, **half)
     by_sum: dict[str, Any] = {"batch_priority": "sum", "choices": 2, **half}
     yield case("priority_sum", "overflow", "By the sum of two choices.", PRIORITY, **by_sum)
-    purpose = "The balance loss of the clean logits, the z-loss of the noisy ones."
-    losses: dict[str, Any] = {"balance_logits": "clean", "z_logits": "noisy", "balance_weight": 0.5, "z_weight": 0.25}
-    yield case("logits_of_losses", "value", purpose, INSIDE, noise=NORMAL, sizes=(3, 2, 2), groups=1, **losses)
-    load: dict[str, Any] = {"of": "route/losses/load", "by": ("tokens", "router/kernel", "noise")}
-    purpose = "Of the load loss, by tokens, kernel and noise."
-    yield case("gradient_load", "gradient", purpose, INSIDE, noise=NORMAL, choices=2, load_weight=0.5, **load)
     yield case("gradient_two", "gradient", "Two choices with drops.", CONSTANT, choices=2, **half)
 
 
@@ -66,11 +60,6 @@ def _capacities() -> Iterator[Definition]:
     numbered: dict[str, Any] = {"slots_per_expert": 3, "capacity_factor": 0.5}
     purpose = "Three slots for each expert, whatever the factor."
     yield case("slots_per_expert", "value", purpose, ROUNDING, **numbered)
-    evaluated: dict[str, Any] = {"capacity_factor": 1.5, "eval_capacity_factor": 0.5}
-    purpose = "The factor of evaluation, which leaves less room."
-    yield case("evaluation", "value", purpose, ROUNDING, train=False, **evaluated)
-    purpose = "In training the factor of evaluation is not used."
-    yield case("training", "value", purpose, ROUNDING, train=True, **evaluated)
     shared: dict[str, Any] = {"normalize_selected": True, "choices": 2, "capacity_factor": 0.75}
     purpose = "The weights of a token are divided by the sum of its choices, noisy as they are, before any is dropped."
     yield case(
@@ -79,13 +68,10 @@ def _capacities() -> Iterator[Definition]:
     purpose = "Through the sum of the chosen, too."
     yield case("gradient_normalize_selected", "gradient", purpose, "renormalised", **shared)
     yield several_choices(NAME)
-    after: dict[str, Any] = {**shared, "normalize_when": "after", "balance_counts": "all", "balance_weight": 0.5}
     purpose = "Of a balance loss of both choices in both groups, by the kernel."
     scoped: dict[str, Any] = {**SCOPED, "choices": 2, "balance_counts": "all", "by": ("router/kernel",)}
     scoped["capacity_factor"] = 0.75
     yield case("gradient_balance_scope", "gradient", purpose, FRACTIONS, "stop_gradient", losses=True, **scoped)
-    purpose = "Through the sum of the choices that got a slot, and of a balance loss that counts both choices."
-    yield case("gradient_after_drops", "gradient", purpose, "renormalised", DROP, losses=True, **after)
 
 
 def four_slots_at_least(B: Spec, route: Route) -> RouterOutput:

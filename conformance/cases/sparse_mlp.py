@@ -89,9 +89,7 @@ def _models() -> Iterator[Definition]:
     purpose = "Half of the room: dropped channels and tokens are carried by the residual connection."
     half = {"router_options": {"capacity_factor": 0.5, "drop": 0.25}}
     yield _model("overflow", "overflow", purpose, {**one, **half}, cut, "overflow_drop")
-    purpose = "A channel chooses two experts; the importance score is still its highest."
     quarter = {"router_options": {"drop": 0.25}}
-    yield _model("two_choices", "value", purpose, {**one, "token_choices": 2, **quarter}, cut)
     purpose = "Routers that start at 0: every score is equal."
     even = {**one, "sparse_width": 4, "token_experts": 4, "experts": 4, **quarter}
     yield _model("zero_routers", "tie", purpose, even, cut, "tie_order", zero="router/kernel")

@@ -33,7 +33,6 @@ def _projections() -> Iterator[Definition]:
         return tensor(grid(f"transport/{key}", shape, reach=1.0, step=0.0625), "rows n")
 
     yield projection("simplex", "value", "Projection on the simplex.", values=rows("a"))
-    yield projection("simplex_mass", "value", "A mass of 2.5.", values=rows("b"), mass=2.5)
     purpose = "One number becomes the mass."
     yield projection("simplex_one", "degenerate", purpose, values=rows("c", (2, 1)), mass=0.5)
     yield sparse_projection("sparse_simplex", "value", "At most two numbers.", values=rows("d"), nonzeros=2)
@@ -64,8 +63,6 @@ def _objectives() -> Iterator[Definition]:
     half = {"capacity": T, "regularization": 0.5}
     yield semi_dual("semi_dual_all", "degenerate", purpose, **potentials("g", **one), **half)
     yield dual("dual", "value", "At two potentials.", **potentials("h", **two), capacity=2)
-    purpose, twice = "Twice the regularisation.", {"capacity": 2, "regularization": 2.0}
-    yield dual("dual_regularised", "value", purpose, **potentials("i", **two), **twice)
     purpose, half = "The value, by potentials and utility.", {"capacity": 2, "regularization": 0.5}
     yield semi_dual("semi_dual_gradient", "gradient", purpose, **potentials("semi_dual/gradient", **one), **half)
     yield dual("dual_gradient", "gradient", purpose, **potentials("dual/gradient", **two), **half)
@@ -80,8 +77,6 @@ def _plans() -> Iterator[Definition]:
     few, size = "solver_steps", "degenerate_size"
     yield plan("plan", "value", "Twenty steps of Adam by default.", utilities("transport/j"), few)
     yield plan("plan_double", "value", "Twice as many slots as needed.", utilities("transport/k"), few, capacity=4)
-    five: dict[str, Any] = {"steps": 5, "learning_rate": 0.0625}
-    yield plan("plan_five", "value", "Five larger steps.", utilities("transport/l"), few, **five)
     yield plan("plan_token", "value", "Sparse rows.", utilities("transport/m"), sparsity="token")
     pair: dict[str, Any] = {"objective": "dual", "learning_rate": 0.0625}
     yield plan("plan_dual", "value", "The plan of the dual.", utilities("transport/dual"), few, **pair)

@@ -84,7 +84,6 @@ def _router() -> Iterator[Definition]:
     yield case("zero_kernel", "tie", purpose, "tie_order", zero=True, **four)
     purpose = "By tokens, kernel, thresholds and experts, with two slots."
     yield case("gradient", "gradient", purpose, "stop_gradient", slots_per_expert=2)
-    yield case("gradient_losses", "gradient", "Of all losses, too.", "stop_gradient", losses=True, **losses)
     yield case("balance_scope", "value", "A balance loss of both groups.", FRACTIONS, groups=2, **SCOPED)
 
 

@@ -39,8 +39,6 @@ def cases() -> Iterator[Definition]:
     yield case("one_expert", "degenerate", "One expert.", size, sizes=(T, 1, D))
     purpose = "One token, whose gate divided by its sum is 1."
     yield case("one_token", "degenerate", purpose, size, "renormalised", sizes=(1, E, D), normalize_selected=True)
-    purpose = "By tokens, kernel, noise and experts."
-    yield case("gradient_losses", "gradient", purpose, "stop_gradient", noise=UNIFORM, jitter=0.25, z_weight=0.0625)
     yield output_gradient(case, sizes=(4, E, D))
     yield near_router(NAME)
     yield evaluation(NAME)

@@ -61,8 +61,6 @@ def _values() -> Iterator[Definition]:
     yield case("one_choice", "value", "One choice, room for all.", scores("tc/a"), choices=1, capacity=T)
     yield case("two_choices", "value", "Two choices, room for all.", scores("tc/b"), capacity=T)
     yield case("three_choices", "value", "Three choices of six.", scores("tc/c", (G, T, 6)), choices=3, capacity=T)
-    purpose = "All first choose the same expert: the first two tokens get in."
-    yield case("crowd", "overflow", purpose, both(CROWD), DROP, choices=1)
     second = rows("0.5 0.375 0.125; 0.375 0.5 0.125; 0.125 0.5 0.375; 0.25 0.625 0.125; 0.75 0 0.25; 0.5 0 0.25")
     purpose = "A second choice of an early token comes after the first choice of a late one."
     yield case("first_choices_first", "overflow", purpose, both(second), FIRST, DROP)
@@ -86,8 +84,6 @@ def _ties() -> Iterator[Definition]:
     yield case("tied_all", "tie", purpose, both(TIED), ORDER, choices=3, capacity=1)
     equal = groups_tokens(np.full((1, 8, 8), 0.125))
     yield case("all_equal", "tie", "Equal scores: experts 0 and 1 are chosen.", equal, ORDER, capacity=8)
-    purpose = "Coarse scores: the last choice is often one of several equals."
-    yield case("boundary_ties", "tie", purpose, scores("tc/e", step=0.125), ORDER)
     signed = np.array(
         [[-0.0, 0.0, -1.0], [0.0, -0.0, 0.0], [-1.0, -0.0, 0.0], [0.5, 0.0, -0.0], [-0.0, -0.0, 0.0], [-0.5, 0.0, -0.0]]
     )
@@ -154,8 +150,6 @@ def _by_token() -> Iterator[Definition]:
     """Where a token gets all of its slots before the next one."""
     by_token = partial(case, slot_order="token")
     eight = scores("tc/by_token", (G, 8, 4))
-    purpose = "All choices of a token come before those of the next."
-    yield by_token("by_token", "overflow", purpose, eight, FIRST, DROP, capacity=3)
     reverse = tensor(np.stack([np.arange(8)[::-1], permutation("tc/by_token/order", 8)]), "groups tokens")
     purpose = "All choices of a token come before those of the next, in a given order."
     ordered = {"order": reverse, "capacity": 3}
@@ -167,11 +161,7 @@ def _by_token() -> Iterator[Definition]:
 
 def _divided_after_drops() -> Iterator[Definition]:
     """Where the weights that a token keeps are divided."""
-    eight, flag = scores("tc/kept", (G, 8, 4)), "renormalised"
-    purpose = "The weights that a token keeps are divided by their sum, which is 1 for two slots as for one."
-    yield case("kept_sum", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="sum")
-    purpose = "The weights that a token keeps are divided by the root of the sum of their squares."
-    yield case("kept_norm", "overflow", purpose, eight, flag, DROP, capacity=3, normalize="euclidean")
+    flag = "renormalised"
     purpose = "Through the sum of what a token keeps; tokens without a slot have no gradient."
     apart = distinct("tc/kept/gradient", (G, 10, 4))
     yield case("gradient_kept_sum", "gradient", purpose, apart, flag, DROP, choices=3, capacity=4, normalize="sum")
@@ -201,9 +191,6 @@ def _normalize_selected() -> Iterator[Definition]:
     spread = both(np.array([[0.5, 0.125, 0.375], [0.25, 0.5, 0.75], [0.5, 0.25, 1.0], [1.0, 0.5, 0.25]]))
     yield case("tied", "tie", "Among equal scores the lower expert counts.", tied, spread)
     five = (G, 5, E)
-    yield case("one_choice", "degenerate", "The chosen gets 1.", utilities(f"{name}/c"), choices=1)
-    purpose = "All: nothing changes for a softmax."
-    yield case("all_choices", "degenerate", purpose, logits(f"{name}/d"), utilities(f"{name}/d/w"), E)
     untied = groups_tokens(logits(f"{name}/e").array + np.arange(E) / 64)
     yield case("gradient", "gradient", "By the combine scores.", untied, utilities(f"{name}/e/weights"))
     purpose = "Weights whose sum is about 1e-9."

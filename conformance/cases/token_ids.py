@@ -32,9 +32,6 @@ def _codes() -> Iterator[Definition]:
     purpose = "The nearest codeword, not the one with the largest product."
     yield case("codes_of_all_lengths", "value", purpose, grid("hash/patches/b", (G, T, 6)), sizes)
     one, other = np.array([1.0, -1, 1, -1]), np.array([1.0, 1, -1, -1])
-    scaled = np.stack([[8 + one, one / 4, other - 3], [2 * other, 5 - one, 4 + 4 * one]])
-    words = np.array([one / 4, one, other, -other])
-    yield case("codes_normalised", "value", "Brightness and contrast of a patch do not count.", scaled, words)
     faint = np.stack([[one / 4096, one / 256, other * 0], [other / 4096, one * 0 + 1, other / 4]])
     purpose = "A patch of nearly one colour is nearer to 0 than to its contrast."
     words = np.array([one * 0, one, other, -one])

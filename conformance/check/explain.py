@@ -59,11 +59,6 @@ def _table(result: CaseResult, case: Case) -> Table | None:
     return Table(result.first.stage, _texts(a, b, c), _texts(b, a, c), c.tolist())
 
 
-def _precision(case: Case, stage: str, name: str, dtype: Dtype) -> Dtype:
-    """The dtype whose roundoff bounds the errors of a result of a stage, or of a gradient."""
-    return dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
-
-
 def _texts(array: NDArray[Any], other: NDArray[Any], marked: NDArray[Any]) -> list[list[list[str]]]:
     """The numbers, with as many digits as tell a wrong one from what it should be."""
 
@@ -96,7 +91,8 @@ def _wrong(result: CaseResult, case: Case) -> Wrong | None:
     got = np.asarray(result.returned.get(stage, {}).get(name))
     if name not in expected or got.shape != expected[name].array.shape or got.dtype.kind not in "iufb":
         return None
-    value, dtype = expected[name], _precision(case, stage, name, ALL_DTYPES[result.dtype])
+    value, dtype = expected[name], ALL_DTYPES[result.dtype]
+    dtype = dtype if stage == "gradient" else precision(case.stage(stage).call, name, dtype)
     wrong = Wrong(case, name, replace(value, array=value.array.astype(np.float64)), got.astype(np.float64), dtype)
     return wrong if wrong.differs.any() else None  # of two calls the first is right
 

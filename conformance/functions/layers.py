@@ -42,10 +42,6 @@ def _mlp_layer_scale(tokens: Array, routing: Any, params: Any, *, shared: Any = 
     return scale + _absolute_experts(np.abs(tokens)[None], alone)[0] if alone else scale
 
 
-def _gelu_scale(x: Array, **options: Any) -> Array:
-    return np.abs(x)
-
-
 def _softmax_scale(logits: Array, targets: Array) -> Array:
     size = np.abs(logits).max(axis=-1, keepdims=True) + np.log(logits.shape[-1])
     return np.sum(targets * (size + np.abs(logits)), axis=-1)
@@ -115,7 +111,7 @@ FUNCTIONS = (
     Function("moe_layer", {"output": Output("groups tokens width", written=_layer_scale, rounded=True)}),
     Function("moe_mlp", {"output": Output("groups tokens width", written=_mlp_layer_scale, rounded=True)}),
     Function("routing_metrics", METRICS),
-    Function("gelu", {"y": _rounded("rows width", scale="written", written=_gelu_scale)}),
+    Function("gelu", {"y": _rounded("rows width", scale="written", written=lambda x, **options: np.abs(x))}),
     Function("layer_norm", {"normalised": _rounded("images tokens width", scale="written", written=_layer_norm_scale)}),
     Function("attention", {"attended": _rounded("images tokens heads dim", written=_attention_scale)}),
     Function("patch_embed", {"patches": _rounded("images tokens width")}),

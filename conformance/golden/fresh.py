@@ -57,11 +57,6 @@ def _salt(seed: int, attempt: int) -> str:
     return f"{seed}/{attempt}/"
 
 
-def _definition(id: str, salt: str) -> Definition:
-    """A committed case with the numbers of a salt, or a large one."""
-    return large.definition(id) if id.partition("/")[2] in large.LARGE else definitions(salt)[id]
-
-
 def made(seed: int, id: str) -> Case:
     """The case of the first draw whose choices are certain in float32, or else of the first that can be made.
 
@@ -72,7 +67,8 @@ def made(seed: int, id: str) -> Case:
         salt = _salt(seed, attempt)
         try:
             with salted(salt):
-                case = build(_definition(id, salt))
+                is_large = id.partition("/")[2] in large.LARGE
+                case = build(large.definition(id) if is_large else definitions(salt)[id])
         except (GoldenError, ValueError) as error:
             failure = str(error)
             continue

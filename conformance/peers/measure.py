@@ -191,7 +191,10 @@ def _ours(
     name: str, function: Record, dtype: str, others: set[str], answers: Sequence[str], failing: "_Failing"
 ) -> Iterator[str]:
     """The readings of this specification that a function of a peer takes."""
-    named = {algorithm: {_question(each) for each in names} for algorithm, names in _equal(function, dtype)}
+    named = {  # the entries of the ledger that variants are about
+        algorithm: {variants()[each].ledger.rstrip("abcdefgh") for each in names}
+        for algorithm, names in _equal(function, dtype)
+    }
     for id in answers:
         alternatives = {reading.id for reading in LEDGER[id].readings[1:]}
         rivals, beaten, contradicted = set[str](), set[str](), bool(others & alternatives)
@@ -207,11 +210,6 @@ def _ours(
                 contradicted = True
         if {variants()[rival].ledger for rival in rivals} == alternatives and rivals == beaten and not contradicted:
             yield f"{id}a"
-
-
-def _question(variant: str) -> str:
-    """The entry of the ledger that a variant is about, or an empty string."""
-    return variants()[variant].ledger.rstrip("abcdefgh")
 
 
 class _Failing:

@@ -139,7 +139,8 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
     Raises ValueError for a verdict that is none, or is of no failing case.
     """
     rows = []
-    left = {name: _failing(function) for name, function in record["functions"].items()}
+    functions = record["functions"].items()
+    left = {name: [case for case in own["cases"] if case["state"] in FAILED] for name, own in functions}
     for entry in PEERS[record["peer"]].verdicts:
         name, patterns = entry["function"], entry.get("cases", ["*"])
         own = [case for case in left.get(name, []) if any(fnmatchcase(case["id"], each) for each in patterns)]
@@ -149,10 +150,6 @@ def judged(record: Record) -> list[tuple[str, str, str, list[Record]]]:
         reading = f", {entry['ledger']}" if "ledger" in entry else ""
         rows.append((name, entry["verdict"], f"{reading}: {entry['reason']}", own))
     return rows + [(name, "unexplained", "", failing) for name, failing in left.items() if failing]
-
-
-def _failing(function: Record) -> list[Record]:
-    return [entry for entry in function["cases"] if entry["state"] in FAILED]
 
 
 def _numbers(entries: Sequence[Record]) -> list[str]:

@@ -278,7 +278,8 @@ def in_bfloat16(gate: Gate) -> Gate:
 
 
 def _explained(gate: Gate) -> Explanation:
-    fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or _even(gate)]
+    even = len(set(gate.mask.sum(axis=0).tolist())) == 1  # as where experts choose
+    fits = [choice_fit(rule, gate) for rule in choice_rules(gate) if not rule.by_expert or even]
     best = _best(fits)
     if best.holds < len(best.agrees):
         logits, choices = present("logits", gate.logits)[:SAMPLE], gate.chosen[:SAMPLE]
@@ -296,11 +297,6 @@ def _explained(gate: Gate) -> Explanation:
             best = alike[0]  # softmax and sigmoid choose the same: the weights tell them apart
     others = sorted((fit for fit in fits if 20 * fit.holds > len(fit.agrees)), key=lambda fit: -fit.holds)
     return Explanation(gate, best, weights, tuple(fit for fit in others if fit.holds < best.holds)[:2])
-
-
-def _even(gate: Gate) -> bool:
-    """Whether all experts have as many tokens, as where they choose."""
-    return len(set(gate.mask.sum(axis=0).tolist())) == 1
 
 
 def _best(fits: Sequence[Choice]) -> Choice:

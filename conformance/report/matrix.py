@@ -187,7 +187,8 @@ def skips(report: Report) -> list[str]:
     for result in report.results:
         if result.state not in ("pass", *FAILED):
             of = counts.setdefault(f"{result.dtype} {result.mode}", Counter())
-            of[f"{result.state}: {_reason(result)}"] += 1
+            optional = "errors of values are optional for a target"
+            of[f"{result.state}: {optional if result.state == 'unchecked' else result.first.message}"] += 1
     lines = []
     for place, reasons in counts.items():
         said = [
@@ -196,12 +197,6 @@ def skips(report: Report) -> list[str]:
         said += [f"{len(reasons) - REASONS} other reasons"] if len(reasons) > REASONS else []
         lines.append(f"{reasons.total()} skipped, {place}: {'; '.join(said)}")
     return lines + [f"{u.cases} skipped, {u.dtype}: not supported: {u.reason}" for u in report.unsupported]
-
-
-def _reason(result: CaseResult) -> str:
-    if result.state == "unchecked":
-        return "errors of values are optional for a target"
-    return result.first.message
 
 
 def summary(report: Report, algorithms: Sequence[str] = tuple(ALGORITHMS), *, everything: bool = False) -> str:

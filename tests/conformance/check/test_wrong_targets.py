@@ -81,10 +81,8 @@ def test_losses_that_train_nothing_fail(router):
         output = route.output()
         return output._replace(losses={name: B.stop_gradient(loss) for name, loss in output.losses.items()})
 
-    (result,) = results_of(
-        module_of(every((router,), detached)),
-        [BY_ID[f"{router}/{'gradient' if router == 'relu' else 'gradient_losses'}"]],
-    )
+    loss = "gradient" if router == "relu" else "wide"
+    (result,) = results_of(module_of(every((router,), detached)), [BY_ID[f"{router}/{loss}"]])
     assert (result.state, result.first.stage.partition("/")[0]) == ("fail", "gradient")
 
 
