@@ -84,7 +84,7 @@ EXEMPT: Mapping[str, str] = {
     "choices:expert_capacity:": NUMBERS,
     "choices:dselect_k_codes:": "its choices are columns of a matrix product",
     **{f"gradient:{name}:*": TABLES for name in (*sorted(UPDATES), "ROUTERS.*.update")},
-    "gradient:dropout:draws": TABLES,
+    **{f"gradient:{name}": TABLES for name in ("dropout:draws", "relu_loss:penalty", "scores_above:thresholds")},
     "gradient:ROUTERS.*:state/*": TABLES,
     "*:ROUTERS.hash.*:params/tables": WHOLE,
     "odd:ROUTERS.hash.*:hashes": "several hashes have no routing",

@@ -58,8 +58,8 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
 }
 WHOLE = {"hash_table_of/tables", "multi_hash_mlp/tables", "hash_routing/table", "quantile_bias/counts"}
 """Floats that are whole numbers."""
-DRAWN = {"dropout/draws"}
-"""Random numbers, which are compared with a bound."""
+CONSTANT = {"dropout/draws", "relu_loss/penalty", "scores_above/thresholds"}
+"""Random numbers, and states, which no gradient is asked for."""
 WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "slot_similarity", "summed_dispatch"}
 """Functions that need as many tokens as experts, or whose result is large, or a mean over the experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
@@ -268,7 +268,7 @@ def _case(
         purpose=purpose,
         flags=flags,
         inputs=inputs,
-        by=tuple(name for name in floats if f"{path}/{name}" not in DRAWN),
+        by=tuple(name for name in floats if f"{path}/{name}" not in CONSTANT),
         stages=(*before, stage),
     )
 

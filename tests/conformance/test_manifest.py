@@ -97,13 +97,18 @@ class Manifest:
 
     def of_the_batch(self, stage):
         """The balance loss of a router that counts the choices of all groups: that of all their tokens as one group."""
-        options, tokens = dict(stage["options"]["options"]), self.values["tokens"]
+        options, kept = dict(stage["options"]["options"]), dict(self.values)
         del options["balance_scope"]
-        options |= {name: len(tokens) * options[name] for name in ("tokens", "images") if name in options}
-        self.values["tokens"] = tokens.reshape(1, -1, tokens.shape[2])
+        options |= {name: len(kept["tokens"]) * options[name] for name in ("tokens", "images") if name in options}
+        together = {name: array.reshape(1, -1, *array.shape[2:]) for name, array in kept.items() if name in OF_GROUPS}
+        self.values |= together
         found = self.bound({**stage, "options": {**stage["options"], "options": options}}, 0)()
-        self.values["tokens"] = tokens
+        self.values |= kept
         return {"losses/balance": found.losses["balance"], "metrics/balance_loss": found.metrics["balance_loss"]}
+
+
+OF_GROUPS = ("tokens", "noise", "ids")
+"""Inputs of a router with a row for each group."""
 
 
 def results(found, wanted):

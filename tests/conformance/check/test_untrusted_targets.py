@@ -76,15 +76,19 @@ ENDED = [
 ]
 
 
+FAR = ("z_loss/odd_sizes", "error")
+"""The other case of z_loss with logits above 100."""
+
+
 @pytest.mark.parametrize(("how", "said", "limits"), ENDED)
 def test_a_process_that_ends_fails_its_case_alone(over_numpy, how, said, limits):
     """Another one answers for the cases that come after."""
     text = f"import os, numpy as np\ndef z_loss(logits):\n    if logits.max() > 100:\n        {how}\n"
     name = over_numpy(f"dying{abs(hash(how))}", text + "    return numpy.z_loss(logits)\n")
     results = run_alone(name, of("z_loss"), **limits)
-    (failure,) = [result for result in results if result.state != "pass"]
-    assert (failure.id, failure.state) == ("z_loss/large", "error")
-    assert said in failure.first.message
+    failures = [result for result in results if result.state != "pass"]
+    assert {(failure.id, failure.state) for failure in failures} == {("z_loss/large", "error"), FAR}
+    assert all(said in failure.first.message for failure in failures)
 
 
 def test_a_gpu_that_is_lost_fails_the_case_that_lost_it_alone(over_numpy):
@@ -93,9 +97,9 @@ def test_a_gpu_that_is_lost_fails_the_case_that_lost_it_alone(over_numpy):
     text = f"import torch\n{lose}torch.cuda.is_initialized, torch.cuda.synchronize = lambda: True, lambda: None\n"
     text += "def z_loss(logits):\n    if logits.max() > 100:\n        torch.cuda.synchronize = lost\n"
     results = run_alone(over_numpy("losing", text + "    return numpy.z_loss(logits)\n"), of("z_loss"))
-    (failure,) = [result for result in results if result.state != "pass"]
-    assert (failure.id, failure.state) == ("z_loss/large", "error")
-    assert "device-side assert" in failure.first.message
+    failures = [result for result in results if result.state != "pass"]
+    assert {(failure.id, failure.state) for failure in failures} == {("z_loss/large", "error"), FAR}
+    assert all("device-side assert" in failure.first.message for failure in failures)
 
 
 def test_a_process_with_too_many_maps_is_another_at_the_next_part(over_numpy, tmp_path, monkeypatch):
@@ -182,7 +186,7 @@ def test_no_attempt_makes_zeros_pass(run, target, tmp_path, attempt):
     status, printed, _ = run("run", "--target", name, "--dtype", "f32", *options)
     passed, failed, _ = states(printed)
     assert (status, passed) == (1, 0)
-    assert failed >= len(of("softmax_affinity", kinds=["value"]))
+    assert failed >= len([case for case in of("softmax_affinity", kinds=["value"]) if not case.id.endswith("one")])
     assert json.loads(report.read_text())["failed"] == failed
 
 
