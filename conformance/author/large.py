@@ -72,7 +72,7 @@ LARGE = {
         2, 128, 192, 16, "overflow", "128 tokens of width 192, 16 experts; a capacity factor of 1/2.", HALF
     ),
     "large_256": Layer(1, 256, 384, 8, "value", "256 tokens of width 384, 8 experts."),
-    "large_many": Layer(3, 264, 16, 264, "value", "Three groups of 264 tokens of width 16, 264 experts."),
+    "large_many": Layer(1, 264, 64, 264, "value", "264 tokens of width 64, 264 experts."),
     "large_gradient": Layer(
         1, 64, 64, 8, "gradient", "By tokens and all parameters; 64 tokens of width 64, 8 experts."
     ),

@@ -109,8 +109,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         text = "cases generated on the fly from a seed, a whole number: values, ties, overflow and gradients; "
         text += "no error cases, training and whole models, and no cases whose inputs are not drawn"
         added.add_argument("--fresh", metavar="SEED", type=_seed, help=text)
-        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 256 tokens, "
-        text += "width 64 to 384 and 8 to 32 experts, and their gradients (default: small)"
+        text = "of the cases of --fresh: small, those of the vectors with other numbers; large, layers of 64 to 264 tokens, "
+        text += "width 64 to 384 and 8 to 264 experts, and their gradients (default: small)"
         added.add_argument("--size", choices=SIZES, default="small", help=text)
 
     def checked(added: argparse.ArgumentParser) -> None:

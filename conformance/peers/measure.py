@@ -224,7 +224,8 @@ class _Failing:
         key = (id, function, dtype)
         if key not in self.found:
             self.found[key] = {}
-            for stage in checked_stages(self.cases[id], function):
+            stages = checked_stages(self.cases[id], function) if id in self.cases else ()  # of an older record
+            for stage in stages:
                 if self.known.compares((id, stage)):
                     for name in self.known.concerned((id, stage)):
                         differs = self.known.differs((id, stage), name, DTYPES[dtype])

@@ -96,8 +96,8 @@ def test_reports_of_one_target_count_each_case_once(run, tmp_path):
 def test_a_large_run_does_not_ask_for_one(run):
     options = ("--fresh", "7", "--size", "large", "--case", "switch/large_64", "--dtype", "f64")
     *_, before, last = run("run", "--target", "moespec.backends.numpy", *options)[1].splitlines()
-    assert before == "not compared: 3 of 4 cases (values 1, overflow 1, gradients 1)"
-    assert last == "1 passed, 0 failed, 0 skipped; 1 of 4 cases passed"
+    assert before == "not compared: 4 of 5 cases (values 2, overflow 1, gradients 1)"
+    assert last == "1 passed, 0 failed, 0 skipped; 1 of 5 cases passed"
 
 
 # Whose results they are.

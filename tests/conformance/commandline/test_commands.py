@@ -182,7 +182,7 @@ def z_loss(logits):
 
 
 def test_two_calls_must_return_the_same_bits(run, over_numpy):
-    options = ("run", "--target", over_numpy("shaky", SHAKY), *Z_LOSS, "--class", "values")
+    options = ("run", "--target", over_numpy("shaky", SHAKY), *Z_LOSS, "--case", "z_loss/values")
     assert run(*options)[0] == 0
     status, printed, _ = run(*options, "--repeat")
     assert status == 1
