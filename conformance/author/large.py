@@ -77,7 +77,7 @@ LARGE = {
         1, 64, 64, 8, "gradient", "By tokens and all parameters; 64 tokens of width 64, 8 experts."
     ),
     "large_dropless": Layer(
-        3, 77, 64, 16, "value", "77 tokens of width 64, each with 3 of 16 experts; none is dropped.", NO_LIMIT
+        3, 331, 64, 5, "value", "331 tokens of width 64, each with 3 of 5 experts; none is dropped.", NO_LIMIT
     ),
     "large_dropless_gradient": Layer(
         1, 67, 64, 8, "gradient", "67 tokens of width 64, each with 3 of 8 experts; none is dropped.", NO_LIMIT

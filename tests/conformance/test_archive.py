@@ -110,9 +110,9 @@ def test_a_router_of_each_language_passes_the_archive_and_can_fail(kind, program
     assert ran(*program(kind), unpacked, tmp_path / "out").returncode == 0
     status, printed, _ = run("check", tmp_path / "out", "--algorithm", *algorithms)
     passed, failed = map(int, re.findall(r"(\d+) (?:passed|failed)", printed.splitlines()[-1]))
-    valid = [case for case in of(*algorithms) if case.expect is None]
+    valid = [case for case in of(*algorithms) if case.expect is None and not case.gradients]
     assert (status, failed) == (0, 0)
-    assert 0.7 * len(valid) < passed <= len(valid)
+    assert 0.7 * len(valid) < passed
     assert ran(*program(kind, *fault), unpacked, tmp_path / "wrong").returncode == 0
     status, printed, _ = run("check", tmp_path / "wrong", "--algorithm", *algorithms)
     assert status == 1

@@ -90,7 +90,7 @@ def test_a_dropless_layer_is_checked_in_bfloat16(target, fault):
     ]
     states = {result.id: result.state for result in ran}
     assert len([id for id in states if "dropless" in id]) == 7
-    failed = [id for id, state in states.items() if state != "pass"]
+    failed = [id for id, state in states.items() if state not in ("pass", "inconclusive")]
     assert (len(failed) > 1) == bool(fault), failed
 
 

@@ -119,7 +119,7 @@ def test_a_wrong_backward_pass_is_caught(target, layers, dtype):
     name = target("fused_wrong_backward", WRONG)
     gradient = f"{ROUTER}/large_gradient"
     assert states(name, layers, dtype) == {case.id: "fail" if case.id == gradient else "pass" for case in layers}
-    (result,) = run_cases(Adapter(name, ALL_DTYPES[dtype]), layers[3:], "eager")
+    (result,) = run_cases(Adapter(name, ALL_DTYPES[dtype]), layers[-1:], "eager")
     failed = {outcome.stage for outcome in result.outcomes if outcome.state == "fail"}
     assert "gradient/experts/w1" in failed
     assert not {"gradient/experts/w2", "gradient/experts/b2", "moe_layer/output"} & failed
@@ -130,14 +130,14 @@ def test_a_wrong_backward_pass_fails_a_default_run(run, target, by):
     pytest.importorskip("torch")
     name = target(f"fused_{by.replace('/', '_')}", SUBTLE[by])
     status, printed, _ = run("run", "--adapter", name, "--algorithm", ROUTER, "--dtype", "f64,f32")
-    assert (status, printed.count(f"FAIL {ROUTER}/gradient_output [")) == (1, 2)
+    assert (status, printed.count(f"FAIL {ROUTER}/gradient_output [")) == (1, 3)  # the third on strided tensors
 
 
 def test_jax_is_differentiated_and_compiled(target, layers):
     pytest.importorskip("jax")
     name = target("fused_jax", JAX)
     for dtype, mode in (("float64", "eager"), ("float32", "compiled"), ("bfloat16", "eager")):
-        assert set(states(name, layers[::3], dtype, mode).values()) == {"pass"}
+        assert set(states(name, [layers[0], layers[-1]], dtype, mode).values()) == {"pass"}
 
 
 def test_an_adapter_may_compile_by_itself(target, layers):
@@ -147,7 +147,7 @@ def test_an_adapter_may_compile_by_itself(target, layers):
     )
     name = target("fused_compiling", text)
     torch._dynamo.reset()
-    assert set(states(name, layers[::3], "float32", "compiled").values()) == {"pass"}
+    assert set(states(name, [layers[0], layers[-1]], "float32", "compiled").values()) == {"pass"}
     assert __import__(name).calls
 
 
@@ -166,7 +166,7 @@ VJPS = {
 def test_a_derivative_of_its_own(target, name):
     text, state = VJPS[name]
     results = states(target(f"numpy_vjp_{len(text)}", text), SMALL, "float64")
-    assert results.pop("soft_moe/gradient") == state
+    assert {results.pop(case.id) for case in SMALL if case.gradients} == {state}
     assert set(results.values()) == {"pass"}
 
 
@@ -179,7 +179,7 @@ def test_what_has_no_derivative_is_not_implemented(target, layers):
     pytest.importorskip("torch")
     opaque = "\nright = layer\ndef layer(x, params, options):\n    with torch.no_grad():\n"
     opaque += "        return right(x, params, options)\n"
-    (result,) = run_cases(Adapter(target("opaque", RIGHT + opaque), DTYPES["float64"]), layers[3:], "eager")
+    (result,) = run_cases(Adapter(target("opaque", RIGHT + opaque), DTYPES["float64"]), layers[-1:], "eager")
     assert "autograd knows no derivative" in "".join(outcome.message for outcome in result.outcomes)
 
 
