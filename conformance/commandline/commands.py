@@ -74,6 +74,8 @@ def _check(options: argparse.Namespace) -> int:
     from moespec.conformance.check.match_variant import Known
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
+    if not tensors:
+        raise ConfigError(f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, and there are none")
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)

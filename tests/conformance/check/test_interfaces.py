@@ -290,8 +290,10 @@ def test_a_file_of_no_case(check, folder, name):
     assert said == f"{path}: there is no case {name!r}; `list` prints them all\n"
 
 
-def test_a_folder_that_is_not_there(check, tmp_path):
+def test_a_folder_that_is_not_there_or_empty(check, tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "none").mkdir()
+    assert check(tmp_path / "none")[2].endswith(": expected files <algorithm>/<case>.safetensors, and there are none\n")
     for path in (tmp_path / "nowhere", tmp_path / "file"):
         assert check(path) == (2, "", f"{path}: no folder\n")
 
