@@ -75,7 +75,9 @@ def _check(options: argparse.Namespace) -> int:
 
     tensors = files.read_all(Path(options.folder), suite.ids(options.vectors))
     if not tensors:
-        raise ConfigError(f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, and there are none")
+        raise ConfigError(
+            f"folder={options.folder!r}: expected files <algorithm>/<case>.safetensors, and there are none"
+        )
     dtype = DTYPES[options.dtype] if options.dtype else files.dtype_of(tensors)
     cases, listed = load(options.vectors, _only(options)), _waivers(options)
     results = files.check(tensors, cases, dtype)

@@ -125,11 +125,8 @@ def _more() -> Iterator[Definition]:
     table = named_axes((np.arange(299) * 7 + 2) % 259, "ids")
     ids: dict[str, Any] = {"ids": named_axes([[298, 257, 2], [3, 256, 0]], "groups tokens"), "table": table}
     yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
-    bins: dict[str, Any] = {
-        "scores": given.scores(f"{key}/q", (2, 3, 3)),
-        "bias": given.of_experts([0.25, -0.125, 0.5]),
-        "bins": 299,
-    }
+    apart = given.groups_tokens([[[0.99, 0.01, 0.5], [0.02, 0.75, 0.98], [0.5, 0.9, 0.03]]])
+    bins: dict[str, Any] = {"scores": apart, "bias": given.of_experts([0.25, -0.125, 0.5]), "bins": 599}
     yield single("quantile_balancing", "required_biases", "many_bins", "value", "", choices=1, **bins)
     far: dict[str, Any] = {"x": named_axes(1000.0 + grid(f"{key}/r", (1, 3, 5)), "images tokens width")}
     far |= {name: named_axes(grid(f"{key}/r/{name}", (5,)), "width") for name in ("scale", "bias")}
