@@ -16,8 +16,8 @@ import moespec.backends.numpy as numpy
 from moespec import spec
 from moespec.backends.routers import composed
 from moespec.conformance.author.build import build
-from moespec.conformance.cases import definitions
 from moespec.conformance.check.results import FAILED
+from moespec.conformance.golden.derived import all_definitions
 
 COMPOSED = SimpleNamespace(**{**vars(numpy), "ROUTERS": composed(numpy)})
 
@@ -84,5 +84,5 @@ def test_vectors_of_a_wrong_text_fail(router, right, wrong, monkeypatch):
     monkeypatch.setitem(spec.ROUTERS, router, replace(spec.ROUTERS[router], route=names["route"]))
     names["route"] = right_route
     ids = [case.id for kind in ("value", "overflow", "degenerate", "gradient") for case in of(router, kinds=(kind,))]
-    states = (result.state for id in ids for result in results_of(COMPOSED, [build(definitions()[id])]))
+    states = (result.state for id in ids for result in results_of(COMPOSED, [build(all_definitions()[id])]))
     assert any(state in FAILED for state in states)
