@@ -70,12 +70,12 @@ WHOLE = "whole numbers, masks, orders or codes, or an array of which only the dt
 MODEL = "a model is made of functions that have it"
 NUMBERS = "plain numbers, of which it makes one"
 FULL = "more slots than tokens are an error"
-FITS = "its sizes must fit one another, and the smallest are those of its other cases"
+FITS = "not covered yet: its least sizes depend on one another"
 MORE_THAN_ONE = (
     *("group_limited_scores", "gshard_keep", "hierarchical_affinity", "hierarchical_load_loss", "multi_hash_mlp"),
     *("quantile_bias", "required_biases"),
 )
-"""Functions of more than one expert, whose cases of one token have no more than they need."""
+"""Functions whose least sizes depend on one another."""
 
 EXEMPT: Mapping[str, str] = {
     **{f"*:{name}:*": MODEL for name in ("vit_*", "mixer_forward", "sparse_mlp_forward", "optimizer_steps")},
@@ -99,10 +99,11 @@ EXEMPT: Mapping[str, str] = {
     **{
         f"capacity:{name}:above": FULL
         for name in (
-            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "expert_choice", "importance_score_choice"),
+            *("batchwise_mask", "capacity_thresholds", "capped_affinity", "expert_choice"),
             *("threshold_loss", "transport_*"),
         )
     },
+    "capacity:importance_score_choice:above": "not covered yet: its slots are those of token_choice",
     **{f"one:{name}:*": FITS for name in MORE_THAN_ONE},
     **{f"one:ROUTERS.{name}.route:experts": FITS for name in ("gshard", "hash", "hierarchical_top_k")},
     **{f"one:ROUTERS.{name}.route:tokens": FITS for name in ("gshard", "hierarchical_top_k")},
@@ -110,8 +111,8 @@ EXEMPT: Mapping[str, str] = {
     **{f"index:ROUTERS.{name}.route:*": "its solver would take minutes" for name in large.SLOW},
     "one:patch_embed:tokens": "each patch is computed by itself",
     "tokens:patch_embed:": "each patch is computed by itself",
-    **{f"choices:{name}:": FITS for name in ("hierarchical_affinity", "hierarchical_load_loss")},
-    "level:hierarchical_load_loss:": FITS,
+    "*:hierarchical_affinity:": "its choices are those of noisy_top_k_affinity",
+    "*:hierarchical_load_loss:": "its branches and experts are those of noisy_top_k_load_loss",
     "index:base_assignment:experts": FITS,
     "index:hash_table_*:ids": "a table is made once, from NumPy's arrays",
     "index:ROUTERS.sigmoid_token_choice.route:bins": "its bins are those of required_biases",
@@ -182,7 +183,11 @@ def _sizes(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
     if function(stage.call).choice:
         yield "tie:", "tie_order" in case.flags or case.kind in ("tie", "near_tie")
     if stage.call.endswith("_loss") and "experts" in sizes:
-        yield "level:", case.kind == "gradient" and case.id.endswith("level")
+        pairs = [each.array for each in read if each.axes[-2:] == ("tokens", "experts")]
+        yield (
+            "level:",
+            bool(case.gradients and pairs) and all(np.ptp(x.sum(axis=-2), axis=-1).max() == 0 for x in pairs),
+        )
 
 
 def _options(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
