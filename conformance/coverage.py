@@ -70,13 +70,7 @@ WHOLE = "whole numbers, masks, orders or codes, or an array of which only the dt
 MODEL = "a model is made of functions that have it"
 NUMBERS = "plain numbers, of which it makes one"
 FULL = "more slots than tokens are an error"
-FITS = "not covered yet: its least sizes depend on one another"
-MORE_THAN_ONE = (
-    *("group_limited_scores", "gshard_keep", "hierarchical_affinity", "hierarchical_load_loss", "multi_hash_mlp"),
-    *("quantile_bias", "required_biases"),
-)
-"""Functions whose least sizes depend on one another."""
-
+TWO = "of one expert there is no second, which is an error"
 EXEMPT: Mapping[str, str] = {
     **{f"*:{name}:*": MODEL for name in ("vit_*", "mixer_forward", "sparse_mlp_forward", "optimizer_steps")},
     "*:array_operations:*": MODEL,
@@ -103,17 +97,19 @@ EXEMPT: Mapping[str, str] = {
             *("threshold_loss", "transport_*"),
         )
     },
-    "capacity:importance_score_choice:above": "not covered yet: its slots are those of token_choice",
-    **{f"one:{name}:*": FITS for name in MORE_THAN_ONE},
-    **{f"one:ROUTERS.{name}.route:experts": FITS for name in ("gshard", "hash", "hierarchical_top_k")},
-    **{f"one:ROUTERS.{name}.route:tokens": FITS for name in ("gshard", "hierarchical_top_k")},
+    **{
+        f"one:{name}:experts": TWO
+        for name in ("gshard_keep", "quantile_bias", "required_biases", "ROUTERS.gshard.route")
+    },
     "one:ROUTERS.*.update:*": "its experts are those of its function",
     **{f"index:ROUTERS.{name}.route:*": "its solver would take minutes" for name in large.SLOW},
     "one:patch_embed:tokens": "each patch is computed by itself",
     "tokens:patch_embed:": "each patch is computed by itself",
     "*:hierarchical_affinity:": "its choices are those of noisy_top_k_affinity",
     "*:hierarchical_load_loss:": "its branches and experts are those of noisy_top_k_load_loss",
-    "index:base_assignment:experts": FITS,
+    "index:base_assignment:experts": "it takes as many tokens as experts, whose scores would be 66 564",
+    "one:hierarchical_load_loss:experts": "its experts are columns, of which another case has the least",
+    "index:multi_hash_mlp:ids": "its tables are those of hash_routing",
     "index:hash_table_*:ids": "a table is made once, from NumPy's arrays",
     "index:ROUTERS.sigmoid_token_choice.route:bins": "its bins are those of required_biases",
     "index:slot_similarity:experts": "its result would have 66 564 numbers for each slot",
@@ -176,7 +172,7 @@ def _sizes(case: Case, stage: Stage) -> Iterator[tuple[str, bool]]:
         yield f"odd:{axis}", any(size % 2 and size > 1 for size in found)
         if axis in ("tokens", "experts"):
             yield f"one:{axis}", 1 in found
-        if axis in ("tokens", "experts", "ids", "bins") and counts(stage.call):
+        if axis == "ids" or (axis in ("tokens", "experts", "bins") and counts(stage.call)):
             yield f"index:{axis}", max(found) > 256
     if "tokens" in sizes:
         yield "tokens:", max(sizes["tokens"]) > 40

@@ -119,13 +119,19 @@ OWN: Mapping[str, dict[str, Any]] = {
 """Options of a router, and its sizes where others do not fit."""
 
 
-ONE = (
+SMALL = (
     *("batch_expert_choice", "cosine_token_choice", "image_choice", "importance_score", "mixture_of_depths"),
     *("noisy_top_k", "relu", "sigmoid_token_choice", "sinkhorn_expert_choice", "sinkhorn_token_choice"),
     *("softmax_expert_choice", "sparsity_constrained_expert_choice", "sparsity_constrained_token_choice"),
     "strictly_balanced",
 )
-"""Routers of which no other case has both one token and one expert."""
+ONE: Mapping[str, dict[str, Any]] = {
+    **{key: {} for key in SMALL},
+    "gshard": {"experts": 2},
+    "hash": {"ids": 1},
+    "hierarchical_top_k": {"branches": 1, "choices_per_level": 1},
+}
+"""Routers of which no other case has both one token and as few experts as there can be, with options of theirs."""
 
 
 def wide_routers() -> Iterator[Definition]:
@@ -135,20 +141,17 @@ def wide_routers() -> Iterator[Definition]:
 
 
 def one(router: str) -> Definition:
-    """A case of one token and one expert, of width 1."""
+    """A case of one token, of one expert where there can be one, of width 1."""
     known = {field.name for field in fields(ROUTERS[router].Options)}
-    least: dict[str, Any] = {
-        "choices": 1,
-        "noise_multiplier": 0.0,
-        "images": 1,
-        "dimensions": 1,
-        "capacity_factor": 1.0,
-    }
-    options = {name: value for name, value in least.items() if name in known}
-    made = ROUTERS[router].options(tokens=1, experts=1, width=1, **options)
+    least = {"choices": 1, "noise_multiplier": 0.0, "images": 1, "dimensions": 1, "capacity_factor": 1.0}
+    options: dict[str, Any] = {name: value for name, value in least.items() if name in known} | ONE[router]
+    experts = options.pop("experts", 1)
+    made = ROUTERS[router].options(tokens=1, experts=experts, width=1, **options)
     params, state = _parameters(router, made, f"routers/{router}/one")
-    tokens = {"tokens": tensor([[[0.5]]], "groups tokens width")}
-    given: dict[str, Any] = {"params": params, "state": state, "inputs": tokens, "sizes": (1, 1, 1), "hidden": 1}
+    inputs = {"tokens": tensor([[[0.5]]], "groups tokens width")}
+    if "ids" in options:
+        inputs["ids"] = tensor([[0]], "groups tokens")
+    given: dict[str, Any] = {"params": params, "state": state, "inputs": inputs, "sizes": (1, experts, 1), "hidden": 1}
     purpose, flags = "One token and one expert.", ("degenerate_size", "low_precision")
     given |= {"by": ("tokens",), "losses": False, **options}
     return router_case(router, "one", "gradient", purpose, *flags, **given)

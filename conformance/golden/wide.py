@@ -53,6 +53,7 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "dselect_k_codes": {"choices": 3, "experts": 3},
     "dselect_k_selectors": {"experts": 5},
     "group_limited_scores": {"groups": 3},
+    "importance_score_choice": {"capacity": 7},
     "pool_images": {"images": 3},
     "spread_images": {"tokens": 42},
 }
@@ -64,11 +65,16 @@ WITHOUT_MANY = {"base_assignment", "collapse_metrics", "cumulative_dispatch", "s
 """Functions that need as many tokens as experts, or whose result is large, or a mean over the experts."""
 SUMS = {"softmax_affinity", "sinkhorn_affinity", "importance_loss", "balance_loss", "z_loss"}
 """Functions that add up something of all experts."""
+BLOCKS = {"router_logits", "softmax_affinity"}
+"""Functions of rows that kernels compute in blocks of tokens."""
 FAR = {"gelu/x"}
 """Of what an exponential is taken, besides logits."""
-WITHOUT_ONE = {"base_routing", "dselect_k_codes", "gshard_keep", "multi_hash_mlp", "quantile_bias", "required_biases"}
-WITHOUT_ONE |= {"group_limited_scores", "hierarchical_affinity", "hierarchical_load_loss"}
-"""Functions of more than one expert."""
+LEAST_SIZES: Mapping[str, dict[str, int]] = {
+    **{key: {"experts": 2} for key in ("gshard_keep", "quantile_bias", "required_biases")},
+    **{key: {"columns": 2} for key in ("hierarchical_affinity", "hierarchical_load_loss")},
+    "dselect_k_codes": {"columns": 3},
+}
+"""Of a case of one token, where it takes more than one expert or a column for each branch."""
 KINKED = {"excess_gates/gates", "relu_affinity/logits"}
 """Arrays with zeros, at which a derivative jumps: they are moved."""
 UPDATES = {
@@ -124,6 +130,8 @@ def _more() -> Iterator[Definition]:
     yield single("expert_choice", "expert_choice", "alone", "value", "", **choice)
     table = named_axes((np.arange(299) * 7 + 2) % 259, "ids")
     ids: dict[str, Any] = {"ids": named_axes([[298, 257, 2], [3, 256, 0]], "groups tokens"), "table": table}
+    words = {"ids": ids["ids"], "table": named_axes(grid(f"{key}/s", (299, 1)), "ids width")}
+    yield single("embedding", "embedding", "many_ids", "value", "", **words)
     yield single("hash_routing", "hash_routing", "many_experts", "value", "", experts=259, capacity=1, **ids)
     apart = given.groups_tokens([[[0.99, 0.01, 0.5], [0.02, 0.75, 0.98], [0.5, 0.9, 0.03]]])
     bins: dict[str, Any] = {"scores": apart, "bias": given.of_experts([0.25, -0.125, 0.5]), "bins": 599}
@@ -156,7 +164,7 @@ def wide(valid: Mapping[str, Definition], small: Container[tuple[str, str]]) -> 
                 yield _many(path, definition)
             if path.endswith("_loss") and "experts" in axes and path not in SIZES:
                 yield _level(path, definition)
-            if any((path, axis) not in small for axis in axes & {"tokens", "experts"}) and path not in WITHOUT_ONE:
+            if any((path, axis) not in small for axis in axes & {"tokens", "experts"}):
                 yield _one(path, definition)
 
 
@@ -184,7 +192,7 @@ def _wide(path: str, definition: Definition) -> Definition:
 
 def _long(path: str, definition: Definition) -> Definition:
     one_number = all("tokens" not in output.axes for output in function(path).outputs.values())
-    tokens = INDEXED if counts(path) or one_number else TOKENS
+    tokens = INDEXED if counts(path) or one_number or path in BLOCKS else TOKENS
     sizes = {axis: min(size, NARROW.get(axis, size)) for axis, size in _sizes(path, definition).items()}
     inputs = _resized(definition, {**sizes, **ONE, **SIZES.get(path, {}), "tokens": tokens})
     for name, tensor in inputs.items():
@@ -225,16 +233,20 @@ def _level(path: str, definition: Definition) -> Definition:
 
 
 def _one(path: str, definition: Definition) -> Definition:
-    sizes = {**_sizes(path, definition), **ONE, "tokens": 1, "experts": 1}
-    *before, stage = definition.stages
-    before = [replace(each, options=_least(each.options)) for each in before]
-    inputs = _resized(definition, sizes)
-    definition = replace(definition, stages=(*before, stage))
-    made = _case(path, definition, "one", "One token, one expert.", inputs, _least(stage.options))
+    sizes = {**_sizes(path, definition), **ONE, "tokens": 1, "experts": 1, **LEAST_SIZES.get(path, {})}
+    inputs = {
+        name: replace(tensor, array=tensor.array % sizes["experts"])
+        if name in ("expert", "table", "tables")
+        else tensor
+        for name, tensor in _resized(definition, sizes).items()
+    }
+    stages = tuple(replace(each, options=_least(each.options)) for each in definition.stages)
+    options = {"best": 1} if path == "group_limited_scores" else {}
+    made = _case(path, replace(definition, stages=stages), "one", "One token, one expert.", inputs, options)
     return replace(made, exact_ties=True)
 
 
-LEAST = ("best", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
+LEAST = ("best", "branches", "cap", "capacity", "choices", "groups", "images", "limit", "shards")
 """Options that are 1 where there is one token and one expert."""
 
 
