@@ -25,7 +25,7 @@ __all__ = ["archive", "check_promise", "index", "write"]
 
 
 def index(vectors: Path) -> dict[str, Any]:
-    """What there is, in the order of ids. Raises VectorError where the vectors are not those of `suite.json`."""
+    """An entry for each case, sorted by id. Raises VectorError if the vectors differ from `suite.json`."""
     algorithms = json.loads(read_file(vectors.parent / "suite.json"))["algorithms"]
     cases = []
     for path in verify(vectors):
@@ -67,7 +67,7 @@ def check_promise(root: Path, release: str) -> None:
     shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
     if shown and (shown.returncode or shown.stdout != read_file(root / "conformance/suite.json")):
         reason = shown.stderr.decode().strip() or "a patch release changes no vector"
-        raise VectorError(f"version {release}: the suite is not that of the tag v{minor}.0 ({reason})")
+        raise VectorError(f"version {release}: the suite differs from that of the tag v{minor}.0 ({reason})")
 
 
 def write(root: Path, folder: Path) -> Path:
