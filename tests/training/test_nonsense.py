@@ -277,7 +277,14 @@ ROOT = Path(__file__).parents[2]
 WRONG = {
     "train --training.batch=ten": "training.batch='ten': expected an integer",
     "plan --chip h100 --devices 8 --init=x": "--init=x has no effect here: a plan reads and trains nothing",
-    "plan --chip v9 --devices 8": "chip='v9': expected one of 'v5e', 'v5p', 'v6e', 'h100', 'h200'",
+    "plan --chip v9 --devices 8": "chip='v9': expected one of v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, "
+    "rtx4090, or figures such as flops=312e12,",
+    "plan --chip flops=1e12,memory=8e9 --devices 8": "chip='flops=1e12,memory=8e9': bandwidth, link missing; expected figures such",
+    "plan --chip flop=1e12 --devices 8": "chip.flop='1e12': expected each of flops, memory, bandwidth, link, torus, float32 at most",
+    "plan --chip link=1,link=2 --devices 8": "chip.link='2': expected each of flops, memory, bandwidth, link, torus, float32 at most",
+    "plan --chip memory=80GB --devices 8": "chip.memory='80GB': expected a finite number greater than 0, such as 312e12",
+    "plan --chip link=0 --devices 8": "chip.link='0': expected a finite number greater than 0, such as 312e12",
+    "plan --chip torus=2.5 --devices 8": "chip.torus='2.5': expected 0, 1, 2 or 3",
     "plan --chip v5e --devices 7 --training.batch 512": "training.batch=512 does not divide among 7 devices",
     "plan --chip v5e --devices 8 --utilisation 1.5": "utilisation=1.5: expected a finite number greater than 0 and at most 1",
     "plan --chip v5e --devices 8 --utilisation 0.4 --sharding": "utilisation=0.4 has no effect here",

@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from moespec.backends.mesh import MeshSizes
 from moespec.models.checks import Number
@@ -17,7 +17,7 @@ from moespec.training.configuration.configfile import digits
 from moespec.training.configuration.length import images_seen
 from moespec.training.loop.resolve import model_config, without_data
 from moespec.training.objectives.table import shapes_of, training_flops
-from moespec.training.planning.chips import CHIPS
+from moespec.training.planning.chips import chip_of
 from moespec.training.planning.footprint import rows
 from moespec.training.planning.plan import Plan, best, plans, settled
 from moespec.training.reports.cost import aligned, described, of_run
@@ -39,8 +39,11 @@ class PlanArguments(Configured):
 
     devices: Number
     """devices, all along the axes of the mesh"""
-    chip: Literal["v5e", "v5p", "v6e", "h100", "h200"]
-    """what they are"""
+    chip: str
+    """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or the figures of another chip:
+    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9 are operations a second in bfloat16, bytes, bytes a second of the memory,
+    and of all links in one direction. float32=156e12 are operations a second in float32 (default: flops), torus=3 the dimensions
+    of a torus of links (default: 0, a switch)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
     """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
     sharding: bool = False
@@ -58,7 +61,7 @@ def main(words: list[str]) -> None:
     check_written(words, given.settings)
     if other := next(filter(re.compile(NOT_PLANNED).match, words), None):
         raise ConfigError(f"{other} has no effect here: a plan reads and trains nothing")
-    devices, chip, utilisation = given.devices, CHIPS[given.chip], given.utilisation
+    devices, chip, utilisation = given.devices, chip_of(given.chip), given.utilisation
     config = replace(given.settings, model=without_data(given.settings))
     seen = images_seen(config.training)
     if utilisation is not None and given.sharding:
@@ -75,7 +78,8 @@ def main(words: list[str]) -> None:
         return
     batch = training.batch // training.accumulate
     operations = None if seen is None else training_flops(config, model, seen, batch=batch)
-    days = operations / chip.flops / utilisation / 86_400 if operations and utilisation else None
+    peak = chip.peak(model.dtype)
+    days = operations / peak / utilisation / 86_400 if operations and utilisation else None
     if given.json:
         run = {"images": seen, "flops": operations, "utilisation": utilisation, "device_days": days}
         report = {"devices": devices, "chip": {"name": given.chip, **chip._asdict()}, "run": run}
@@ -88,10 +92,12 @@ def main(words: list[str]) -> None:
         print(of_run(config, model, seen, batch=batch) + at)
     parts = f" in {training.accumulate} parts" if training.accumulate > 1 else ""
     again = ", blocks recomputed" if training.recompute else ""
-    print(f"{training.batch} images a step{parts} on {devices} {given.chip}{again}; of each device:\n")
+    where = f"of each device, at {peak / 1e12:g} TFLOP/s in {model.dtype}"
+    print(f"{training.batch} images a step{parts} on {devices} {given.chip}{again}; {where}:\n")
     print(aligned([HEADINGS, UNITS, *(_row(each) for each in ranked[:SHOWN])]))
     if ranked[SHOWN:]:
         print(f"and {len(ranked) - SHOWN} other meshes (--json has them)")
+    print(f"\n{COLUMNS}")
     if too_large := [str(each.sizes) for each in ranked if not each.fits]:
         print(f"Do not fit: {'; '.join(too_large)}")
     has = f"{_gib(chip.memory)} GiB"
@@ -124,6 +130,10 @@ HEADINGS = (
     *("mesh", "param.", "optim.", "grad.", "copies", "activ.", "batch", "all"),
     *("slots", "gathers", "reduced", "TFLOP", "compute", "memory", "links", "longest", "sum", ""),
 )
+COLUMNS = """param. to batch: memory by what it holds; all: their sum. slots, gathers, reduced: what arrives from other devices.
+compute, memory, links: least time of operations, of the memory's and of the links' traffic. A step takes at least the longest of the
+three, and about their sum if none overlaps another."""
+"""The legend of the table."""
 UNITS = ("", *["GiB"] * 7, *["GB"] * 3, "", *["ms"] * 5, "")
 
 

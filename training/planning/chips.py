@@ -3,28 +3,50 @@
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Of the last, half goes each way. The
 memory is what libtpu 0.0.42 says a program can have ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB of the tables.
+The page of the v4 (.../v4) says nothing of the links: "6 links @ 50 GB/s" is from table 4 of "TPU v4: An Optically Reconfigurable
+Supercomputer" (ISCA 2023), and that this is one way from glennklockwood.com/garden/processors/TPUv4, "400G in each direction".
+
+NVIDIA, the A100 as a module SXM4: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
+NVLink". L40S: the table of the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*",
+"TF32 183 | 366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090; it is the rate of 512 tensor cores at
+2.52 GHz that sum in float32. These two have PCIe 4.0 and no NVLink: 16 lanes of 16 GT/s, of which 128 of 130 bits are data, make
+31.5 GB/s each way ("64GB/s bidirectional" in NVIDIA's table); cards that reach each other through the host get less.
 
 NVIDIA, for the modules SXM5: the H100's table of its product page as HPC Tech reproduces it
 (archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html), whose tensor cores are "shown with sparsity, 1/2 lower without"; of the
 H200, which has the same die, glennklockwood.com/garden/processors/h100 for the operations, and for memory and links NVIDIA's own
 description of its system (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json);
 its bandwidth is that of aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; what joins more is slower.
+
+All operations are dense. In float32 they are TF32 at half the rate, which JAX takes by default and torch does not; TPUs multiply in
+bfloat16 by default. A GB of memory is taken as 10**9 bytes, a little less than the cards have.
 """
 
-from typing import NamedTuple
+import math
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-__all__ = ["CHIPS", "Chip"]
+from moespec.spec.errors import ConfigError
+from moespec.spec.names import near_it
+
+__all__ = ["CHIPS", "Chip", "chip_of"]
 
 
 class Chip(NamedTuple):
     """flops: operations a second in bfloat16, dense. memory: bytes. bandwidth: bytes a second of the memory. link: bytes a
-    second that come in from other chips at most, on all links together. torus: its dimensions, 0 for a switch."""
+    second that come in from other chips at most, on all links together. torus: its dimensions, 0 for a switch. float32:
+    operations a second of a model in float32, `flops` if not given."""
 
     flops: float
     memory: float
     bandwidth: float
     link: float
-    torus: int
+    torus: int = 0
+    float32: float | None = None
+
+    def peak(self, dtype: str) -> float:
+        """Operations a second of a model that computes in `dtype`."""
+        return self.float32 if self.float32 and dtype == "float32" else self.flops
 
     def hops(self, devices: int) -> float:
         """Links on the way from one of so many devices to another, on average, where they are as near as a torus has room for.
@@ -42,6 +64,8 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
+    # 275 TFLOPs, 32 GiB for its two cores together, 1200 GBps, 300 GB/s each way on a torus of three dimensions
+    "v4": Chip(275e12, 30.75 * 2**30, 1200e9, 300e9, 3),
     # 197 TFLOPs, 819 GBps, 400 GBps both ways on a torus of two dimensions
     "v5e": Chip(197e12, 15.75 * 2**30, 819e9, 200e9, 2),
     # 459 TFLOPs, 2765 GBps, 1200 GBps both ways on a torus of three dimensions
@@ -49,7 +73,39 @@ CHIPS = {
     # 918 TFLOPs, 1638 GBps, 800 GBps both ways on a torus of two dimensions
     "v6e": Chip(918e12, 31.25 * 2**30, 1638e9, 400e9, 2),
     # 1979 TFLOPS with sparsity, 80 GB, 3350 GB/s, NVLink 900 GB/s both ways
-    "h100": Chip(989.5e12, 80e9, 3350e9, 450e9, 0),
+    "h100": Chip(989.5e12, 80e9, 3350e9, 450e9, float32=494.75e12),
     # the same but for 141 GB and 4.8 TB/s
-    "h200": Chip(989.5e12, 141e9, 4800e9, 450e9, 0),
+    "h200": Chip(989.5e12, 141e9, 4800e9, 450e9, float32=494.75e12),
+    # 312 TFLOPS, TF32 156, 1555 and 2039 GB/s, NVLink 600 GB/s both ways
+    "a100-40": Chip(312e12, 40e9, 1555e9, 300e9, float32=156e12),
+    "a100-80": Chip(312e12, 80e9, 2039e9, 300e9, float32=156e12),
+    # 362.05 and 165.15 TFLOPS, TF32 183 and 82.58, 48 and 24 GB, 864 and 1008 GB/s
+    "l40s": Chip(362.05e12, 48e9, 864e9, 31.5e9, float32=183e12),
+    "rtx4090": Chip(165.15e12, 24e9, 1008e9, 31.5e9, float32=82.58e12),
 }
+FIGURES = "flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9"
+
+
+def chip_of(text: str) -> Chip:
+    """A chip by its name, or by its figures. Raises ConfigError for what is neither.
+
+    >>> chip_of("flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9,float32=156e12") == CHIPS["a100-80"]
+    True
+    """
+    if text in CHIPS:
+        return CHIPS[text]
+    if "=" not in text:
+        raise ConfigError(f"chip={text!r}: expected one of {', '.join(CHIPS)}, or figures such as {FIGURES}")
+    figures: dict[str, Any] = {}
+    for name, _, value in (figure.strip().partition("=") for figure in text.split(",")):
+        if name not in Chip._fields or name in figures:
+            once = f"expected each of {', '.join(Chip._fields)} at most once, commas between"
+            raise ConfigError(f"chip.{name}={value!r}: {once}{near_it(name, Chip._fields)}")
+        with suppress(ValueError):
+            figures[name] = int(value) if name == "torus" else float(value)
+        if not (figures.get(name) in range(4) if name == "torus" else 0 < figures.get(name, 0) < math.inf):
+            kind = "0, 1, 2 or 3" if name == "torus" else "a finite number greater than 0, such as 312e12"
+            raise ConfigError(f"chip.{name}={value!r}: expected {kind}")
+    if missing := [name for name in Chip._fields[:4] if name not in figures]:
+        raise ConfigError(f"chip={text!r}: {', '.join(missing)} missing; expected figures such as {FIGURES}")
+    return Chip(**figures)

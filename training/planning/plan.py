@@ -2,9 +2,9 @@
 
 The time of a step is at least the longest of three parts, if they overlap perfectly, and about their sum if they do not:
 
-    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in bfloat16, of each tower for each
-                 of the images or texts that a step trains it on, and once where it is not trained; and what a loss has of its
-                 own, such as projector and predictor, for the images of all devices
+    compute      three times the operations of a forward pass (four, recomputed) at the chip's peak in the model's dtype, of each
+                 tower for each of the images or texts that a step trains it on, and once where it is not trained; and what a loss
+                 has of its own, such as projector and predictor, for the images of all devices
     memory       parameters, gradients and what the optimiser keeps, at the bandwidth of the memory
     links        what a device has to receive, over all its links; slots, which go further than to neighbours, as often as they
                  change from link to link
@@ -43,6 +43,7 @@ class Plan:
     traffic: float
     flops: float
     chip: Chip
+    dtype: str
 
     @property
     def bytes(self) -> float:
@@ -59,7 +60,7 @@ class Plan:
         """What each part takes at least."""
         hops = self.chip.hops(self.sizes.expert)
         return {
-            "compute": self.flops / self.chip.flops,
+            "compute": self.flops / self.chip.peak(self.dtype),
             "memory": self.traffic / self.chip.bandwidth,
             "links": (sum(self.links.values()) + self.links["slots"] * (hops - 1)) / self.chip.link,
         }
@@ -118,6 +119,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         memory_traffic(of_device, **how),
         operations + passes * training.batch * besides,
         chip,
+        model.dtype,
     )
 
 

@@ -15,9 +15,10 @@ from moespec.backends.mesh import MeshSizes
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.pytrees import leaves
 from moespec.models import counts, families
+from moespec.models.options import help_texts
 from moespec.models.parameters import shaped
 from moespec.spec.errors import ConfigError
-from moespec.training.commands.plan import options
+from moespec.training.commands.plan import PlanArguments, options
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import Config, LitConfig, MeshConfig, TrainingConfig
 from moespec.training.configuration.modelconfig import ModelConfig
@@ -235,6 +236,32 @@ def test_the_command_says_what_the_whole_run_takes(said: Any) -> None:
     assert run["flops"] == pytest.approx(3 * 512_000 * forward)
     assert run["device_days"] == pytest.approx(run["flops"] / 197e12 / 0.5 / 86_400)
     assert f"; at 50% of the peak {run['device_days']:.4g} device-days\n" in said(of_run)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_help_and_the_docs_have_the_figures_of_each_chip(name: str) -> None:
+    chip, page = CHIPS[name], (RESULT.parents[2] / "docs" / "devices.md").read_text()
+    (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{name}`")]
+    memory = f"{chip.memory / 2**30:g} GiB" if chip.torus else f"{chip.memory / 1e9:g} GB"
+    figures = [
+        f"{each / 1e9:.6g}" for each in (chip.flops / 1e3, chip.peak("float32") / 1e3, chip.bandwidth, chip.link)
+    ]
+    assert row[1:6] == [*figures[:2], memory, *figures[2:]]
+    assert ("torus" not in row[6], f" {chip.torus} " in row[6]) in ((False, True), (True, False))
+    assert f"{name}, " in help_texts(PlanArguments)["chip"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own", "rate"), [("bfloat16", "", 312), ("float32", "", 312), ("float32", ",float32=156e12", 156)]
+)
+def test_a_chip_is_given_by_its_figures(said: Any, dtype: str, own: str, rate: int) -> None:
+    words = [*RUN, "--model.dtype", dtype, "--chip"]
+    command = [*words, f"flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9{own}"]
+    plans = json.loads(said([*command, "--json"]))["plans"]
+    assert plans[0]["seconds"]["compute"] == pytest.approx(plans[0]["flops"] / rate / 1e12)
+    assert f"of each device, at {rate} TFLOP/s in {dtype}:" in said(command)
+    named = json.loads(said([*words, "a100-80", "--json"]))["plans"]
+    assert (plans == named) == (dtype == "bfloat16" or bool(own))
 
 
 def test_the_command_says_that_none_fits(said: Any) -> None:
