@@ -40,10 +40,9 @@ class PlanArguments(Configured):
     devices: Number
     """devices, all along the axes of the mesh"""
     chip: str
-    """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or the figures of another chip:
-    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9 are operations a second in bfloat16, bytes, bytes a second of the memory,
-    and of all links in one direction. float32=156e12 are operations a second in float32 (default: flops), torus=3 the dimensions
-    of a torus of links (default: 0, a switch)"""
+    """v4, v5e, v5p, v6e, h100, h200, a100-40, a100-80, l40s, rtx4090, or the figures of another chip, as in
+    flops=312e12,memory=80e9,bandwidth=2039e9,link=300e9: operations a second in bfloat16, bytes, bytes a second of the memory,
+    and of all links in one direction; also float32=156e12 (operations a second in float32) and torus=3 (dimensions of a torus)"""
     utilisation: Annotated[float, Range(0, 1, above=True, below=False)] | None = None
     """fraction of the chip's peak that training is assumed to reach, for the device-days of the whole run"""
     sharding: bool = False

@@ -3,14 +3,13 @@
 Google: docs.cloud.google.com/tpu/docs/v5e, .../v5p-training and .../v6e, "Peak compute per chip (bf16)", "HBM bandwidth per chip" and
 "Bidirectional inter-chip interconnect (ICI) bandwidth (per chip)", read in November 2026. Of the last, half goes each way. The
 memory is what libtpu 0.0.42 says a program can have ("exceeds available HBM (15.75G)"), of the 16 GB, 95 GiB and 32 GB of the tables.
-The page of the v4 (.../v4) says nothing of the links: "6 links @ 50 GB/s" is from table 4 of "TPU v4: An Optically Reconfigurable
-Supercomputer" (ISCA 2023), and that this is one way from glennklockwood.com/garden/processors/TPUv4, "400G in each direction".
+The links of the v4 (.../v4) are those of table 4 of "TPU v4: An Optically Reconfigurable Supercomputer" (ISCA 2023), "6 links @ 50
+GB/s", each way by glennklockwood.com/garden/processors/TPUv4, "400G bandwidth in each direction".
 
 NVIDIA, the A100 as a module SXM4: the data sheet (r4), as glennklockwood.com/garden/processors/A100 reproduces it, "300+300 GB/s
-NVLink". L40S: the table of the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*",
-"TF32 183 | 366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090; it is the rate of 512 tensor cores at
-2.52 GHz that sum in float32. These two have PCIe 4.0 and no NVLink: 16 lanes of 16 GT/s, of which 128 of 130 bits are data, make
-31.5 GB/s each way ("64GB/s bidirectional" in NVIDIA's table); cards that reach each other through the host get less.
+NVLink". L40S: the product page, as mullet.se/product.html?product_id=355414 reproduces it: "BFLOAT16 362.05 | 733*", "TF32 183 |
+366*", "* With Sparsity". RTX 4090: waredb.com/processor/nvidia-geforce-rtx-4090, the rate of 512 tensor cores at 2.52 GHz that sum
+in float32. These two have no NVLink. PCIe 4.0 x16 is 16 lanes of 16 GT/s, 128 of 130 bits data: 31.5 GB/s each way.
 
 NVIDIA, for the modules SXM5: the H100's table of its product page as HPC Tech reproduces it
 (archive-lib.hpctech.co.jp/gpuproduct/nvidia-h100.html), whose tensor cores are "shown with sparsity, 1/2 lower without"; of the
@@ -18,8 +17,8 @@ H200, which has the same die, glennklockwood.com/garden/processors/h100 for the 
 description of its system (github.com/mlcommons/inference_results_v4.1, closed/NVIDIA/systems/H200-SXM-141GBx8_TRT_MaxQ.json);
 its bandwidth is that of aiwiki.ai/wiki/nvidia_h200, which quotes the product page. NVLink joins 8 of them; what joins more is slower.
 
-All operations are dense. In float32 they are TF32 at half the rate, which JAX takes by default and torch does not; TPUs multiply in
-bfloat16 by default. A GB of memory is taken as 10**9 bytes, a little less than the cards have.
+All operations are dense. GPUs do float32 as TF32, by default in JAX alone; TPUs as bfloat16, by default. A GB of memory is taken as
+10**9 bytes, a little less than the cards have.
 """
 
 import math

@@ -43,7 +43,6 @@ class Plan:
     traffic: float
     flops: float
     chip: Chip
-    dtype: str
 
     @property
     def bytes(self) -> float:
@@ -60,7 +59,7 @@ class Plan:
         """What each part takes at least."""
         hops = self.chip.hops(self.sizes.expert)
         return {
-            "compute": self.flops / self.chip.peak(self.dtype),
+            "compute": self.flops / self.chip.flops,
             "memory": self.traffic / self.chip.bandwidth,
             "links": (sum(self.links.values()) + self.links["slots"] * (hops - 1)) / self.chip.link,
         }
@@ -118,8 +117,7 @@ def _plan(model: families.Config, shapes: Params, config: Config, sizes: MeshSiz
         links(towers, shapes, config.optimizer, sizes, images=images, transport=config.mesh.transport, **how),
         memory_traffic(of_device, **how),
         operations + passes * training.batch * besides,
-        chip,
-        model.dtype,
+        chip._replace(flops=chip.peak(model.dtype)),
     )
 
 
