@@ -32,13 +32,12 @@ from moespec.training.reports.classes import class_lines, class_tables, headline
 from moespec.training.reports.cost import aligned, described, milliseconds
 from moespec.training.reports.curves import in_order
 from moespec.training.reports.predictions import (
-    GALLERY,
+    Prediction,
     check_model,
     csv_of,
     link,
     page,
     predicted,
-    shown,
     table,
     thumbnail,
 )
@@ -157,13 +156,16 @@ def _write(
     if given.csv is not None:
         write_atomically(given.csv, csv_of(predictions))
     if given.html is not None:
-        for index in shown(predictions)[:GALLERY]:
-            picture = thumbnail(split.picture(index), maximum=dataset.maximum)
-            predictions[index] = predictions[index]._replace(picture=picture, link=link(split.name(index), given.html))
+        html = given.html
+
+        def drawn(place: int) -> Prediction:
+            picture = thumbnail(split.picture(place), maximum=dataset.maximum)
+            return predictions[place]._replace(picture=picture, link=link(split.name(place), html))
+
         about = f"{given.run}, step {loaded.step} of {training.steps}"
         facts = {"model": about, "images": f"{len(split)} of {dataset.name}"}
         title = f"{dataset.name} as read by {given.run.resolve().name}"
         values: Any = {"title": title, "facts": facts, "wrong": (), "tables": tables}
-        write_atomically(given.html, page(predictions, headline=headline(results, dataset), **values))
+        write_atomically(html, page(predictions, drawn, headline=headline(results, dataset), **values))
     for path in filter(None, (given.csv, given.html)):
         print(f"written: {path}")

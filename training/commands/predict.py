@@ -149,7 +149,7 @@ def main(words: list[str]) -> None:
     if html is not None:
         facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
         title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
-        write_atomically(html, page(predictions, title=title, facts=facts, wrong=wrong))
+        write_atomically(html, page(predictions, predictions.__getitem__, title=title, facts=facts, wrong=wrong))
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))

@@ -172,14 +172,15 @@ def table(predictions: Sequence[Prediction]) -> list[str]:
     return [*title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
 
 
-def page(predictions: Sequence[Prediction], **values: Any) -> bytes:
-    """The page: a gallery of those that are `shown`.
+def page(predictions: Sequence[Prediction], drawn: Callable[[int], Prediction], **values: Any) -> bytes:
+    """The page: a gallery of those that are `shown`, at most `GALLERY`.
 
-    values: title, facts, what could not be read ("wrong"), and with labels "headline" and "tables" (`reports.classes`).
+    drawn: a prediction with its picture and link, by its place. values: title, facts, what could not be read ("wrong"), and with
+    labels "headline" and "tables" (`reports.classes`).
     """
     places = shown(predictions)
     how = {"headline": None, "tables": None, "busiest": busiest, "count": len(places), **values}
-    return render("predictions.html.jinja", pictures=[predictions[p] for p in places[:GALLERY]], **how).encode()
+    return render("predictions.html.jinja", pictures=[drawn(place) for place in places[:GALLERY]], **how).encode()
 
 
 def busiest(shares: NDArray[Any]) -> str:
