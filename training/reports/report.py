@@ -57,7 +57,16 @@ MOST = 2000
 """Most images that are predicted."""
 SIDE = 112
 """Longer side of a small picture, in pixels."""
-MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_image")
+MEASURED = (
+    "accuracy",
+    "balanced_accuracy",
+    "largest_class",
+    "top5",
+    "loss",
+    "spread",
+    "image_to_text",
+    "text_to_image",
+)
 """What a report says of the last evaluation."""
 
 

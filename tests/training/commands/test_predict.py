@@ -233,7 +233,14 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     Path("encoder/config.json").write_text(json.dumps(described))
     write_safetensors(Path("encoder/model.safetensors"), interop.to_timm(drawn(vit.init(config, 0)), config), PT)
     commands = re.findall(r"^\$ moespec (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export", "train"]
+    assert [command.split()[0] for command in commands] == [
+        "convert",
+        "finetune",
+        "evaluate",
+        "predict",
+        "export",
+        "train",
+    ]
     for command in commands:
         words = shlex.split(command, comments=True)
         words = [FEWER.get(before, word) for before, word in zip(["", *words], words, strict=False)]
