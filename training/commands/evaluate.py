@@ -14,10 +14,10 @@ from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
-from moespec.training.compilation import pays
+from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset
 from moespec.training.data.datasets import load_others
-from moespec.training.evaluation.classes import beside, confusion
+from moespec.training.evaluation.classes import always, beside, class_tables, confusion
 from moespec.training.evaluation.evaluate import evaluation_size
 from moespec.training.evaluation.metrics import line
 from moespec.training.evaluation.options import EvaluationConfig
@@ -28,19 +28,19 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.objectives.table import objective_of
-from moespec.training.reports.classes import class_lines, class_tables, headline
 from moespec.training.reports.cost import aligned, described, milliseconds
 from moespec.training.reports.curves import in_order
 from moespec.training.reports.predictions import (
-    Prediction,
+    GALLERY,
+    busiest,
     check_model,
     csv_of,
-    link,
-    page,
+    make_shares,
     predicted,
+    shown,
     table,
-    thumbnail,
 )
+from moespec.training.reports.templates import render
 from moespec.training.runs import LoadedRun, load_run
 
 __all__ = ["main"]
@@ -120,11 +120,9 @@ def main(words: list[str]) -> None:
         if "loss" in result:
             print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
         else:
-            shown_here = ("accuracy", "images", "largest_class")
-            rest = {key: value for key, value in result.items() if key not in shown_here}
+            rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
             print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
-        if baseline := beside(result, dataset):
-            print(baseline)
+        print(*beside(result, dataset), sep="\n", end="\n" * bool(dataset.classes))
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
             average = evaluate(B.from_numpy(averaged))
@@ -147,25 +145,21 @@ def _write(
 ) -> None:
     """Prints the results of each class and the mistakes, and writes the table and the page."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
-    size = evaluation_size(B.sizes, model, training.evaluation_batch, len(split))
-    how: Any = {"names": split.name, "classes": dataset.classes, "batch": size, "kind": training.loss}
-    predictions = list(predicted(B, model, params, dataset, split, **how))
-    read = np.array([one.read for one in predictions])
-    tables = class_tables(confusion(split.labels, read, len(dataset.classes)), dataset.classes, of=len(split))
-    print(aligned(class_lines(tables)), *table(predictions), sep="\n")
+    size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
+    forward = compile_if(B, pays(B, len(split) // size), make_shares(B, model))
+    found = [*predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
+    counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
+    tables = class_tables(counts, dataset.classes)
+    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
+    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
     if given.csv is not None:
-        write_atomically(given.csv, csv_of(predictions))
+        write_atomically(given.csv, csv_of(found))
     if given.html is not None:
-        html = given.html
-
-        def drawn(place: int) -> Prediction:
-            picture = thumbnail(split.picture(place), maximum=dataset.maximum)
-            return predictions[place]._replace(picture=picture, link=link(split.name(place), html))
-
-        about = f"{given.run}, step {loaded.step} of {training.steps}"
-        facts = {"model": about, "images": f"{len(split)} of {dataset.name}"}
-        title = f"{dataset.name} as read by {given.run.resolve().name}"
-        values: Any = {"title": title, "facts": facts, "wrong": (), "tables": tables}
-        write_atomically(html, page(predictions, drawn, headline=headline(results, dataset), **values))
+        mistakes = shown(found)
+        how: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
+        how |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
+        how |= {"results": results, "always": always(dataset), "busiest": busiest, "count": len(mistakes)}
+        pictures = [one.drawn(dataset, given.html) for one in mistakes[:GALLERY]]
+        write_atomically(given.html, render("predictions.html.jinja", pictures=pictures, **how).encode())
     for path in filter(None, (given.csv, given.html)):
         print(f"written: {path}")

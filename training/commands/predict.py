@@ -20,6 +20,7 @@ from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
+from moespec.training.compilation import compile_if, pays
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.folder import find_pictures
 from moespec.training.data.options import numbers
@@ -34,14 +35,17 @@ from moespec.training.reports.predictions import (
     GALLERY,
     TOP,
     Prediction,
+    busiest,
     check_model,
     csv_of,
     link,
-    page,
+    make_shares,
     predicted,
+    shown,
     table,
     thumbnail,
 )
+from moespec.training.reports.templates import render
 from moespec.training.runs import left_out
 
 __all__ = ["main"]
@@ -116,25 +120,21 @@ def main(words: list[str]) -> None:
     rows = np.arange(len(files))
     pictures = Pictures(files, rows, model.image_size, data.resize, data.background, model.channels)
     read = Reader(pictures, None if html is None else {})
-    split = Split(read, rows)
+    split = Split(read, np.full(len(files), -1))
     scale: Any = {name: numbers(f"data.{name}", getattr(data, name)) for name in ("mean", "std")}
     shape = (model.image_size, model.image_size, model.channels)
-    dataset = Dataset(folder.name, split, split, (), shape, 255, **scale)
+    dataset = Dataset(folder.name, split, split, classes, shape, 255, **scale)
     size = evaluation_size(B.sizes, model, min(BATCH, training.evaluation_batch), len(files))
-    how: Any = {
-        "names": files.names.__getitem__,
-        "classes": classes,
-        "batch": size,
-        "kind": training.loss,
-        "top": given.top,
-    }
+    forward = compile_if(B, pays(B, -(-len(files) // size)), make_shares(B, model))
+    how: Any = {"batch": size, "kind": training.loss, "top": given.top}
     predictions: list[Prediction] = []
     start = time.monotonic()
     with Interruption():
-        for index, one in enumerate(predicted(B, model, B.from_numpy(params), dataset, split, **how)):
-            if index not in read.wrong:
-                picture = (read.small or {}).get(index, b"")
-                predictions.append(one._replace(picture=picture, link=link(files.name(index), html or folder)))
+        for one in predicted(B, forward, model, B.from_numpy(params), dataset, **how):
+            if (number := one.number) not in read.wrong:
+                picture, address = (read.small or {}).get(number, b""), link(files.name(number), html or folder)
+                one = one._replace(name=on_one_line(files.names[number]), picture=picture, link=address)
+                predictions.append(one)
         check(B)
     wrong = [read.wrong[index] for index in sorted(read.wrong)]
     unread = left_out(folder, wrong, len(files))
@@ -149,7 +149,8 @@ def main(words: list[str]) -> None:
     if html is not None:
         facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
         title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
-        write_atomically(html, page(predictions, predictions.__getitem__, title=title, facts=facts, wrong=wrong))
+        how = {"title": title, "facts": facts, "busiest": busiest, "wrong": wrong, "results": None}
+        write_atomically(html, render("predictions.html.jinja", pictures=shown(predictions), **how).encode())
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))

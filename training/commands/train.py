@@ -153,7 +153,7 @@ def _train(
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
         say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
-        if words := beside(last, dataset):
+        for words in beside(last, dataset):
             say(words)
         if "average" in last:
             say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")

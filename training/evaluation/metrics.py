@@ -11,20 +11,11 @@ from moespec.models.hashing import multi_hash
 from moespec.models.layers import MoeLayer, Output
 from moespec.models.pytrees import nested
 
-__all__ = ["MEANINGS", "line", "make_features", "make_forward", "moe_metrics", "unflatten", "with_statistics"]
+__all__ = ["line", "make_features", "make_forward", "moe_metrics", "unflatten", "with_statistics"]
 
 EXPERTS = ("experts_min", "experts_max", "at_least_1", "at_least_2", "at_least_4")
 SHOWN = ("coverage", "dropped", "entropy", "dispatch_max", "combine_max", *EXPERTS)
 """The scalars that are shown, in this order, as far as a layer has them."""
-MEANINGS = {
-    "load": "fraction of the tokens that each expert has in its slots; equal loads are balanced",
-    "coverage, dropped": "fraction of the tokens that at least one expert sees, and the rest",
-    "entropy": "of the weights of a token over the experts, in nats: 0 is one expert, its largest value all experts alike",
-    "dispatch_max, combine_max": "soft routers: mean of the largest weight of a slot and of a token; at 1 they have become one-hot",
-    "experts_min, experts_max": "fewest and most experts that process a token of a group, the mean over groups",
-    "at_least_1, at_least_2, at_least_4": "fraction of the tokens that 1, 2 or 4 experts process, or more",
-}
-"""What the words of `line` mean."""
 
 
 def make_forward(B: Backend, model: Config) -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:

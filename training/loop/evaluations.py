@@ -16,7 +16,6 @@ from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.data import datasets
 from moespec.training.data.dataset import Dataset
-from moespec.training.evaluation.classes import always
 from moespec.training.evaluation.evaluate import evaluate, evaluation_size, features
 from moespec.training.evaluation.few_shot import few_shot
 from moespec.training.evaluation.metrics import make_features, make_forward
@@ -139,11 +138,6 @@ class Evaluations:
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
-        settings, dataset, *_ = self._sets[name]
-        beside = {"largest_class": always(dataset)[1]} if settings.kind not in ("head", "retrieval") else {}
-        return {**beside, **self._measured(name, params)}
-
-    def _measured(self, name: str, params: Any) -> dict[str, Any]:
         settings, dataset, labels, model = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]

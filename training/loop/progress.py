@@ -17,9 +17,6 @@ __all__ = ["Progress", "called", "kind_of", "told"]
 COLLAPSED = 0.01
 """Spread of the features below which they are said to be nearly the same."""
 
-BESIDE = {"balanced_accuracy": "balanced", "largest_class": "always the largest class"}
-"""What is shown beside an accuracy."""
-
 
 class Progress:
     """The progress of a run that goes on at `begun`. Use as a context manager.
@@ -87,11 +84,10 @@ class Progress:
         self._log.write(kind_of(name), done, {**results, **({} if name else {"seconds": self.seconds})})
         text = f"{name}: {told(results)}"
         if name is None:
-            beside = [f"{word} {results[key]:.4f}" for key, word in BESIDE.items() if key in results]
             average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
-            rest = [f"{key} {results[key]:.4f}" for key in ("loss", "spread") if key in results]
+            keys = ("balanced_accuracy", "largest_class", "loss", "spread")
+            rest = [f"{key.replace('_', ' ')} {results[key]:.4f}" for key in keys if key in results]
             measured = f"validation {called(results)} {results['accuracy']:.4f}{average}"
-            measured += f" ({', '.join(beside)})" if beside else ""
             text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
         if results.get("spread", 1.0) < COLLAPSED:
             text += "; warning: the features hardly differ, the encoder may have collapsed"

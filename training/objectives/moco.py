@@ -33,7 +33,6 @@ from moespec.training.compilation import compile_if
 from moespec.training.configuration.config import Config
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import views_of_step
-from moespec.training.evaluation.classes import always
 from moespec.training.evaluation.evaluate import evaluation_size, features
 from moespec.training.evaluation.metrics import make_features, moe_metrics
 from moespec.training.evaluation.neighbours import nearest_neighbours, spread
@@ -109,7 +108,7 @@ def _batch(config: Config, dataset: Dataset, rows: range | None) -> Callable[[in
 def _evaluation(
     B: Backend, config: Config, model: Model, dataset: Dataset, compiled: bool
 ) -> Callable[[Any], dict[str, Any]]:
-    """ "accuracy" of nearest neighbours among evenly spaced training images, of the "largest_class", and "spread" of the features."""
+    """ "accuracy" of nearest neighbours among evenly spaced training images, and "spread" of the features."""
     most = config.training.evaluation_batch
     extract = compile_if(B, compiled, make_features(B, model))
     places = np.linspace(0, len(dataset.train) - 1, min(REFERENCES, len(dataset.train))).round().astype(np.int64)
@@ -123,7 +122,7 @@ def _evaluation(
         train, test = labelled(params, references), labelled(params, dataset.validation)
         vote: Any = {"neighbours": [min(NEIGHBOURS, len(places))], "temperature": TEMPERATURE}
         (result,) = nearest_neighbours(train, test, classes=len(dataset.classes), **vote).values()
-        return {**result, "largest_class": always(dataset)[1], "spread": spread(test[0]), "images": len(test[1])}
+        return {**result, "spread": spread(test[0]), "images": len(test[1])}
 
     return evaluate
 

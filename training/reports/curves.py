@@ -144,16 +144,17 @@ def plotted(chart: Chart) -> dict[str, Any]:
 
 
 def ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Three to five round numbers, multiples of 1, 2 or 5 times a power of ten, from `low` or below to `high` or above.
+    """Two to five round numbers, multiples of 1, 2 or 5 times a power of ten, from `low` or below to `high` or above.
 
-    >>> [text for _, text in ticks(0.806, 0.977)]
-    ['0.80', '0.85', '0.90', '0.95', '1.00']
+    >>> [[text for _, text in ticks(*ends)] for ends in ((0.806, 0.977), (0, 123456))]
+    [['0.80', '0.85', '0.90', '0.95', '1.00'], ['0', '5e+04', '1e+05', '1.5e+05']]
     """
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
-    for step in (power, 2 * power, 5 * power, 10 * power, 20 * power):
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        if last - first <= 4:
-            break
+    ends = [
+        (math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9), step)
+        for step in power * np.array([1, 2, 5, 10, 20])
+    ]
+    first, last, step = next(each for each in ends if each[1] - each[0] <= 4)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     form = f".{digits}f" if (digits < 4 or low > 0) and high < 1e5 else ".3g"
     return [(number * step, f"{number * step:{form}}") for number in range(first, last + 1)]

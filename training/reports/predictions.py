@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from csv import QUOTE_NONNUMERIC, DictWriter
-from itertools import count
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
@@ -28,26 +28,10 @@ from moespec.models.families import family
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
-from moespec.training.compilation import compile_if, pays
-from moespec.training.data.dataset import Dataset, Split
+from moespec.training.data.dataset import Dataset
 from moespec.training.evaluation.evaluate import over
-from moespec.training.reports.templates import render
 
-__all__ = [
-    *(
-        "GALLERY",
-        "Prediction",
-        "busiest",
-        "check_model",
-        "csv_of",
-        "link",
-        "make_shares",
-        "mistakes",
-        "page",
-        "predicted",
-    ),
-    *("table", "thumbnail"),
-]
+__all__ = ["Prediction", "check_model", "csv_of", "link", "make_shares", "predicted", "shown", "table", "thumbnail"]
 
 TOP = 3
 """Classes that are named for each image."""
@@ -62,19 +46,24 @@ LEAST = 1e-30
 
 
 class Prediction(NamedTuple):
-    """Of an image: its name, the most probable classes in order, the shares of the experts by layer, and the number of the first class.
-
-    label, true_class: number and name of its own class, if known. picture: a small JPEG, and link: the address of the file, for a page.
+    """Of an image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the
+    first class. label, true_class: number and name of its own class; -1 if unknown. picture: a small JPEG. link: address of the file.
     """
 
+    number: int
     name: str
     classes: list[tuple[str, float]]
     experts: dict[str, NDArray[Any]]
     read: int
-    label: int | None = None
-    true_class: str = ""
+    label: int
+    true_class: str
     picture: bytes = b""
     link: str = ""
+
+    def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
+        """With the picture and the link for a page, of a validation image."""
+        picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)
+        return self._replace(picture=picture, link=link(dataset.validation.name(self.number), page))
 
 
 def check_model(run: Path, objective: str, model: Model) -> None:
@@ -85,33 +74,26 @@ def check_model(run: Path, objective: str, model: Model) -> None:
 
 
 def predicted(
-    B: Backend,
-    model: Model,
-    params: Any,
-    dataset: Dataset,
-    split: Split,
-    *,
-    names: Callable[[int], str],
-    classes: Sequence[str],
-    batch: int,
-    kind: str,
-    top: int = TOP,
+    B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], model: Model, params: Any, dataset: Dataset, **how: Any
 ) -> Iterator[Prediction]:
-    """Of each image of a split, in order; with labels if the data set has classes.
+    """Of validation images, in order. `forward` is a compiled one of `make_shares`, `params` are arrays of `B`.
 
-    params: arrays of `B`. names: what an image is called, by its number. batch: images that go together. kind: that of the loss.
+    how: batch: images that go together. kind: that of the loss. top: classes that are named. rows: numbers of the images, if not all.
     """
-    shown, likely = [on_one_line(name) for name in classes], {"softmax": softmax, "sigmoid": sigmoid}[kind]
-    forward = compile_if(B, pays(B, -(-len(split) // batch)), make_shares(B, model))
-    layers, numbers = [layer.name for layer in family(model).moe_layers(model, batch)], count()
-    for (logits, shares), part in over(B, forward, params, dataset, split, batch=batch):
-        scores = np.asarray(logits, np.float64)[: part["count"]]
-        for row, index, probabilities, *experts in zip(scores, numbers, likely(scores), *shares, strict=False):
-            best = np.argsort(-row, kind="stable")[:top].tolist()
-            ranked = [(shown[label], float(probabilities[label])) for label in best]
-            one = Prediction(on_one_line(names(index)), ranked, dict(zip(layers, experts, strict=True)), best[0])
-            own = int(split.labels[index])
-            yield one._replace(label=own, true_class=shown[own]) if dataset.classes else one
+    split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
+    rows = how.get("rows", np.arange(len(split)))
+    part = replace(split, read=lambda places: split.read(rows[places]), labels=split.labels[rows])
+    likely, left = {"softmax": softmax, "sigmoid": sigmoid}[how["kind"]], iter(rows.tolist())
+    layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
+    for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
+        scores = np.asarray(logits, np.float64)
+        # The last batch is filled up: more rows than are left to do.
+        for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
+            best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
+            classes = [(names[label], float(probabilities[label])) for label in best]
+            routed, own = dict(zip(layers, experts, strict=False)), int(split.labels[index])
+            name, true_class = on_one_line(split.name(index)), names[own] if own >= 0 else ""
+            yield Prediction(index, name, classes, routed, best[0], own, true_class)
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
@@ -133,8 +115,8 @@ def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, lis
 
 
 def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
-    """A small JPEG of a picture, in which white is `maximum`; it may change the picture."""
-    small = picture if maximum == 255 else picture.point(lambda value: value * 255 / maximum)
+    """A small JPEG of a picture, in which white is `maximum`."""
+    small = picture.convert("RGB").point(lambda value: value * 255 / maximum)
     small.thumbnail((SIDE, SIDE))
     small.save(buffer := io.BytesIO(), "JPEG", quality=80)
     return buffer.getvalue()
@@ -148,39 +130,27 @@ def link(name: str, page: Path) -> str:
     return ""
 
 
-def shown(predictions: Sequence[Prediction]) -> list[int]:
-    """The places of those to look at, in this order: the least certain, or with labels the mistakes, the most probable first."""
-    labelled = predictions[0].label is not None
-    places = [place for place, one in enumerate(predictions) if one.label is None or one.label != one.read]
-    return sorted(places, key=lambda place: predictions[place].classes[0][1], reverse=labelled)
+def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Those to look at, in this order: the least certain, or with labels the mistakes, the most probable first."""
+    those = [one for one in predictions if one.label != one.read]
+    return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
 
 
 def table(predictions: Sequence[Prediction]) -> list[str]:
     """The lines of the terminal: every picture in order, or of more than `ROWS` those that are least certain; with labels the mistakes."""
-    labelled, places = predictions[0].label is not None, shown(predictions)
-    title = [f"the {ROWS} least certain:"] if len(places) > ROWS else []
+    labelled, those = predictions[0].label >= 0, shown(predictions)
+    title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
     if labelled:
         most = f"; the {ROWS} most probable" if title else ""
-        title = [f"{len(places)} of {len(predictions)} are read as another class{most}:"]
+        title = [f"{len(those)} of {len(predictions)} are read as another class{most}:"]
     last = list(predictions[0].experts)[-1:]
     rows = [["picture", *["true class"] * labelled, "classes", *(f"experts of block {layer}" for layer in last)]]
-    for one in (predictions[place] for place in (places[:ROWS] if labelled or title else sorted(places))):
+    for one in those[:ROWS] if title else predictions:
         name = one.name if len(one.name) <= LETTERS else f"...{one.name[3 - LETTERS :]}"
         classes = ", ".join(f"{name} {likely:.3f}" for name, likely in one.classes)
         rows.append([name, *[one.true_class] * labelled, classes, *(busiest(one.experts[layer]) for layer in last)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [*title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
-
-
-def page(predictions: Sequence[Prediction], drawn: Callable[[int], Prediction], **values: Any) -> bytes:
-    """The page: a gallery of those that are `shown`, at most `GALLERY`.
-
-    drawn: a prediction with its picture and link, by its place. values: title, facts, what could not be read ("wrong"), and with
-    labels "headline" and "tables" (`reports.classes`).
-    """
-    places = shown(predictions)
-    how = {"headline": None, "tables": None, "busiest": busiest, "count": len(places), **values}
-    return render("predictions.html.jinja", pictures=[drawn(place) for place in places[:GALLERY]], **how).encode()
 
 
 def busiest(shares: NDArray[Any]) -> str:
@@ -199,7 +169,7 @@ def csv_of(predictions: Sequence[Prediction]) -> bytes:
     rows: list[dict[str, Any]] = []
     for one in predictions:
         rows.append({"image": _cell(one.name)})
-        if one.label is not None:
+        if one.label >= 0:
             rows[-1] |= {"true_class": _cell(one.true_class), "right": int(one.label == one.read)}
         for rank, (name, likely) in enumerate(one.classes, start=1):
             rows[-1] |= {f"class_{rank}": _cell(name), f"probability_{rank}": round(likely, 6)}

@@ -9,10 +9,9 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +19,13 @@ from numpy.typing import NDArray
 from moespec.backends.contract import Backend
 from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.spec.numerics import sigmoid, softmax
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump
 from moespec.training.data.dataset import Dataset, as_picture
-from moespec.training.evaluation.classes import confusion
-from moespec.training.evaluation.evaluate import evaluation_size, features
-from moespec.training.evaluation.metrics import MEANINGS, line, make_forward
+from moespec.training.evaluation.classes import always, class_tables, confusion
+from moespec.training.evaluation.evaluate import evaluation_size
+from moespec.training.evaluation.metrics import line, make_forward
 from moespec.training.inspection.inspect_run import (
     BlockRouting,
     colours_of,
@@ -43,13 +41,13 @@ from moespec.training.loop.progress import called, told
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of
-from moespec.training.reports.classes import class_tables, headline
 from moespec.training.reports.cost import described, milliseconds, of_run
 from moespec.training.reports.curves import constant, curves, in_order, loads, plotted
+from moespec.training.reports.predictions import Prediction, predicted, shown
 from moespec.training.reports.templates import render
 from moespec.version import version
 
-__all__ = ["Predictions", "predictions", "write_report"]
+__all__ = ["write_report"]
 
 IMAGES, MISTAKES = 4, 48
 """Validation images whose routing is shown, and mistakes, at most."""
@@ -68,20 +66,6 @@ MEASURED = (
     "text_to_image",
 )
 """What a report says of the last evaluation."""
-
-
-class Predictions(NamedTuple):
-    """Of each image: its number in the split, its label, the class of its largest logit, and its probability."""
-
-    indices: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    read: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-
-    def worst(self, most: int) -> list[int]:
-        """Places of at most `most` images that are read as another class, the most probable first."""
-        order = np.argsort(-self.probabilities, kind="stable")
-        return [int(place) for place in order[(self.read != self.labels)[order]][:most]]
 
 
 def write_report(
@@ -112,21 +96,24 @@ def write_report(
     for name in config.evaluation:
         if lines := read_log(run, f"evaluation/{name}"):
             facts[f"evaluation {name}"] = told({k: v for k, v in lines[-1].items() if k not in ("kind", "step")})
-    tables, mistakes, wrong = None, [], 0
+    tables, wrong = None, list[Prediction]()
     if "loss" in last:  # of a head
-        made = predictions(B, forward, arrays, dataset, batch=batch, kind=steps.loss)
-        tables = class_tables(confusion(made.labels, made.read, len(dataset.classes)), dataset.classes, of=held)
-        mistakes, wrong = _mistakes(made, dataset), int(np.sum(made.labels != made.read))
+        rows, alone = chosen(held), lambda *inputs: (forward(*inputs)[0], ())
+        how: Any = {"batch": batch, "kind": steps.loss, "rows": rows}
+        read = [*predicted(B, alone, model, arrays, dataset, **how)]
+        counts = confusion(dataset.validation.labels[rows], np.array([one.read for one in read]), len(dataset.classes))
+        tables, wrong = class_tables(counts, dataset.classes), shown(read)
     page = render(
         "run.html.jinja",
         title=f"Report of {run.resolve().name}",
-        headline=headline(last, dataset),
+        results=last,
+        always=always(dataset) if dataset.classes else None,
+        called=called(last),
         facts=facts,
         routers=routers,
-        meanings=MEANINGS,
-        classes=tables,
-        mistakes=mistakes,
-        wrong=wrong,
+        tables=tables,
+        mistakes=[one.drawn(dataset, run / "report.html") for one in wrong[:MISTAKES]],
+        wrong=len(wrong),
         command=f"moespec evaluate {shlex.quote(str(run))} --csv mistakes.csv --html mistakes.html",
         curves=[plotted(c) for c in curves(training, evaluations, measure=measure, called=called(last), mixes=mixes)],
         loads=[plotted(chart) for chart in loads(training)],
@@ -135,18 +122,6 @@ def write_report(
     )
     write_atomically(run / "report.html", page.encode())
     return run / "report.html"
-
-
-def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
-    """The images that are read as another class with the largest probability."""
-    found = []
-    for place in made.worst(MISTAKES):
-        own, read = (dataset.classes[part[place]] for part in (made.labels, made.read))
-        pixels = dataset.validation.read(made.indices[place : place + 1])[0]
-        words = f"{own}, read as {read} ({made.probabilities[place]:.3f})"
-        name = dataset.validation.name(int(made.indices[place]))
-        found.append({"words": words, "name": name, "picture": _png(pixels / dataset.maximum)})
-    return found
 
 
 def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[dict[str, Any]]:
@@ -231,17 +206,3 @@ def _jax() -> tuple[str, int | None]:
 def chosen(images: int) -> NDArray[np.int64]:
     """The numbers of the images, evenly spaced if there are more than `MOST`."""
     return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)
-
-
-def predictions(
-    B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], params: Any, dataset: Dataset, *, batch: int, kind: str
-) -> Predictions:
-    """Of the `chosen` validation images. `forward` is `make_forward`'s, `params` are arrays of `B`, `kind` is that of the loss."""
-    split = dataset.validation
-    indices = chosen(len(split))
-    part = replace(split, read=lambda rows: split.read(indices[rows]), labels=split.labels[indices])
-    seen = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, part, batch=batch)
-    logits = np.asarray(seen, np.float64)
-    likely = {"softmax": softmax, "sigmoid": sigmoid}[kind](logits)
-    read = logits.argmax(axis=1)
-    return Predictions(indices, part.labels, read, likely[np.arange(len(read)), read])
