@@ -83,7 +83,7 @@ def predicted(
     split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
     rows = how.get("rows", np.arange(len(split)))
     part = replace(split, read=lambda places: split.read(rows[places]), labels=split.labels[rows])
-    likely, left = {"softmax": softmax, "sigmoid": sigmoid}[how["kind"]], iter(rows.tolist())
+    likely, left = sigmoid if how["kind"] == "sigmoid" else softmax, iter(rows.tolist())
     layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
     for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
         scores = np.asarray(logits, np.float64)
