@@ -1,15 +1,23 @@
 """The command `moespec evaluate`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
+
+from moespec.models.checks import check_output
+from moespec.models.families import Config as Model
+from moespec.models.files import write_atomically
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.training.commandline.chosen import OfRun
 from moespec.training.commandline.parse import parse
-from moespec.training.compilation import pays
+from moespec.training.compilation import compile_if, pays
+from moespec.training.data.dataset import Dataset
 from moespec.training.data.datasets import load_others
+from moespec.training.evaluation.classes import always, beside, class_tables, confusion
 from moespec.training.evaluation.evaluate import evaluation_size
 from moespec.training.evaluation.metrics import line
 from moespec.training.evaluation.options import EvaluationConfig
@@ -20,9 +28,20 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.objectives.table import objective_of
-from moespec.training.reports.cost import described, milliseconds
+from moespec.training.reports.cost import aligned, described, milliseconds
 from moespec.training.reports.curves import in_order
-from moespec.training.runs import load_run
+from moespec.training.reports.predictions import (
+    GALLERY,
+    busiest,
+    check_model,
+    csv_of,
+    make_shares,
+    predicted,
+    shown,
+    table,
+)
+from moespec.training.reports.templates import render
+from moespec.training.runs import LoadedRun, load_run
 
 __all__ = ["main"]
 
@@ -51,10 +70,15 @@ class EvaluateArguments(OfRun):
     """file or folder of the other images"""
     broken: Literal["error", "skip"] = option("error", flags=("--data.broken",))
     """pictures of these that cannot be read: `error`: stop at the first; `skip`: check all first, drop and count"""
+    csv: Path | None = None
+    """the table to write: a row for each image with its true class, in the form of `moespec predict`"""
+    html: Path | None = None
+    """the page to write: the results of each class, and the mistakes"""
 
 
 def main(words: list[str]) -> None:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated; writes a table and
+    a page.
 
     Raises Interrupted when a signal stops it.
     """
@@ -62,6 +86,13 @@ def main(words: list[str]) -> None:
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
             raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
+    outputs = [(name, path) for name, path in (("csv", given.csv), ("html", given.html)) if path is not None]
+    if outputs:
+        config = RunDirectory(given.run).begun_config()
+        check_model(given.run, config.objective, model_config(config.model))
+        data = given.path or config.data.path
+        for kind, path in outputs:
+            check_output(kind, path, [f".{kind}"], [Path(data)] if data else [])
     sets: dict[str, EvaluationConfig] = {}
     if given.fewshot:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=given.fewshot, l2=given.l2, seeds=given.seeds)
@@ -91,6 +122,7 @@ def main(words: list[str]) -> None:
         else:
             rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
             print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
+        print(*beside(result, dataset), sep="\n", end="\n" * bool(dataset.classes))
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
             average = evaluate(B.from_numpy(averaged))
@@ -100,7 +132,34 @@ def main(words: list[str]) -> None:
         measure = Evaluations(B, config, evaluations).measure
         for name in evaluations:
             print(f"{name}: {told(measure(name, params))}")
+        if outputs:
+            _write(given, loaded, dataset, result, model, params)
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
     took = milliseconds(B, model, params, batch=batch)
     print(f"cost: {described(model, batch=batch)}, {took:.3f} ms in batches of {batch}")
+
+
+def _write(
+    given: EvaluateArguments, loaded: LoadedRun, dataset: Dataset, results: dict[str, Any], model: Model, params: Any
+) -> None:
+    """Prints the results of each class and the mistakes, and writes the table and the page."""
+    B, training, split = loaded.backend, loaded.config.training, dataset.validation
+    size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
+    forward = compile_if(B, pays(B, len(split) // size), make_shares(B, model))
+    found = [*predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
+    counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
+    tables = class_tables(counts, dataset.classes)
+    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
+    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
+    if given.csv is not None:
+        write_atomically(given.csv, csv_of(found))
+    if given.html is not None:
+        mistakes = shown(found)
+        how: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
+        how |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
+        how |= {"results": results, "always": always(dataset), "busiest": busiest, "count": len(mistakes)}
+        pictures = [one.drawn(dataset, given.html) for one in mistakes[:GALLERY]]
+        write_atomically(given.html, render("predictions.html.jinja", pictures=pictures, **how).encode())
+    for path in filter(None, (given.csv, given.html)):
+        print(f"written: {path}")

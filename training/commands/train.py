@@ -20,6 +20,7 @@ from moespec.training.configuration.length import notes
 from moespec.training.data.dataset import Dataset
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
+from moespec.training.evaluation.classes import beside
 from moespec.training.loop.devices import check_layout, check_same, connected, led
 from moespec.training.loop.evaluations import EvaluationSet, load_sets
 from moespec.training.loop.progress import called
@@ -152,6 +153,8 @@ def _train(
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
         say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
+        for words in beside(last, dataset):
+            say(words)
         if "average" in last:
             say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")

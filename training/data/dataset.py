@@ -46,6 +46,10 @@ class Split:
         """A whole picture, of mode L or RGB."""
         return as_picture(self.read(np.array([index]))[0]) if self.whole is None else self.whole(index)
 
+    def name(self, index: int) -> str:
+        """What an image is called: its file, or its number."""
+        return f"image {index}" if self.pictures is None else self.pictures.name(index)
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -15,6 +15,7 @@ from moespec.spec.errors import SpecError
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
+from moespec.training.evaluation.classes import by_class
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import check
 from moespec.training.progress_bar import Bar
@@ -54,19 +55,20 @@ def evaluate(
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
+    """Means over the validation images: "accuracy", those of `by_class`, "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
 
     "accuracy" is the precision at 1. "top5", how often a right label is among the five largest logits, needs more than five
     classes. `forward` is `make_forward`'s; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
     their images, and include the filling of the last batch.
 
     labels: several right labels of each image, in place of those of the data set. Images without any do not count, and there is
-    no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
+    no loss, nor anything by class. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
     `big_vision/evaluators/classification.py`).
     """
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
+    read: list[NDArray[np.int64]] = []
     for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
         count = part["count"]
         logits, targets = np.asarray(logits, np.float64)[:count], part["targets"][:count]
@@ -76,7 +78,8 @@ def evaluate(
         ):
             correct[row, list(right_ones)] = True
         images += int(correct.any(axis=1).sum())
-        right += int(correct[np.arange(count), logits.argmax(axis=1)].sum())
+        read.append(logits.argmax(axis=1))
+        right += int(correct[np.arange(count), read[-1]].sum())
         best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
         among += int(np.take_along_axis(correct, best, 1).any(axis=1).sum())
         loss += float(np.sum(cross_entropy(logits, targets)))
@@ -84,7 +87,8 @@ def evaluate(
         for name, value in part_metrics.items():
             metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)
     means = {name: total / seen for name, total in metrics.items()}
-    results = {"accuracy": right / images} | ({"top5": among / images} if len(dataset.classes) > TOP else {})
+    each = by_class(dataset.validation.labels, np.concatenate(read)) if labels is None else {}
+    results = {"accuracy": right / images, **each} | ({"top5": among / images} if len(dataset.classes) > TOP else {})
     return {**results, **({"loss": loss / images} if labels is None else {}), "images": images, **unflatten(means)}
 
 

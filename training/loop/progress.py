@@ -85,7 +85,8 @@ class Progress:
         text = f"{name}: {told(results)}"
         if name is None:
             average = f", of the average {results['average']['accuracy']:.4f}" if "average" in results else ""
-            rest = [f"{key} {results[key]:.4f}" for key in ("loss", "spread") if key in results]
+            keys = ("balanced_accuracy", "largest_class", "loss", "spread")
+            rest = [f"{key.replace('_', ' ')} {results[key]:.4f}" for key in keys if key in results]
             measured = f"validation {called(results)} {results['accuracy']:.4f}{average}"
             text = ", ".join([measured, *rest, f"{self.seconds:.0f} s"])
         if results.get("spread", 1.0) < COLLAPSED:

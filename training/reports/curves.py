@@ -3,6 +3,7 @@
 Values that are equal at every logged step, such as the load of Soft MoE, are printed instead.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from moespec.training.inspection.inspect_run import COLOURS
 
-__all__ = ["Chart", "Line", "constant", "curves", "in_order", "loads", "plotted", "running_mean"]
+__all__ = ["Chart", "Line", "constant", "curves", "in_order", "loads", "plotted", "running_mean", "ticks"]
 
 QUANTITIES = {
     "load": "load of each expert",
@@ -125,9 +126,11 @@ def plotted(chart: Chart) -> dict[str, Any]:
     """What the template of a chart needs: its lines as points of a picture of `WIDTH` by `HEIGHT`, and the numbers at its sides."""
     last, bottom = max(line.steps[-1] for line in chart.lines), HEIGHT - FOOT
     high = max([max(line.values) for line in chart.lines] + [chart.limit[1] if chart.limit else chart.low])
+    marks = ticks(chart.low, high)
+    low, high = marks[0][0], marks[-1][0]
 
     def y(value: float) -> float:
-        return round(bottom - (value - chart.low) / (high - chart.low) * (bottom - 8), 1)
+        return round(bottom - (value - low) / (high - low) * (bottom - 8), 1)
 
     lines = []
     for line, colour in zip(chart.lines, COLOURS, strict=False):
@@ -135,9 +138,26 @@ def plotted(chart: Chart) -> dict[str, Any]:
         xs = [MARGIN + line.steps[i] / last * (WIDTH - MARGIN - 8) for i in kept]
         points = " ".join(f"{x:.1f},{y(line.values[i])}" for x, i in zip(xs, kept, strict=True))
         lines.append({"label": line.label, "colour": colour, "faint": line.faint, "points": points})
-    ticks = [(y(value), f"{value:.3g}") for value in (chart.low, (chart.low + high) / 2, high)]
     limit = chart.limit and (chart.limit[0], y(chart.limit[1]))
-    return {"title": chart.title, "lines": lines, "ticks": ticks, "last": last, "limit": limit}
+    sides = [(y(value), text) for value, text in marks]
+    return {"title": chart.title, "lines": lines, "ticks": sides, "last": last, "limit": limit}
+
+
+def ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Two to five round numbers, multiples of 1, 2 or 5 times a power of ten, from `low` or below to `high` or above.
+
+    >>> [[text for _, text in ticks(*ends)] for ends in ((0.806, 0.977), (0, 123456))]
+    [['0.80', '0.85', '0.90', '0.95', '1.00'], ['0', '5e+04', '1e+05', '1.5e+05']]
+    """
+    power = 10.0 ** math.floor(math.log10((high - low) / 4))
+    ends = [
+        (math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9), step)
+        for step in power * np.array([1, 2, 5, 10, 20])
+    ]
+    first, last, step = next(each for each in ends if each[1] - each[0] <= 4)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    form = f".{digits}f" if (digits < 4 or low > 0) and high < 1e5 else ".3g"
+    return [(number * step, f"{number * step:{form}}") for number in range(first, last + 1)]
 
 
 def in_order(block: str) -> tuple[int, str]:

@@ -6,12 +6,12 @@ validation images. Curves are SVG and grids are small images, since matplotlib w
 
 import io
 import platform
+import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from moespec.backends.contract import Backend
 from moespec.models.families import family
 from moespec.models.files import write_atomically
-from moespec.spec.numerics import sigmoid, softmax
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump
 from moespec.training.data.dataset import Dataset, as_picture
-from moespec.training.evaluation.evaluate import evaluation_size, features
+from moespec.training.evaluation.classes import always, class_tables, confusion
+from moespec.training.evaluation.evaluate import evaluation_size
 from moespec.training.evaluation.metrics import line, make_forward
 from moespec.training.inspection.inspect_run import (
     BlockRouting,
@@ -43,35 +43,29 @@ from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, milliseconds, of_run
 from moespec.training.reports.curves import constant, curves, in_order, loads, plotted
+from moespec.training.reports.predictions import Prediction, predicted, shown
 from moespec.training.reports.templates import render
 from moespec.version import version
 
-__all__ = ["Predictions", "confused", "confusion", "predictions", "write_report"]
+__all__ = ["write_report"]
 
-IMAGES, MISTAKES = 4, 12
+IMAGES, MISTAKES = 4, 48
 """Validation images whose routing is shown, and mistakes, at most."""
-CLASSES = 20
-"""Most classes that have a whole table; of more, as many pairs are shown that are confused most, and classes of the least accuracy."""
 MOST = 2000
 """Most images that are predicted."""
 SIDE = 112
 """Longer side of a small picture, in pixels."""
-MEASURED = ("accuracy", "top5", "loss", "spread", "image_to_text", "text_to_image")
+MEASURED = (
+    "accuracy",
+    "balanced_accuracy",
+    "largest_class",
+    "top5",
+    "loss",
+    "spread",
+    "image_to_text",
+    "text_to_image",
+)
 """What a report says of the last evaluation."""
-
-
-class Predictions(NamedTuple):
-    """Of each image: its number in the split, its label, the class of its largest logit, and its probability."""
-
-    indices: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    read: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-
-    def worst(self, most: int) -> list[int]:
-        """Places of at most `most` images that are read as another class, the most probable first."""
-        order = np.argsort(-self.probabilities, kind="stable")
-        return [int(place) for place in order[(self.read != self.labels)[order]][:most]]
 
 
 def write_report(
@@ -96,21 +90,31 @@ def write_report(
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
     facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
     facts |= _machine(B.name)
-    facts |= {f"block {block}, each training step": words for block, words in constant(training).items()}
+    routers = {f"block {block}, each training step": words for block, words in constant(training).items()}
     for block in sorted(last.get("moe", {}), key=in_order):
-        facts[f"block {block}, validation"] = line(last["moe"][block])
+        routers[f"block {block}, validation"] = line(last["moe"][block])
     for name in config.evaluation:
         if lines := read_log(run, f"evaluation/{name}"):
             facts[f"evaluation {name}"] = told({k: v for k, v in lines[-1].items() if k not in ("kind", "step")})
-    made = None
+    tables, wrong = None, list[Prediction]()
     if "loss" in last:  # of a head
-        made = predictions(B, forward, arrays, dataset, batch=batch, kind=steps.loss)
+        rows, alone = chosen(held), lambda *inputs: (forward(*inputs)[0], ())
+        how: Any = {"batch": batch, "kind": steps.loss, "rows": rows}
+        read = [*predicted(B, alone, model, arrays, dataset, **how)]
+        counts = confusion(dataset.validation.labels[rows], np.array([one.read for one in read]), len(dataset.classes))
+        tables, wrong = class_tables(counts, dataset.classes), shown(read)
     page = render(
         "run.html.jinja",
         title=f"Report of {run.resolve().name}",
+        results=last,
+        always=always(dataset) if dataset.classes else None,
+        called=called(last),
         facts=facts,
-        classes=None if made is None else _classes(made, dataset),
-        mistakes=[] if made is None else _mistakes(made, dataset),
+        routers=routers,
+        tables=tables,
+        mistakes=[one.drawn(dataset, run / "report.html") for one in wrong[:MISTAKES]],
+        wrong=len(wrong),
+        command=f"moespec evaluate {shlex.quote(str(run))} --csv mistakes.csv --html mistakes.html",
         curves=[plotted(c) for c in curves(training, evaluations, measure=measure, called=called(last), mixes=mixes)],
         loads=[plotted(chart) for chart in loads(training)],
         routing=_routing(B, config, dataset, arrays) if routed else [],
@@ -120,39 +124,6 @@ def write_report(
     return run / "report.html"
 
 
-def _classes(made: Predictions, dataset: Dataset) -> dict[str, Any]:
-    """What is read as what, and the accuracy of each class, of validation images; of many classes those that stand out."""
-    counts, names = confusion(made, len(dataset.classes)), dataset.classes
-    images = counts.sum(axis=1)
-    right = np.divide(counts.diagonal(), images, out=np.full(len(names), np.inf), where=images > 0)
-    accuracies = [f"{right[i]:.1%}" if images[i] else "" for i in range(len(names))]
-    rows = [
-        {"name": names[i], "images": int(images[i]), "accuracy": accuracies[i], "read": counts[i]}
-        for i in (np.argsort(right, kind="stable")[:CLASSES] if len(names) > CLASSES else range(len(names)))
-    ]
-    return {
-        "names": names,
-        "rows": rows,
-        "pairs": [(names[i], names[j], int(counts[i, j]), int(images[i])) for i, j in confused(counts, CLASSES)],
-        "whole": len(names) <= CLASSES,
-        "images": len(made.labels),
-        "all": len(dataset.validation),
-    }
-
-
-def _mistakes(made: Predictions, dataset: Dataset) -> list[dict[str, Any]]:
-    """The images that are read as another class with the largest probability."""
-    found = []
-    for place in made.worst(MISTAKES):
-        own, read = (dataset.classes[part[place]] for part in (made.labels, made.read))
-        pixels = dataset.validation.read(made.indices[place : place + 1])[0]
-        words = f"{own}, read as {read} ({made.probabilities[place]:.3f})"
-        found.append(
-            {"words": words, "number": f"image {made.indices[place]}", "picture": _png(pixels / dataset.maximum)}
-        )
-    return found
-
-
 def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[dict[str, Any]]:
     """Of a few validation images, evenly spaced, how each MoE layer routes them; `params` are arrays of `B`."""
     route, split, shown = make_route(B, model_config(config.model)), dataset.validation, []
@@ -160,7 +131,7 @@ def _routing(B: Backend, config: Config, dataset: Dataset, params: Any) -> list[
         pixels = split.read(np.array([index]))
         logits, routings = route(params, dataset.normalize(pixels)[0])
         label = dataset.classes[split.labels[index]] if split.captions is None else split.captions[index]
-        title = f"Validation image {index}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
+        title = f"{split.name(index)}: {label}{prediction(logits, dataset.classes, config.training.loss)}"
         blocks, words = [_block(routing, routings) for routing in routings], explanation(routings, on_image=False)
         shown.append({"title": title, "picture": _png(pixels[0] / dataset.maximum), "blocks": blocks, "words": words})
     return shown
@@ -235,31 +206,3 @@ def _jax() -> tuple[str, int | None]:
 def chosen(images: int) -> NDArray[np.int64]:
     """The numbers of the images, evenly spaced if there are more than `MOST`."""
     return np.linspace(0, images - 1, min(images, MOST)).round().astype(np.int64)
-
-
-def predictions(
-    B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], params: Any, dataset: Dataset, *, batch: int, kind: str
-) -> Predictions:
-    """Of the `chosen` validation images. `forward` is `make_forward`'s, `params` are arrays of `B`, `kind` is that of the loss."""
-    split = dataset.validation
-    indices = chosen(len(split))
-    part = replace(split, read=lambda rows: split.read(indices[rows]), labels=split.labels[indices])
-    seen = features(B, lambda *inputs: forward(*inputs)[0], params, dataset, part, batch=batch)
-    logits = np.asarray(seen, np.float64)
-    likely = {"softmax": softmax, "sigmoid": sigmoid}[kind](logits)
-    read = logits.argmax(axis=1)
-    return Predictions(indices, part.labels, read, likely[np.arange(len(read)), read])
-
-
-def confusion(made: Predictions, classes: int) -> NDArray[np.int64]:
-    """How many images of class i are read as class j, `(classes, classes)`."""
-    counts = np.zeros((classes, classes), np.int64)
-    np.add.at(counts, (made.labels, made.read), 1)
-    return counts
-
-
-def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """The most frequent mistakes, at most `most`: (label, read as)."""
-    wrong = counts * ~np.eye(len(counts), dtype=bool)
-    order = np.argsort(-wrong, axis=None, kind="stable")[: min(most, int(np.count_nonzero(wrong)))]
-    return [(int(place) // len(counts), int(place) % len(counts)) for place in order]

@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -17,11 +19,12 @@ from PIL import Image
 from moespec import cli
 from moespec.models import sparse_mlp, vit
 from moespec.models.pages import render
+from moespec.spec.errors import ConfigError
 from moespec.training import interop
-from moespec.training.commands.predict import make_shares
 from moespec.training.data.pictures import read_image
 from moespec.training.inspection.inspect_run import alone
 from moespec.training.loop.resolve import load_backend, model_config
+from moespec.training.reports.predictions import Prediction, check_model, make_shares, shown
 from moespec.training.runs import load_run
 from moespec.training.weights.files import write_safetensors
 from moespec.training.weights.formats import PT
@@ -116,6 +119,63 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
 
 
+def test_the_mistakes_of_a_labelled_folder(
+    run: Path, folder: Path, tmp_path: Path, said: Any, monkeypatch: Any
+) -> None:
+    """By file name, in the table and on the page, as the accuracy counts them: by a model that routes four images together."""
+    names = [*(f"<b>bright/{seed} #.jpg" for seed in range(2, 8)), "=dark/0 #.jpg", "=dark/1 #.jpg"]
+    files = [tmp_path / "labelled" / name for name in names]
+    for file in files:  # of the dark ones, all but two are filed wrongly
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / f"photos/=dark/{2 * int(file.name[0])}.jpg", file)
+    out, html, words = tmp_path / "m.csv", tmp_path / "m.html", ["evaluate", str(run), "--backend", "numpy"]
+    words += ["--csv", str(out), "--html", str(html)]
+    printed = said([*words, "--data.path", str(tmp_path / "labelled")])
+    rows = rows_of(out)
+    assert [row["image"] for row in rows] == [*map(str, files)]
+    loaded = load_run(run, "numpy")
+    images = np.stack([loaded.dataset.normalize(read_image(file, 16, resize=20)) for file in files])
+    output = vit.forward(loaded.backend, model_config(loaded.config.model), loaded.params, images)
+    weights = output.routings[0].dense().combine.sum(axis=3).reshape(8, -1, 2).sum(axis=1)
+    labels, read = np.array([0] * 6 + [1] * 2), output.logits.argmax(axis=1)
+    assert 0 < (wrong := int((read != labels).sum())) < 8
+    for row, own, guess, share in zip(rows, labels, read, weights / weights.sum(axis=1)[:, None], strict=True):
+        assert [row[name].lstrip("'") for name in ("true_class", "class_1")] == [
+            loaded.dataset.classes[k] for k in (own, guess)
+        ]
+        assert row["right"] == str(int(own == guess))
+        assert float(row["block_1_share"]) == pytest.approx(share.max(), abs=2e-6)
+    recalls = [float((read[labels == own] == own).mean()) for own in (0, 1)]
+    assert f"({8 - wrong} of 8)" in printed
+    assert f"always <b>bright: 0.7500; balanced accuracy {np.mean(recalls):.4f}\n" in printed
+    each = rf"\n<b>bright +6 +{recalls[0]:.1%} .*\n=dark +2 +{recalls[1]:.1%} .*\n"
+    assert re.search(f"{each}{wrong} of 8 are read as another class:\n", printed)
+    text = html.read_text()
+    links = [tmp_path / unquote(address) for address in re.findall(r'<a href="([^"#]*)"><img', text)]
+    assert sorted(links) == sorted(file for file, row in zip(files, rows, strict=True) if row["right"] == "0")
+    matrix = [int(count or 0) for count in re.findall(r"<td[^>]*>(\d*)</td>", text[text.index("<tbody>") :])]
+    assert [matrix[1:3], matrix[4:]] == [[int((read[labels == i] == j).sum()) for j in (0, 1)] for i in (0, 1)]
+    assert f"{wrong} of 8 images are read as another class." in text
+    monkeypatch.setattr("moespec.training.commands.evaluate.GALLERY", 1)
+    said([*words, "--data.path", str(tmp_path / "labelled")])
+    assert f"{wrong} of 8 images are read as another class; here are the 1 most probable" in html.read_text()
+    assert html.read_text().count('<figure class="wrong">') == 1
+    said(words)
+    assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"
+    assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
+    (taken := folder / "photos/=dark/x.csv").touch()
+    assert "is read, and would be replaced" in said(["evaluate", str(run), "--csv", str(taken)], 2)
+    taken.unlink()
+    with pytest.raises(ConfigError, match="no head, so no classes"):
+        check_model(run, "moco", vit.named("vit_tiny", classes=0))
+
+
+def test_classes_of_one_name_are_told_apart() -> None:
+    """As both cranes of ImageNet."""
+    found = [Prediction(0, "x", [("crane", p)], {}, 1, label, "crane") for label, p in ((0, 0.2), (1, 0.9), (0, 0.5))]
+    assert shown(found) == [found[2], found[0]]
+
+
 def test_what_cannot_be_predicted_is_said_before_anything_is_loaded(  # type: ignore[no-untyped-def]
     run: Path, folder: Path, tmp_path: Path, said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +227,14 @@ def test_the_walk_through(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
     Path("encoder/config.json").write_text(json.dumps(described))
     write_safetensors(Path("encoder/model.safetensors"), interop.to_timm(drawn(vit.init(config, 0)), config), PT)
     commands = re.findall(r"^\$ moespec (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["convert", "finetune", "predict", "export", "train"]
+    assert [command.split()[0] for command in commands] == [
+        "convert",
+        "finetune",
+        "evaluate",
+        "predict",
+        "export",
+        "train",
+    ]
     for command in commands:
         words = shlex.split(command, comments=True)
         words = [FEWER.get(before, word) for before, word in zip(["", *words], words, strict=False)]

@@ -101,6 +101,9 @@ def test_precision_with_one_label_and_with_several(trained: Path, digits) -> Non
     assert "loss" not in found
     last = read_log(trained, "evaluation")[-1]
     assert last["accuracy"] == np.mean(order[:, 0] == digits.validation.labels) < last["top5"]
+    own = [(order[digits.validation.labels == label, 0] == label).mean() for label in range(10)]
+    assert last["balanced_accuracy"] == pytest.approx(np.mean(own), abs=1e-12)
+    assert "balanced_accuracy" not in found, "with several labels an image has no class"
     assert last["top5"] == np.mean((order[:, :5] == digits.validation.labels[:, None]).any(axis=1)) < 1
 
 
@@ -126,8 +129,10 @@ def test_the_command_measures_the_same(trained: Path, said: Any) -> None:
     lines = dict(line.split(": ", 1) for line in shown.splitlines() if ": " in line)
     real = read_log(trained, "evaluation/real")[-1]
     assert lines["real"] == f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284"
+    always = np.bincount(load("digits").validation.labels).max() / 355
     assert lines["linear"].split("; ")[1] == lines["few-shot"]
     assert lines["near"].split("; ")[1] == lines["nearest neighbours"]
+    assert lines["always 1"].startswith(f"{always:.4f}; balanced accuracy ")
     page = (trained / "report.html").read_text()
     assert f"accuracy {real['accuracy']:.4f}, top5 {real['top5']:.4f}, images 284" in page
     assert " ms in batches of 119" in page  # as the evaluation of 355 images

@@ -15,6 +15,8 @@ from PIL import Image
 from moespec import cli
 from moespec.models import vit
 from moespec.spec.errors import ConfigError
+from moespec.training.data.datasets import load
+from moespec.training.evaluation.classes import class_tables, confused, confusion
 from moespec.training.inspection.inspect_run import (
     UNASSIGNED,
     BlockRouting,
@@ -28,8 +30,7 @@ from moespec.training.inspection.inspect_run import (
 from moespec.training.loop import resolve
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports import report
-from moespec.training.reports.curves import constant, curves, loads
-from moespec.training.reports.report import Predictions, confused, confusion
+from moespec.training.reports.curves import constant, curves, loads, ticks
 from moespec.training.runs import load_run
 
 
@@ -159,9 +160,19 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     page = (run / "report.html").read_text()
     last = read_log(run, "evaluation")[-1]
     wrong = last["images"] - round(last["accuracy"] * last["images"])
-    assert page.count(", read as ") == min(wrong, 12) + 2
+    assert (page.count(", read as "), page.count('<figure class="wrong">')) == (2, min(wrong, 48))
+    assert f"{wrong} of 355 images are read as another class; here are the 48 most probable" in page
+    opening = page[page.index("<main>") : page.index("<table")]
+    right, always = last["images"] - wrong, 100 * max(np.bincount(load("digits").validation.labels)) / 355
+    assert f"<strong>{100 * last['accuracy']:.1f} %</strong> validation accuracy: {right} of 355 images" in opening
+    assert f'<i style="left: {always:.2f}%">' in opening
+    assert (
+        f"points better than always answering <strong>1</strong>, the largest class\n(the mark, {always:.1f} %)"
+        in opening
+    )
+    assert f"Balanced accuracy, the mean over classes: {100 * last['balanced_accuracy']:.1f} %" in opening
     pictures = re.findall(r'base64,([^"]*)"', page)
-    assert len(pictures) == min(wrong, 12) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
+    assert len(pictures) == min(wrong, 48) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
     for picture in pictures:
         Image.open(io.BytesIO(base64.b64decode(picture))).load()
     cells = re.search(r"Which class is read as which.*?<tbody>(.*?)</tbody>", page, re.DOTALL)[1]  # type: ignore[index]
@@ -210,13 +221,28 @@ def test_training_loss_has_a_running_mean_where_batches_are_mixed() -> None:
     assert [line.label for line in alone.lines] == ["training"], "one evaluation is a number, no curve"
 
 
+def test_ticks_are_round_numbers_around_the_values() -> None:
+    for low, high, texts in (
+        (0.0, 1.386, "0.0 0.5 1.0 1.5"),
+        (0.5, 0.51, "0.500 0.505 0.510"),
+        (0.0, 1e-7, "0 5e-08 1e-07"),
+    ):
+        found = ticks(low, high)
+        assert [text for _, text in found] == texts.split()
+        assert found[0][0] <= low + 1e-12 < high <= found[-1][0] + 1e-12
+
+
 def test_which_images_are_mistaken_for_what() -> None:
     labels, read = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 2, 1, 1])
-    made = Predictions(np.arange(5) * 10, labels, read, np.array([1.0, 0.2, 0.9, 0.4, 0.9]))
-    counts = confusion(made, 3)
+    counts = confusion(labels, read, 3)
     assert counts.tolist() == [[1, 1, 0], [0, 0, 1], [0, 2, 0]]
     assert confused(counts, 9) == [(2, 1), (0, 1), (1, 2)]
-    assert made.worst(3) == [2, 4, 3]
+    rows = class_tables(np.array([[3, 1, 0], [0, 1, 0], [0, 0, 0]]), ("a", "b", "c"))["rows"]
+    assert [words for _, words, _ in rows] == [
+        ["a", "4", "75.0%", "100.0%"],
+        ["b", "1", "100.0%", "50.0%"],
+        ["c", "0", "-", "-"],
+    ]
 
 
 def test_many_classes_and_many_images_are_cut(runs: Any, tmp_path: Path, monkeypatch: Any) -> None:
@@ -224,12 +250,12 @@ def test_many_classes_and_many_images_are_cut(runs: Any, tmp_path: Path, monkeyp
     run = tmp_path / "run"
     shutil.copytree(runs.whole("torch"), run)
     loaded = load_run(run)
-    monkeypatch.setattr(report, "CLASSES", 3)
+    monkeypatch.setattr("moespec.training.evaluation.classes.CLASSES", 3)
     monkeypatch.setattr(report, "MOST", 50)
     names = tuple(f"<b>{name}" for name in loaded.dataset.classes)
     report.write_report(loaded.backend, loaded.config, replace(loaded.dataset, classes=names), run, loaded.params)
     page = (run / "report.html").read_text()
-    assert "50 of 355 validation images, evenly spaced" in page
+    assert "50 of 355 images, evenly spaced" in page
     least, pairs = re.findall(r"<tbody>(.*?)</tbody>", page, re.DOTALL)
     assert least.count("<tr>") == 3 == pairs.count("<tr>")
     assert "&lt;b&gt;" in pairs

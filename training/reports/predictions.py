@@ -1,0 +1,192 @@
+"""Predictions for images: what a model reads each as, and which experts handle it; for a terminal, as a table and for a page.
+
+The share of expert e in an image is its part of the combine weights:
+
+    share[e] = sum_t,c |combine[t, e, c]| / sum_t,e,c |combine[t, e, c]|
+
+which is the fraction of tokens that it handles if each token has one expert of weight 1.
+"""
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from csv import QUOTE_NONNUMERIC, DictWriter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import normalize
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moespec.backends.contract import Backend
+from moespec.models.families import Config as Model
+from moespec.models.families import family
+from moespec.models.shown import on_one_line
+from moespec.spec.errors import ConfigError
+from moespec.spec.numerics import sigmoid, softmax
+from moespec.training.data.dataset import Dataset
+from moespec.training.evaluation.evaluate import over
+
+__all__ = ["Prediction", "check_model", "csv_of", "link", "make_shares", "predicted", "shown", "table", "thumbnail"]
+
+TOP = 3
+"""Classes that are named for each image."""
+ROWS, LETTERS = 20, 40
+"""Pictures that the terminal shows, and letters of their names, at most."""
+GALLERY, SIDE = 2000, 192
+"""Pictures that a page can have, of 10 kB each, and their longer side in pixels."""
+BUSIEST = 3
+"""Experts of a layer that are named."""
+LEAST = 1e-30
+"""Added to a sum of weights, which may be 0."""
+
+
+class Prediction(NamedTuple):
+    """Of an image: its number and name, the most probable classes in order, the shares of the experts by layer, and the number of the
+    first class. label, true_class: number and name of its own class; -1 if unknown. picture: a small JPEG. link: address of the file.
+    """
+
+    number: int
+    name: str
+    classes: list[tuple[str, float]]
+    experts: dict[str, NDArray[Any]]
+    read: int
+    label: int
+    true_class: str
+    picture: bytes = b""
+    link: str = ""
+
+    def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
+        """With the picture and the link for a page, of a validation image."""
+        picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)
+        return self._replace(picture=picture, link=link(dataset.validation.name(self.number), page))
+
+
+def check_model(run: Path, objective: str, model: Model) -> None:
+    """ConfigError if the model of a run does not say what a picture is."""
+    if not model.classes or model.channels not in (1, 3):
+        why = f"images of {model.channels} channels, no pictures" if model.classes else "no head, so no classes"
+        raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
+
+
+def predicted(
+    B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], model: Model, params: Any, dataset: Dataset, **how: Any
+) -> Iterator[Prediction]:
+    """Of validation images, in order. `forward` is a compiled one of `make_shares`, `params` are arrays of `B`.
+
+    how: batch: images that go together. kind: that of the loss. top: classes that are named. rows: numbers of the images, if not all.
+    """
+    split, names = dataset.validation, [on_one_line(name) for name in dataset.classes]
+    rows = how.get("rows", np.arange(len(split)))
+    part = replace(split, read=lambda places: split.read(rows[places]), labels=split.labels[rows])
+    likely, left = sigmoid if how["kind"] == "sigmoid" else softmax, iter(rows.tolist())
+    layers = [layer.name for layer in family(model).moe_layers(model, how["batch"])]
+    for (logits, shares), _ in over(B, forward, params, dataset, part, batch=how["batch"]):
+        scores = np.asarray(logits, np.float64)
+        # The last batch is filled up: more rows than are left to do.
+        for row, probabilities, index, *experts in zip(scores, likely(scores), left, *shares, strict=False):
+            best = np.argsort(-row, kind="stable")[: how.get("top", TOP)].tolist()
+            classes = [(names[label], float(probabilities[label])) for label in best]
+            routed, own = dict(zip(layers, experts, strict=False)), int(split.labels[index])
+            name, true_class = on_one_line(split.name(index)), names[own] if own >= 0 else ""
+            yield Prediction(index, name, classes, routed, best[0], own, true_class)
+
+
+def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
+    """`forward(params, images)`: the logits, and of each MoE layer the share of each expert in each image, `(N, E)`; 0 of nothing."""
+    module = family(model)
+
+    def share(routing: Any, images: int) -> Any:
+        weights = abs(routing.dense().combine).sum(
+            axis=3
+        )  # (G, T, E), a group may have several images or a part of one
+        weights = weights.reshape(images, -1, weights.shape[-1]).sum(axis=1)
+        return weights / (weights.sum(axis=1)[:, None] + LEAST)
+
+    def forward(params: Any, images: Any) -> tuple[Any, list[Any]]:
+        output = module.forward(B, model, params, images)
+        return output.logits, [share(routing, images.shape[0]) for routing in output.routings]
+
+    return forward
+
+
+def thumbnail(picture: Image.Image, *, maximum: int = 255) -> bytes:
+    """A small JPEG of a picture, in which white is `maximum`."""
+    small = picture.convert("RGB").point(lambda value: value * 255 / maximum)
+    small.thumbnail((SIDE, SIDE))
+    small.save(buffer := io.BytesIO(), "JPEG", quality=80)
+    return buffer.getvalue()
+
+
+def link(name: str, page: Path) -> str:
+    """The address of the file `name` for a page; empty for what is no file, such as a member of a shard, or on another drive."""
+    with suppress(ValueError):
+        address = os.path.relpath(name, page.parent) if os.path.isfile(name) else ""
+        return quote(os.fsencode(address).replace(os.sep.encode(), b"/"))
+    return ""
+
+
+def shown(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Those to look at, in this order: the least certain, or with labels the mistakes, the most probable first."""
+    those = [one for one in predictions if one.label != one.read]
+    return sorted(those, key=lambda one: one.classes[0][1], reverse=predictions[0].label >= 0)
+
+
+def table(predictions: Sequence[Prediction]) -> list[str]:
+    """The lines of the terminal: every picture in order, or of more than `ROWS` those that are least certain; with labels the mistakes."""
+    labelled, those = predictions[0].label >= 0, shown(predictions)
+    title = [f"the {ROWS} least certain:"] if len(those) > ROWS else []
+    if labelled:
+        most = f"; the {ROWS} most probable" if title else ""
+        title = [f"{len(those)} of {len(predictions)} are read as another class{most}:"]
+    last = list(predictions[0].experts)[-1:]
+    rows = [["picture", *["true class"] * labelled, "classes", *(f"experts of block {layer}" for layer in last)]]
+    for one in those[:ROWS] if title else predictions:
+        name = one.name if len(one.name) <= LETTERS else f"...{one.name[3 - LETTERS :]}"
+        classes = ", ".join(f"{name} {likely:.3f}" for name, likely in one.classes)
+        rows.append([name, *[one.true_class] * labelled, classes, *(busiest(one.experts[layer]) for layer in last)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [*title, *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+
+
+def busiest(shares: NDArray[Any]) -> str:
+    """The experts with the largest shares, as text.
+
+    >>> busiest(np.array([0.2, 0.0, 0.8]))
+    '2 (80 %), 0 (20 %)'
+    """
+    best = [expert for expert in np.argsort(-shares, kind="stable")[:BUSIEST] if shares[expert] >= 0.005]
+    return ", ".join(f"{expert} ({shares[expert]:.0%})".replace("%", " %") for expert in best) or "none"
+
+
+def csv_of(predictions: Sequence[Prediction]) -> bytes:
+    """A row for each picture: its own class if known, its classes with probabilities, and of each MoE layer the busiest expert with
+    its share."""
+    rows: list[dict[str, Any]] = []
+    for one in predictions:
+        rows.append({"image": _cell(one.name)})
+        if one.label >= 0:
+            rows[-1] |= {"true_class": _cell(one.true_class), "right": int(one.label == one.read)}
+        for rank, (name, likely) in enumerate(one.classes, start=1):
+            rows[-1] |= {f"class_{rank}": _cell(name), f"probability_{rank}": round(likely, 6)}
+        for layer, share in one.experts.items():
+            most = {"expert": int(share.argmax()), "share": round(float(share.max()), 6)}
+            rows[-1] |= {f"block_{layer}_{name}": value for name, value in most.items()}
+    buffer = io.StringIO()
+    file = DictWriter(buffer, rows[0], lineterminator="\n", quoting=QUOTE_NONNUMERIC)
+    file.writeheader()
+    file.writerows(rows)
+    return buffer.getvalue().encode()
+
+
+def _cell(text: str) -> str:
+    """A text of which no spreadsheet makes a formula.
+
+    >>> _cell("=1+1.png"), _cell("a=1.png")
+    ("'=1+1.png", 'a=1.png')
+    """
+    return f"'{text}" if normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@")) else text
