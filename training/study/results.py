@@ -1,10 +1,12 @@
-"""The results of a study from the outcomes of its runs, as JSON, CSV, a picture and a page."""
+"""The results of a study from the outcomes and the logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
 
 import csv
 import io
 import json
 import statistics
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +14,24 @@ import numpy as np
 
 from moespec.models.files import write_atomically
 from moespec.spec.errors import ConfigError
-from moespec.training.inspection.inspect_run import png
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import dump, flat
+from moespec.training.loop.runlog import read_log, scalars
 from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
-from moespec.training.study.outcome import right_of
+from moespec.training.study.figures import COSTS, Curve, against_cost, content, curve_of, over_steps
+from moespec.training.study.outcome import TIMES, right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["rows", "summarised", "write"]
+__all__ = ["latex", "rows", "summarised", "write"]
 
 Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
 
-COSTS = {
-    "training_operations": "FLOP of the whole training",
-    "training_milliseconds": "ms to train on an image",
-    "milliseconds": "ms an image, forward",
-}
 FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
 
 
@@ -54,6 +54,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
             **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
+            "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
@@ -110,12 +111,18 @@ def _percent(value: dict[str, float | None] | None) -> str:
     return f"{100 * value['mean']:.2f} %" + ("" if value["spread"] is None else f" ± {100 * value['spread']:.2f}")
 
 
-def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes results.json, results.csv (a line for each run), pareto.png and index.html. commands: of each entry."""
-    picture = png(_picture(results))
+def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) -> None:
+    """Writes all that a study has besides its runs and outcomes. configs: of each entry, which the page shows."""
+    by_step = _by_step(folder, results)
+    figures = _figures(results, by_step)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    drawn = {(name, kind): content(figure, kind) for name, figure in figures.items() for kind in ("svg", "pdf")}
+    for (name, kind), picture in drawn.items():
+        write_atomically(folder / "figures" / f"{name}.{kind}", picture)
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_atomically(folder / "results.csv", _csv(results).encode())
-    write_atomically(folder / "pareto.png", picture)
+    write_atomically(folder / "steps.csv", _lines([("entry", "seed", "step", "measure", "value"), *by_step]).encode())
+    write_atomically(folder / "table.tex", latex(results).encode())
     points = [[100 * one[key] for key in ("difference", "low", "high")] for one in results["differences"]]
     page = render(
         "study.html.jinja",
@@ -127,12 +134,70 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
             [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
-        picture=picture,
-        commands=commands,
+        pictures={name: picture for (name, kind), picture in drawn.items() if kind == "svg"},
+        differing=_differing(configs),
+        commands={name: dump(config) for name, config in configs.items()},
     )
     write_atomically(folder / "index.html", page.encode())
 
 
+def _figures(results: dict[str, Any], by_step: Sequence[Any]) -> dict[str, "Figure"]:
+    """The figures of a study by the names of their files, as far as there is something to show."""
+    if not results["entries"]:
+        return {}
+    measure = results["measure"] or "accuracy"
+    found = {f"cost-{cost}": against_cost(results, cost, f"{measure}, %") for cost in COSTS}
+    curves = {
+        "steps-measure": (f"{measure}, %", _curves(results, by_step, f"evaluation/{measure}", 100)),
+        "steps-loss": ("training loss", _curves(results, by_step, "train/loss", 1)),
+    }
+    return {**found, **{name: over_steps(of, label) for name, (label, of) in curves.items() if of}}
+
+
+def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
+    """Entry, seed, step, measure and value of all that the logs of the runs have, but for single MoE layers.
+
+    A run whose folder was removed has none.
+    """
+    found = []
+    for name, seeds in results["runs"].items():
+        for seed, outcome in seeds.items():
+            others = {f"evaluation/{measure.partition('/')[0]}" for measure in outcome.get("evaluations", {})}
+            for kind in ("train", "evaluation", *sorted(others)):
+                for line in read_log(folder / "runs" / f"{name}-seed{seed}", kind):
+                    values = {key: value for key, value in line.items() if key not in ("kind", "step", "moe")}
+                    found += [(name, int(seed), line["step"], *pair) for pair in scalars(values, kind)]
+    return found
+
+
+def _curves(results: dict[str, Any], by_step: Iterable[Any], measure: str, factor: float) -> dict[str, Curve]:
+    """The curves of the entries that are compared, as far as these have several steps."""
+    runs: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for name, seed, step, of, value in by_step:
+        if of == measure and name in results["entries"] and seed in results["seeds"]:
+            runs[name][seed][step] = factor * value
+    curves = {name: curve_of(list(seeds.values())) for name, seeds in runs.items()}
+    return {name: curve for name, curve in curves.items() if len(curve.steps) > 1}
+
+
+def _differing(configs: Mapping[str, Config]) -> dict[str, str]:
+    """Of each entry the options that have different values in the entries that have them."""
+    tables = {name: flat(asdict(config)) for name, config in configs.items()}
+    values = defaultdict(set)
+    for table in tables.values():
+        for key, value in table.items():
+            values[key].add(repr(value))
+    return {
+        name: ", ".join(f"{key} = {value}" for key, value in table.items() if len(values[key]) > 1)
+        for name, table in tables.items()
+    }
+
+
+LATEX = str.maketrans(
+    {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    | {"^": r"\textasciicircum{}", "±": r"$\pm$"}
+)
+"""Signs that LaTeX reads as something else."""
 HEAD = ("spread", "training", "operations", "ms to train", "ms forward", "parameters", "dropped", "imbalance")
 
 
@@ -159,39 +224,40 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _range(results: dict[str, Any], name: str, cost: str) -> str:
-    """What the runs of an entry measured, from the least to the most: other work on the machine adds to it."""
-    values = [results["runs"][name][str(seed)][cost] for seed in results["seeds"]]
-    return " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
+    """The quartiles of what was timed, the least and the largest of the runs of an entry."""
+    pair = _quartiles([results["runs"][name][str(seed)] for seed in results["seeds"]], cost)
+    return " to ".join(dict.fromkeys(f"{value:.3f}" for value in pair))
+
+
+def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
+    """The least first and the largest third quartile of the runs; of a run of version 0.2 both are the median."""
+    pairs = [run.get("quartiles", {}).get(cost, [run[cost]] * 2) for run in runs]
+    return [min(low for low, _ in pairs), max(high for _, high in pairs)]
+
+
+def latex(results: dict[str, Any]) -> str:
+    """The table as a LaTeX tabular with the rules of booktabs; the spread stands behind the measure."""
+    table = [(name, f"{value} ± {of}" if of else value, *cells) for name, value, of, *cells in rows(results)]
+    head, *body = [" & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in table]
+    begin = rf"\begin{{tabular}}{{l{'r' * len(HEAD)}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def _csv(results: dict[str, Any]) -> str:
-    columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    columns = tuple(dict.fromkeys(("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")))
     more = [results["measure"]] if results["measure"] else []
-    writer.writerow(["entry", "seed", *columns, *more, "failed"])
+    lines = [["entry", "seed", *columns, *more, "failed"]]
     for name, runs in results["runs"].items():
         for seed, outcome in runs.items():
             of_run = [*(outcome[column] for column in columns), *(_compared(outcome, one) for one in more)]
-            writer.writerow([name, seed, *of_run, ""])
+            lines.append([name, seed, *of_run, ""])
     for name, seeds in results["failed"].items():
-        writer.writerows([name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items())
+        lines += [[name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items()]
+    return _lines(lines)
+
+
+def _lines(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as the content of a CSV file."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
-
-
-def _picture(results: dict[str, Any]) -> "Figure":
-    """Accuracy against each cost; the line joins what no other entry beats in both."""
-    from matplotlib.figure import Figure  # here, since its import is slow
-
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    for axis, (cost, label) in zip(figure.subplots(1, len(COSTS)), COSTS.items(), strict=True):
-        for name, entry in results["entries"].items():
-            x, y = entry[cost], 100 * entry["accuracy"]
-            axis.errorbar(x, y, yerr=100 * (entry["spread"] or 0.0), fmt="o", ms=4, lw=1, capsize=2)
-            axis.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
-        front = [results["entries"][name] for name in results["pareto"][cost]]
-        axis.plot([e[cost] for e in front], [100 * e["accuracy"] for e in front], lw=1, color="0.5", zorder=0)
-        axis.set(xlabel=label, ylabel=f"{results['measure'] or 'validation accuracy'}, %")
-        axis.margins(x=0.15)
-        axis.grid(alpha=0.3)
-    return figure
