@@ -125,29 +125,23 @@ def combinations(path: Path, base: Config) -> list[str]:
     An entry is named by its values, `router=hash,peak=0.001`: the last part of each option's name, or all of it where two options
     have the same. Raises ConfigError for a file without lists, or with more than `MOST` combinations.
     """
-    table: dict[str, list[bool | int | float | str]] = flat(loaded(path))
+    table = flat(loaded(path))
     for key, values in table.items():
         if not isinstance(values, list) or not values or any(isinstance(value, list | dict) for value in values):
             raise ConfigError(f"{path}: {key}={values!r}: expected a list of values, as in {key} = [1, 2]")
-    if not table:
-        raise ConfigError(f"{path}: no options, expected a list of values for at least one")
-    sizes = [len(values) for values in table.values()]
-    if (number := math.prod(sizes)) > MOST:
-        raise ConfigError(f"{path}: {' x '.join(map(str, sizes))} = {number} combinations, expected at most {MOST}")
-    switches = {one.name: one for one in options_of(Settings, SimpleNamespace(settings=base)) if one.switch}
-    ends = [key.rpartition(".")[2] for key in table]
-    names = [key if ends.count(end) > 1 else end for key, end in zip(table, ends, strict=True)]
-
-    def flag(key: str, value: bool | int | float | str) -> str:
-        if key in switches and isinstance(value, bool):
-            return switches[key].flags[-1] if value else switches[key].off
-        return f"--{key}={value}"
-
-    found = []
-    for point in product(*table.values()):
-        name = ",".join(f"{of}={value}" for of, value in zip(names, point, strict=True))
-        name = re.sub(r"[^\w.,=+-]+", "_", name)
-        found.append(f"{name}: {shlex.join(map(flag, table, point))}")
+    number = math.prod(map(len, table.values())) if table else 0
+    if not 0 < number <= MOST:
+        raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
+    flags: dict[tuple[str, str], str] = {}
+    for option in options_of(Settings, SimpleNamespace(settings=base)):
+        if option.switch:
+            flags |= {(option.name, "True"): option.flags[-1], (option.name, "False"): option.off}
+    ends, found = [key.rpartition(".")[2] for key in table], []
+    for values in product(*table.values()):
+        point = list(zip(table, ends, values, strict=True))
+        name = ",".join(f"{key if ends.count(end) > 1 else end}={value}" for key, end, value in point)
+        options = [flags.get((key, repr(value)), f"--{key}={value}") for key, _, value in point]
+        found.append(f"{re.sub(r'[^,=+.a-zA-Z0-9_-]+', '_', name)}: {shlex.join(options)}")
     return found
 
 

@@ -22,11 +22,9 @@ REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
 
 
-def milliseconds(
-    B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
-) -> float:
-    """Milliseconds an image of a forward pass, the median of `timed`."""
-    return statistics.median(timed(B, model, params, batch=batch, forward=forward))
+def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
+    """The median of `timed`, with the same arguments."""
+    return statistics.median(timed(B, model, params, **how))
 
 
 def timed(

@@ -4,10 +4,11 @@ The names of the entries stand in a column on the right of the axes, none over a
 """
 
 import io
-import statistics
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COSTS", "Curve", "against_cost", "content", "curve_of", "over_steps"]
+__all__ = ["COSTS", "content", "draw"]
 
 COSTS = {
     "training_operations": "operations of the whole training, FLOP",
@@ -32,77 +33,83 @@ WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, least height, height of a line of names. In points: size of the letters."""
 
 
-class Curve(NamedTuple):
-    """Mean and standard deviation over the seeds (0 for one seed) at each step that all of them have."""
-
-    steps: list[int]
-    means: list[float]
-    spreads: list[float]
-
-
-def curve_of(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """The curve of an entry from its value at each step, of each seed.
-
-    >>> curve_of([{6: 0.5, 12: 0.75}, {6: 0.5, 12: 0.25, 18: 1.0}]).means
-    [0.5, 0.5]
-    """
-    steps = sorted(set.intersection(*map(set, runs))) if runs else []
-    values = [[run[step] for run in runs] for step in steps]
-    return Curve(steps, [statistics.mean(each) for each in values], [spread(each) or 0.0 for each in values])
-
-
-def against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """The measure in percent against a cost, with bars of its spread over seeds, and for a time those of its quartiles.
-
-    The line joins what no other entry beats in both; it is dashed for a time, which other work on the machine changes.
-    """
-    entries, points = results["entries"], {}
-    figure, axis = _figure(list(entries), COSTS[cost], label)
-    for (name, entry), colour in zip(entries.items(), cycle(COLOURS), strict=False):
-        x, y = points[name] = (entry[cost], 100 * entry["accuracy"])
-        low, high = entry["quartiles"].get(cost, (x, x))
-        y_error, x_error = 100 * (entry["spread"] or 0.0), [[max(0.0, x - low)], [max(0.0, high - x)]]
-        axis.errorbar(x, y, y_error, x_error, "o", ms=4, lw=1, capsize=2, color=colour)
-    front = [points[name] for name in results["pareto"][cost]]
-    axis.plot(*zip(*front, strict=True), lw=1, ls="--" if cost in TIMES else "-", color="0.5", zorder=0)
-    axis.margins(x=0.1)
-    _name(figure, axis, points)
-    return figure
-
-
-def over_steps(curves: Mapping[str, Curve], label: str) -> "Figure":
-    """A measure against the steps: the mean over seeds, in a band of one standard deviation on each side."""
-    figure, axis = _figure(list(curves), "steps", label)
-    for curve, colour in zip(curves.values(), cycle(COLOURS), strict=False):
-        low, high = np.subtract(curve.means, curve.spreads), np.add(curve.means, curve.spreads)
-        axis.fill_between(curve.steps, low, high, color=colour, alpha=0.2, lw=0)
-        axis.plot(curve.steps, curve.means, color=colour, lw=1)
-    axis.margins(x=0.02)
-    _name(figure, axis, {name: (curve.steps[-1], curve.means[-1]) for name, curve in curves.items()})
-    return figure
+def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str, float]]) -> dict[str, "Figure"]:
+    """The figures of a study by name, as far as there is something to show. by_step: the lines of steps.csv."""
+    entries, measure = results["entries"], results["measure"] or "accuracy"
+    curves: dict[str, dict[str, dict[int, list[float]]]] = defaultdict(
+        lambda: {name: defaultdict(list) for name in entries}
+    )
+    for name, seed, step, of, value in by_step:
+        if name in entries and seed in results["seeds"]:
+            curves[of][name][step].append(value)
+    figures = {f"cost-{cost}": _against_cost(results, cost, f"{measure}, %") for cost in COSTS if entries}
+    both = {
+        "steps-measure": (f"evaluation/{measure}", f"{measure}, %", 100),
+        "steps-loss": ("train/loss", "training loss", 1),
+    }
+    for name, (key, label, factor) in both.items():
+        if several := {entry: curve for entry, curve in curves[key].items() if len(curve) > 1}:
+            figures[name] = _over_steps(several, label, factor)
+    return figures
 
 
 def content(figure: "Figure", kind: str) -> bytes:
-    """The figure as a file, "pdf" or "svg", with the letters of a PDF as text that can be searched."""
+    """The figure as a file, "pdf" or "svg", with its letters as text that can be searched and edited."""
     from matplotlib import rc_context
 
     buffer, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[kind]
-    with rc_context({"pdf.fonttype": 42, "svg.hashsalt": "moespec"}):
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"}):
         figure.savefig(buffer, format=kind, metadata={date: None})
     return buffer.getvalue()
 
 
-def _figure(names: Sequence[str], x: str, y: str) -> "tuple[Figure, Axes]":
+def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
+    """The measure against a cost, with bars of its spread over seeds, and of a time those of its quartiles.
+
+    The line joins what no other entry beats in both; it is dashed for a time, which other work on the machine changes.
+    """
+    entries = results["entries"]
+    points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
+    figure, axis = _axes(points, COSTS[cost], label)
+    for (name, entry), colour in zip(entries.items(), cycle(COLOURS), strict=False):
+        x, y = points[name]
+        low, high = entry["quartiles"].get(cost, (x, x))
+        errors = 100 * (entry["spread"] or 0.0), [[max(0.0, x - low)], [max(0.0, high - x)]]
+        axis.errorbar(x, y, *errors, fmt="o", ms=4, lw=1, capsize=2, color=colour)
+    front = [points[name] for name in results["pareto"][cost]]
+    axis.plot(*zip(*front, strict=True), lw=1, ls="--" if cost in TIMES else "-", color="0.5", zorder=0)
+    _name(figure, axis, points)
+    return figure
+
+
+def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, factor: float) -> "Figure":
+    """The mean over seeds at each step that all of them have, in a band of one standard deviation on each side."""
+    lines = {}
+    for name, curve in curves.items():
+        seeds = max(map(len, curve.values()))
+        lines[name] = [
+            (step, float(np.mean(of)), spread(of) or 0.0) for step, of in sorted(curve.items()) if len(of) == seeds
+        ]
+    figure, axis = _axes(lines, "steps", label)
+    for line, colour in zip(lines.values(), cycle(COLOURS), strict=False):
+        steps, means, spreads = np.array(line).T * [[1], [factor], [factor]]
+        axis.fill_between(steps, means - spreads, means + spreads, color=colour, alpha=0.2, lw=0)
+        axis.plot(steps, means, color=colour, lw=1)
+    _name(figure, axis, {name: (line[-1][0], factor * line[-1][1]) for name, line in lines.items()})
+    return figure
+
+
+def _axes(names: Iterable[str], x: str, y: str) -> "tuple[Figure, Axes]":
     """Empty axes, with room for the names on the right."""
     from matplotlib.figure import Figure  # here, since its import is slow
     from matplotlib.textpath import TextPath
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    longest = max(TextPath((0, 0), name, size=SIZE).get_extents().width for name in names) / 72
-    figure = Figure(figsize=(WIDTH + longest, max(HEIGHT, LINE * (len(names) + 6))), layout="constrained")
+    widths = [TextPath((0, 0), name, size=SIZE).get_extents().width / 72 for name in names]
+    figure = Figure(figsize=(WIDTH + max(widths), max(HEIGHT, LINE * (len(widths) + 6))), layout="constrained")
     axis = figure.add_subplot()
     axis.set_xlabel(x, fontsize=SIZE)
-    axis.set_ylabel(y, fontsize=SIZE)
+    axis.set_ylabel(fill(y, 40), fontsize=SIZE)
     axis.xaxis.set_major_locator(MaxNLocator(4))
     if not x.endswith("ms"):
         axis.xaxis.set_major_formatter(EngFormatter())
@@ -114,21 +121,15 @@ def _figure(names: Sequence[str], x: str, y: str) -> "tuple[Figure, Axes]":
 
 def _name(figure: "Figure", axis: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
     """Puts the names on the right of the axes, in the order of the points' heights and as near to these as their lines allow."""
-    ordered = sorted(points, key=lambda name: points[name][1])
-    colours = dict(zip(points, cycle(COLOURS), strict=False))
-    texts = {
-        name: axis.annotate(
-            *(name, points[name], (1.06, 0.5), "data", "axes fraction"),
-            {"arrowstyle": "-", "lw": 0.5, "color": colours[name], "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)},
-            fontsize=SIZE,
-            color=colours[name],
-            va="center",
-        )
-        for name in ordered
-    }
+    texts = {}
+    for (name, point), colour in zip(points.items(), cycle(COLOURS), strict=False):
+        arrow = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5)}
+        how: Any = {"fontsize": SIZE, "color": colour, "va": "center"}
+        texts[name] = axis.annotate(name, point, (1.06, 0.5), "data", "axes fraction", arrow, **how)
     figure.draw_without_rendering()  # makes the layout, and with it the height of the axes
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)
     line = LINE * figure.dpi / axis.get_window_extent().height
+    ordered = sorted(points, key=lambda name: points[name][1])
     heights = [axis.transAxes.inverted().transform(axis.transData.transform(points[name]))[1] for name in ordered]
     below, above = line / 2, 1 - line / 2
     for i, height in enumerate(heights):

@@ -4,35 +4,32 @@ import csv
 import io
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moespec.models.files import write_atomically
+from moespec.models.options import no_effect
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import dump, flat
 from moespec.training.loop.runlog import read_log, scalars
 from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
-from moespec.training.study.figures import COSTS, Curve, against_cost, content, curve_of, over_steps
+from moespec.training.study.figures import COSTS, content, draw
 from moespec.training.study.outcome import TIMES, right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["latex", "rows", "summarised", "write"]
 
 Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
 
-FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
+FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 
 
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
@@ -114,11 +111,12 @@ def _percent(value: dict[str, float | None] | None) -> str:
 def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) -> None:
     """Writes all that a study has besides its runs and outcomes. configs: of each entry, which the page shows."""
     by_step = _by_step(folder, results)
-    figures = _figures(results, by_step)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    drawn = {(name, kind): content(figure, kind) for name, figure in figures.items() for kind in ("svg", "pdf")}
-    for (name, kind), picture in drawn.items():
-        write_atomically(folder / "figures" / f"{name}.{kind}", picture)
+    pictures = {}
+    for name, figure in draw(results, by_step).items():
+        pictures[name] = content(figure, "svg")
+        write_atomically(folder / "figures" / f"{name}.svg", pictures[name])
+        write_atomically(folder / "figures" / f"{name}.pdf", content(figure, "pdf"))
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_atomically(folder / "results.csv", _csv(results).encode())
     write_atomically(folder / "steps.csv", _lines([("entry", "seed", "step", "measure", "value"), *by_step]).encode())
@@ -134,24 +132,11 @@ def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) 
             [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
-        pictures={name: picture for (name, kind), picture in drawn.items() if kind == "svg"},
+        pictures=pictures,
         differing=_differing(configs),
         commands={name: dump(config) for name, config in configs.items()},
     )
     write_atomically(folder / "index.html", page.encode())
-
-
-def _figures(results: dict[str, Any], by_step: Sequence[Any]) -> dict[str, "Figure"]:
-    """The figures of a study by the names of their files, as far as there is something to show."""
-    if not results["entries"]:
-        return {}
-    measure = results["measure"] or "accuracy"
-    found = {f"cost-{cost}": against_cost(results, cost, f"{measure}, %") for cost in COSTS}
-    curves = {
-        "steps-measure": (f"{measure}, %", _curves(results, by_step, f"evaluation/{measure}", 100)),
-        "steps-loss": ("training loss", _curves(results, by_step, "train/loss", 1)),
-    }
-    return {**found, **{name: over_steps(of, label) for name, (label, of) in curves.items() if of}}
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
@@ -170,26 +155,16 @@ def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int,
     return found
 
 
-def _curves(results: dict[str, Any], by_step: Iterable[Any], measure: str, factor: float) -> dict[str, Curve]:
-    """The curves of the entries that are compared, as far as these have several steps."""
-    runs: dict[str, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for name, seed, step, of, value in by_step:
-        if of == measure and name in results["entries"] and seed in results["seeds"]:
-            runs[name][seed][step] = factor * value
-    curves = {name: curve_of(list(seeds.values())) for name, seeds in runs.items()}
-    return {name: curve for name, curve in curves.items() if len(curve.steps) > 1}
-
-
 def _differing(configs: Mapping[str, Config]) -> dict[str, str]:
-    """Of each entry the options that have different values in the entries that have them."""
+    """Of each entry the options that have an effect, and different values in the entries that have them."""
     tables = {name: flat(asdict(config)) for name, config in configs.items()}
-    values = defaultdict(set)
-    for table in tables.values():
-        for key, value in table.items():
-            values[key].add(repr(value))
+    keys = {key for table in tables.values() for key in table}
+    several = {key for key in keys if len({repr(table[key]) for table in tables.values() if key in table}) > 1}
     return {
-        name: ", ".join(f"{key} = {value}" for key, value in table.items() if len(values[key]) > 1)
-        for name, table in tables.items()
+        name: ", ".join(
+            f"{key} = {tables[name][key]}" for key in tables[name] if key in several and not no_effect(config, key)
+        )
+        for name, config in configs.items()
     }
 
 
@@ -211,8 +186,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             "" if entry["spread"] is None else f"{100 * entry['spread']:.2f}",
             scaled(entry["training_operations"]),
             scaled(entry["operations"]),
-            _range(results, name, "training_milliseconds"),
-            _range(results, name, "milliseconds"),
+            *(" to ".join(dict.fromkeys(f"{one:.3f}" for one in entry["quartiles"][cost])) for cost in TIMES),
             f"{entry['parameters']:,}",
             f"{entry['dropped']:.1%}",
             f"{entry['imbalance']:.2f}",
@@ -221,12 +195,6 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
     head = ("", results.get("measure") or "accuracy", *HEAD)
     return [head, *finished, *((name, "failed", *[""] * len(HEAD)) for name in results["failed"])]
-
-
-def _range(results: dict[str, Any], name: str, cost: str) -> str:
-    """The quartiles of what was timed, the least and the largest of the runs of an entry."""
-    pair = _quartiles([results["runs"][name][str(seed)] for seed in results["seeds"]], cost)
-    return " to ".join(dict.fromkeys(f"{value:.3f}" for value in pair))
 
 
 def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
@@ -244,7 +212,7 @@ def latex(results: dict[str, Any]) -> str:
 
 
 def _csv(results: dict[str, Any]) -> str:
-    columns = tuple(dict.fromkeys(("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")))
+    columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
     more = [results["measure"]] if results["measure"] else []
     lines = [["entry", "seed", *columns, *more, "failed"]]
     for name, runs in results["runs"].items():

@@ -1,5 +1,6 @@
 """Studies: what is compared, that a broken one goes on, and that what is told apart is different."""
 
+import csv
 import json
 import re
 import shutil
@@ -12,15 +13,20 @@ import pytest
 
 from moespec import cli
 from moespec.models.errors import RunError
+from moespec.training.commandline.parse import parse
 from moespec.training.commands import study as command
-from moespec.training.commands.study import entries
+from moespec.training.commands.study import combinations, entries
 from moespec.training.configuration.config import Config
 from moespec.training.loop.runlog import read_log
-from moespec.training.study import outcome, results, statistics
+from moespec.training.reports.cost import aligned
+from moespec.training.study import figures, outcome, results, statistics
 from moespec.training.study.outcome import right_of
-from moespec.training.study.results import FIXED, summarised
+from moespec.training.study.results import FIXED, latex, summarised
 from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
+
+ROOT = Path(__file__).parents[3]
+TOP = "router=softmax_token_choice,capacity_factor=2.0"
 
 
 def test_entries() -> None:
@@ -33,6 +39,47 @@ def test_entries() -> None:
     assert found["two"].model.router_options.changed() == {"hashes": 2}
     assert found["mixer"].model.name == "mixer_tiny"
     assert {config.training.steps for config in found.values()} == {7}
+
+
+def test_a_grid(tmp_path: Path) -> None:
+    """Each combination, named by its values; an option of two sections by all of its name."""
+    (tmp_path / "grid.toml").write_text(
+        'router = ["hash", "switch"]\ndata = {flip = [true, false], transform = ["a.b:c"]}\n'
+        "model.width = [-1e-9]\ntext.width = [32]\nmodel.router_options = {scores = [true]}"
+    )
+    first, *others = combinations(tmp_path / "grid.toml", Config())
+    assert first == (
+        "router=hash,flip=True,transform=a.b_c,model.width=-1e-09,scores=True,text.width=32: --router=hash --data.flip "
+        "--data.transform=a.b:c --model.width=-1e-09 --model.router_options.scores=True --text.width=32"
+    )
+    assert [(text[:24], "--data.no-flip" in text) for text in others] == [
+        ("router=hash,flip=False,t", True), ("router=switch,flip=True,", False), ("router=switch,flip=False", True)]  # fmt: skip
+
+
+GRIDS = {
+    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: there is no such option; near it: --schedule.peak",
+    "evaluation.near.every = [1, 2]": "grid: every=1: --evaluation.near.every=1: there is no such option",
+    "schedule.peak = []": "grid.toml: schedule.peak=[]: expected a list of values, as in schedule.peak = [1, 2]",
+    "schedule.peak = 1.0": "grid.toml: schedule.peak=1.0: expected a list of values",
+    "training.steps = [[1, 2]]": "grid.toml: training.steps=[[1, 2]]: expected a list of values",
+    "training.steps = [5, 'many']": "grid: steps=many: training.steps='many': expected an integer",
+    "training.steps = [5, 0]": "grid: steps=0: training.steps=0: expected an integer of at least 1",
+    "model.router_options.hashes = [2]": "grid: hashes=2: model.router_options.hashes=2",
+    "training.seed = [1, 2]": "grid: seed=1: training.seed=1: a study has seeds of its own",
+    "training.steps = [5, 5]": "grid: steps=5: there is another entry 'steps=5'",
+    f"data.path = ['{'x' * 200}']": "grid: path=xxx",
+    f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
+    "": "grid.toml: 0 combinations",
+    "=": "grid.toml: not a TOML file",
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_wrong_grid_is_an_error_before_anything_trains(tmp_path: Path, grid: str, said) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "grid.toml").write_text(grid)
+    assert GRIDS[grid] in said(f"study --grid {tmp_path / 'grid.toml'} --out {tmp_path / 'out'}".split(), 2)
+    assert "no entries; give --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
+    assert not (tmp_path / "out").exists()
 
 
 def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]
@@ -90,14 +137,69 @@ def test_sentences() -> None:
     ]
 
 
+@pytest.mark.parametrize(("entries", "alike"), [(1, True), (30, True), (17, False)])
+def test_no_text_of_a_figure_lies_on_another_or_leaves_the_figure(monkeypatch, entries: int, alike: bool) -> None:  # type: ignore[no-untyped-def]
+    """As the files have it: names of points that are equal or not, and a long measure."""
+    from matplotlib.text import Text
+
+    drawn, original, random = [], Text.draw, np.random.default_rng(0)
+
+    def noted(text: Text, renderer) -> None:  # type: ignore[no-untyped-def]
+        original(text, renderer)
+        if text.get_text() and text.get_visible():
+            bounds = (text.figure.bbox.frozen().extents, text.figure.axes[0].bbox.x1)
+            drawn.append((text.get_text(), Text.get_window_extent(text, renderer), *bounds))
+
+    monkeypatch.setattr(Text, "draw", noted)
+    monkeypatch.setattr(figures, "COSTS", {"operations": figures.COSTS["operations"]})
+    costs = [0.0 if alike else one for one in random.random(entries)]
+    of = {f"router=sparsity_constrained_expert_choice,width={i}": 1e9 + 1e9 * cost for i, cost in enumerate(costs)}
+    each = {name: {"accuracy": x / 4e9, "spread": 0.02, "quartiles": {}, "operations": x} for name, x in of.items()}
+    measure = "few_shot_of_the_photographs_of_animals/shots_10/accuracy"
+    lines = [(name, 0, step, f"evaluation/{measure}", x / 4e9 + step) for name, x in of.items() for step in (1, 9)]
+    study = {"entries": each, "pareto": {"operations": list(of)[:1]}, "measure": measure, "seeds": [0]}
+    for figure, kind in zip(figures.draw(study, lines).values(), ("svg", "pdf"), strict=True):
+        drawn.clear()
+        figures.content(figure, kind)
+        assert len(drawn) >= entries + 4, "names, axes and some ticks"
+        for i, (text, box, whole, right) in enumerate(drawn):
+            assert np.clip(box.extents, [*whole[:2], *whole[:2]], [*whole[2:], *whole[2:]]) == pytest.approx(
+                box.extents
+            )
+            assert text not in of or box.x0 > right
+            assert [other for other, there, *_ in drawn[:i] if box.overlaps(there)] == [], text
+
+
+def test_the_sweep_of_the_documentation() -> None:
+    """The page has the grid and the command that made the record, and what that printed."""
+    page, folder = (ROOT / "docs/evaluation.md").read_text(), ROOT / "benchmarks/sweep"
+    record, grid = json.loads((folder / "results.json").read_text()), folder / "grid.toml"
+    assert f"```toml\n{grid.read_text()}```" in page
+    (line,) = re.findall(r"\$ moespec (study --grid .*)", page.replace("\\\n", ""))
+    words = parse("study", command.StudyArguments, line.split()[1:], settings=Config())
+    found = entries(words.routers, words.settings, combinations(grid, words.settings))
+    assert (list(found), words.seeds) == (list(record["entries"]), len(record["seeds"]))
+    printed = aligned(results.rows(record)) + "\n" + "\n".join(record["sentences"])
+    assert printed in page
+
+
+def test_a_table_of_latex_escapes() -> None:
+    record = {"entries": {}, "failed": {"a_1": {}}, "measure": r"a&b%c$d#e_f{g}h~i^j\k"}
+    head, failed = latex(record).splitlines()[2:5:2]
+    name = r"a\&b\%c\$d\#e\_f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k"
+    assert head.startswith(rf" & {name} $\pm$ spread & training & ")
+    assert failed.startswith(r"a\_1 & failed & ")
+
+
 class Stopped(Exception):
     """In place of a power cut."""
 
 
 @pytest.fixture(scope="module")
-def flags(runs) -> list[str]:  # type: ignore[no-untyped-def]
-    routers = ["soft_moe", "top: --router softmax_token_choice --model.router-options.capacity-factor 2"]
-    return ["study", "--routers", *routers, "--seeds", "2", "--backend", "jax", *runs.flags]
+def flags(runs, tmp_path_factory) -> list[str]:  # type: ignore[no-untyped-def]
+    grid = tmp_path_factory.mktemp("grid") / "grid.toml"
+    grid.write_text('router = ["softmax_token_choice"]\nmodel.router_options.capacity_factor = [2.0]\n')
+    return ["study", "--routers", "soft_moe", "--grid", str(grid), "--seeds", "2", "--backend", "jax", *runs.flags]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +209,7 @@ def whole(flags: list[str], tmp_path_factory) -> Iterator[Path]:  # type: ignore
     return out
 
 
-def figures(out: Path) -> dict:
+def compared(out: Path) -> dict:
     """The results without what a clock decides."""
     results = json.loads((out / "results.json").read_text())
     kept = ("accuracy", "loss", "right", "images", "step", *FIXED, "training_operations", "dropped", "imbalance")
@@ -117,10 +219,12 @@ def figures(out: Path) -> dict:
 
 def test_a_study(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
-    assert list(results["entries"]) == ["soft_moe", "top"]
+    assert list(results["entries"]) == ["soft_moe", TOP]
     assert results["seeds"] == [0, 1]
     assert results["images"] == 355
-    assert results["version"] == results["runs"]["top"]["1"]["version"] == version()
+    assert list(results["pareto"]) == ["training_operations", "operations", "training_milliseconds", "milliseconds"]
+    steps = list(csv.reader((whole / "steps.csv").read_text().splitlines()))
+    assert results["version"] == results["runs"][TOP]["1"]["version"] == version()
     for name, runs in results["runs"].items():
         for seed, one in runs.items():
             run = whole / "runs" / f"{name}-seed{seed}"
@@ -128,17 +232,30 @@ def test_a_study(whole: Path) -> None:
             assert one["accuracy"] == last["accuracy"] == right_of(one).mean()
             rate = np.median([line["images_per_second"] for line in later])  # without that of the compilation
             assert one["training_milliseconds"] == pytest.approx(1e3 / rate)
-            assert one["milliseconds"] > 0
+            low, high = np.quantile([1e3 / line["images_per_second"] for line in later], [0.25, 0.75])
+            assert one["quartiles"]["training_milliseconds"] == pytest.approx([low, high])
+            assert 0 < one["quartiles"]["milliseconds"][0] <= one["milliseconds"] <= one["quartiles"]["milliseconds"][1]
+            curve = [float(line[4]) for line in steps if line[:2] == [name, seed] and line[3] == "evaluation/accuracy"]
+            assert curve == [line["accuracy"] for line in read_log(run, "evaluation")]
             assert one["training_operations"] == 3 * 12 * 16 * one["operations"]
         accuracies = [one["accuracy"] for one in runs.values()]
         entry = results["entries"][name]
         assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
         assert entry["spread"] == pytest.approx(np.std(accuracies, ddof=1))
         assert accuracies[0] != accuracies[1]
+        ranges = [one["quartiles"]["milliseconds"] for one in runs.values()]
+        assert entry["quartiles"]["milliseconds"] == [min(low for low, _ in ranges), max(high for _, high in ranges)]
     page = (whole / "index.html").read_text()
     assert all(sentence in page for sentence in results["sentences"])
-    assert "capacity_factor = 2.0" in page
-    assert (whole / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert "<code>model.router = softmax_token_choice</code></summary><pre>format = 2" in page
+    assert "router=<wbr>softmax_<wbr>token_<wbr>choice,<wbr>capacity_<wbr>factor=<wbr>2.<wbr>0</th>" in page
+    names = [*(f"cost-{cost}" for cost in figures.COSTS), "steps-loss", "steps-measure"]
+    assert sorted(path.name for path in (whole / "figures").iterdir()) == sorted(
+        f"{n}.{k}" for n in names for k in ("pdf", "svg")
+    )
+    assert all(path.read_bytes()[:5] in (b"%PDF-", b"<?xml") for path in (whole / "figures").iterdir())
+    assert page.count("data:image/svg+xml;base64,") == 6
+    assert latex(results) == (whole / "table.tex").read_text()
 
 
 def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +281,8 @@ def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, m
         with pytest.raises(Stopped):
             cli.main([*flags, *out])
     assert cli.main([*flags, *out]) == 0
-    assert trained == ["soft_moe-seed0", "stopped", "top-seed0", "soft_moe-seed1", "soft_moe-seed1", "top-seed1"]
-    assert figures(tmp_path / "out") == figures(whole)
+    assert trained == ["soft_moe-seed0", "stopped", f"{TOP}-seed0", "soft_moe-seed1", "soft_moe-seed1", f"{TOP}-seed1"]
+    assert compared(tmp_path / "out") == compared(whole)
     assert cli.main([*flags, *out]) == 0
     assert len(trained) == 6
 
@@ -184,24 +301,28 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
         assert "bad failed; the same command tries again" in said.err
     assert re.search(r"\nbad +failed *\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
     assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
-    assert figures(out)["differences"] == figures(whole)["differences"], "of the others"
+    assert compared(out)["differences"] == compared(whole)["differences"], "of the others"
     assert "bad,1,,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()
     assert "bad failed with seed 0: bad-seed0 diverged." in (out / "index.html").read_text()
 
 
 def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / "top-seed0.json"
+    path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / f"{TOP}-seed0.json"
     content = path.read_bytes()
-    later = {"sha256", "version", "training_operations"}
+    later = {"sha256", "version", "training_operations", "quartiles"}
     older = {key: value for key, value in json.loads(content).items() if key not in later}
     path.write_text(json.dumps(older))
     trained = {"training_operations": json.loads(content)["training_operations"]}
     assert outcome.read(path) == older | trained, "as version 0.1 wrote it"
-    changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
+    quartiles = [
+        {"quartiles": one} for one in ([1], {"other": [1, 2]}, *({"milliseconds": pair} for pair in (1, [1], ["1", 2])))
+    ]
+    damages = [{"milliseconds": None}, {"right": "????"}, {"right": "AAAA"}, *quartiles]
+    changed = [{**older, **change} for change in damages]
     for wrong in changed:
         path.write_text(json.dumps(wrong))
         message = said([*flags, "--out", str(tmp_path / "out")], 2)
-        assert re.search(r"top-seed0\.json: .*\. Remove it: the same command makes it anew", message)
+        assert re.search(r"=2\.0-seed0\.json: .*\. Remove it: the same command makes it anew", message)
 
 
 def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -209,7 +330,7 @@ def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp
     longer, out = [*flags, "--out", str(whole), "--training.steps", "24"], tmp_path / "out"
     assert "of another study: training.steps is 12 there, 24 here" in said(longer, 2)
     wrong = [*flags, "--out", str(out)]
-    wrong.insert(4, "odd: --router base --model.group-images 3")
+    wrong.insert(3, "odd: --router base --model.group-images 3")
     assert "entry odd: training.batch gives parts of 16 images" in said(wrong, 2)
     said([*flags, "--out", str(out), "--seeds", "0"], 2)
     assert not out.exists()
