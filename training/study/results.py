@@ -19,7 +19,7 @@ from moespec.training.configuration.configfile import dump, flat
 from moespec.training.loop.runlog import read_log, scalars
 from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
-from moespec.training.study.figures import COSTS, content, draw
+from moespec.training.study.figures import COSTS, draw
 from moespec.training.study.outcome import TIMES, right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
@@ -112,11 +112,9 @@ def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) 
     """Writes all that a study has besides its runs and outcomes. configs: of each entry, which the page shows."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    pictures = {}
-    for name, figure in draw(results, by_step).items():
-        pictures[name] = content(figure, "svg")
-        write_atomically(folder / "figures" / f"{name}.svg", pictures[name])
-        write_atomically(folder / "figures" / f"{name}.pdf", content(figure, "pdf"))
+    files = draw(results, by_step)
+    for name, content in files.items():
+        write_atomically(folder / "figures" / name, content)
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     write_atomically(folder / "results.csv", _csv(results).encode())
     write_atomically(folder / "steps.csv", _lines([("entry", "seed", "step", "measure", "value"), *by_step]).encode())
@@ -132,7 +130,7 @@ def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) 
             [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
-        pictures=pictures,
+        pictures={name: content for name, content in files.items() if name.endswith(".svg")},
         differing=_differing(configs),
         commands={name: dump(config) for name, config in configs.items()},
     )
@@ -140,15 +138,14 @@ def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) 
 
 
 def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
-    """Entry, seed, step, measure and value of all that the logs of the runs have, but for single MoE layers.
-
-    A run whose folder was removed has none.
-    """
+    """Entry, seed, step, measure, value: the logs of the runs, without single MoE layers. A run that was removed has none."""
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():
-            others = {f"evaluation/{measure.partition('/')[0]}" for measure in outcome.get("evaluations", {})}
-            for kind in ("train", "evaluation", *sorted(others)):
+            others = dict.fromkeys(
+                f"evaluation/{measure.partition('/')[0]}" for measure in outcome.get("evaluations", {})
+            )
+            for kind in ("train", "evaluation", *others):
                 for line in read_log(folder / "runs" / f"{name}-seed{seed}", kind):
                     values = {key: value for key, value in line.items() if key not in ("kind", "step", "moe")}
                     found += [(name, int(seed), line["step"], *pair) for pair in scalars(values, kind)]
