@@ -25,7 +25,7 @@ from moespec.training.commandline.chosen import Configured, check_written, chose
 from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import digits, flat, loaded
+from moespec.training.configuration.configfile import digits, dump, flat, loaded
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -48,11 +48,10 @@ MOST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class StudyArguments(Configured):
-    """Train several routers, models or a sweep over options, each with several seeds, and say which of them can be told apart.
+    """Train several routers, models or a sweep (--grid), each with several seeds, and say which entries can be told apart.
 
-    A sweep is a grid: --grid FILE, a TOML file with lists of values. --routers gives entries one by one. Both can be given. The other
-    options are those of train, for all entries. After any interruption the same command goes on. OUT has index.html, results.json,
-    results.csv, steps.csv (all curves), table.tex, figures/ (PDF and SVG), and each run in runs/.
+    The other options are those of train, for all entries. After any interruption the same command goes on. OUT has index.html,
+    results.json, results.csv, steps.csv, table.tex, figures/ (PDF and SVG), and each run in runs/.
     """
 
     routers: tuple[str, ...] = ()
@@ -78,9 +77,10 @@ def main(words: list[str]) -> None:
     if (seed := parsed.settings.training.seed) != base.training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
     swept = combinations(parsed.grid, parsed.settings) if parsed.grid else []
-    if not (parsed.routers or swept):
+    texts, out, measure = [*parsed.routers, *swept], parsed.out, parsed.measure
+    if not texts:
         raise ConfigError("study: no entries; give --routers NAME ..., or --grid FILE for a sweep")
-    found, out, measure = entries(parsed.routers, parsed.settings, swept), parsed.out, parsed.measure
+    found = entries(texts, parsed.settings, swept)
     check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
@@ -111,7 +111,7 @@ def main(words: list[str]) -> None:
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
         if name == list(configs)[-1]:
             summary = results.summarised(outcomes, failed, measure)
-            results.write(out, summary, configs)
+            results.write(out, summary, dict(zip(texts, map(dump, configs.values()), strict=True)))
     print(aligned(results.rows(summary)))
     print("\n".join(summary["sentences"]))
     print(f"{out / 'index.html'}, results.json, results.csv, steps.csv, table.tex, figures/*.pdf and *.svg")
@@ -149,15 +149,16 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
     """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
 
     An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
-    (`hash2: --router hash --model.router-options.hashes 2`). swept: entries of a grid, see `combinations`.
+    (`hash2: --router hash --model.router-options.hashes 2`). swept: those of a grid, see `combinations`.
     """
     configs: dict[str, Config] = {}
-    for text in (*texts, *swept):
+    for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
         where = f"grid: {name}" if text in swept else f"routers={text!r}"
         if not re.fullmatch(r"[A-Za-z0-9][\w.,=+-]{0,199}", name):
-            known = "at most 200 letters, digits, _ . , = + - in NAME"
-            raise ConfigError(f"{where}: expected a router, or NAME: OPTIONS ({known})")
+            raise ConfigError(
+                f"{where}: expected a router, or NAME: OPTIONS (in NAME letters, digits, _.,=+-, at most 200)"
+            )
         if name in configs:
             raise ConfigError(f"{where}: there is another entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):

@@ -43,10 +43,9 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
     without a head of the run's own evaluation and the last training step. "training_milliseconds": of an image, from the median
     of the images per second in the log, without compilation and evaluation. "training_operations": of the whole run
-    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "quartiles": of both, the first
-    and the third of what was timed. "evaluations": the last accuracies and recalls of the evaluations by schedule. "dropped",
-    "imbalance": the fraction of validation tokens without an expert, and the load of the busiest expert over the mean, as means
-    over the MoE layers.
+    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "quartiles": the first
+    and third of both times. "evaluations": the last accuracies and recalls of the evaluations by schedule. "dropped", "imbalance":
+    the fraction of validation tokens without an expert, and the load of the busiest expert over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch

@@ -5,17 +5,13 @@ import io
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moespec.models.files import write_atomically
-from moespec.models.options import no_effect
 from moespec.spec.errors import ConfigError
-from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import dump, flat
 from moespec.training.loop.runlog import read_log, scalars
 from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
@@ -108,8 +104,8 @@ def _percent(value: dict[str, float | None] | None) -> str:
     return f"{100 * value['mean']:.2f} %" + ("" if value["spread"] is None else f" ± {100 * value['spread']:.2f}")
 
 
-def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) -> None:
-    """Writes all that a study has besides its runs and outcomes. configs: of each entry, which the page shows."""
+def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
+    """Writes all that a study has besides its runs and outcomes. commands: each entry as it was given, and its configuration."""
     by_step = _by_step(folder, results)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     files = draw(results, by_step)
@@ -131,8 +127,7 @@ def write(folder: Path, results: dict[str, Any], configs: Mapping[str, Config]) 
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
         pictures={name: content for name, content in files.items() if name.endswith(".svg")},
-        differing=_differing(configs),
-        commands={name: dump(config) for name, config in configs.items()},
+        commands=commands,
     )
     write_atomically(folder / "index.html", page.encode())
 
@@ -142,27 +137,12 @@ def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int,
     found = []
     for name, seeds in results["runs"].items():
         for seed, outcome in seeds.items():
-            others = dict.fromkeys(
-                f"evaluation/{measure.partition('/')[0]}" for measure in outcome.get("evaluations", {})
-            )
-            for kind in ("train", "evaluation", *others):
+            others = {f"evaluation/{one.partition('/')[0]}" for one in outcome.get("evaluations", {})}
+            for kind in ("train", "evaluation", *sorted(others)):
                 for line in read_log(folder / "runs" / f"{name}-seed{seed}", kind):
                     values = {key: value for key, value in line.items() if key not in ("kind", "step", "moe")}
                     found += [(name, int(seed), line["step"], *pair) for pair in scalars(values, kind)]
     return found
-
-
-def _differing(configs: Mapping[str, Config]) -> dict[str, str]:
-    """Of each entry the options that have an effect, and different values in the entries that have them."""
-    tables = {name: flat(asdict(config)) for name, config in configs.items()}
-    keys = {key for table in tables.values() for key in table}
-    several = {key for key in keys if len({repr(table[key]) for table in tables.values() if key in table}) > 1}
-    return {
-        name: ", ".join(
-            f"{key} = {tables[name][key]}" for key in tables[name] if key in several and not no_effect(config, key)
-        )
-        for name, config in configs.items()
-    }
 
 
 LATEX = str.maketrans(
