@@ -25,7 +25,7 @@ from moespec.training.commandline.chosen import Configured, check_written, chose
 from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import digits, dump, flat, loaded
+from moespec.training.configuration.configfile import digits, dump, values
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -42,8 +42,7 @@ __all__ = ["combinations", "entries", "main"]
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that no result of a study depends on."""
-MOST = 100
-"""Most entries of a grid; a study compares all pairs."""
+MOST = 100  # entries of a grid: a study compares all pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +121,12 @@ def main(words: list[str]) -> None:
 def combinations(path: Path, base: Config) -> list[str]:
     """The entries of a sweep, as `entries` reads them: each combination of the values that a TOML file lists for options.
 
-    An entry is named by its values, `router=hash,peak=0.001`: the last part of each option's name, or all of it where two options
-    have the same. Raises ConfigError for a file without lists, or with more than `MOST` combinations.
+    An entry is named by its values, `router=hash,peak=0.001`: by the last part of each option's name, or by all where two have the same.
     """
-    table = flat(loaded(path))
-    for key, values in table.items():
-        if not isinstance(values, list) or not values or any(isinstance(value, list | dict) for value in values):
-            raise ConfigError(f"{path}: {key}={values!r}: expected a list of values, as in {key} = [1, 2]")
+    table = values(path)
+    for key, of in table.items():
+        if not isinstance(of, list) or not of or any(isinstance(value, list | dict) for value in of):
+            raise ConfigError(f"{path}: {key}={of!r}: expected a list of values, as in {key} = [1, 2]")
     number = math.prod(map(len, table.values())) if table else 0
     if not 0 < number <= MOST:
         raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
@@ -137,8 +135,8 @@ def combinations(path: Path, base: Config) -> list[str]:
         if option.switch:
             flags |= {(option.name, "True"): option.flags[-1], (option.name, "False"): option.off}
     ends, found = [key.rpartition(".")[2] for key in table], []
-    for values in product(*table.values()):
-        point = list(zip(table, ends, values, strict=True))
+    for of in product(*table.values()):
+        point = list(zip(table, ends, of, strict=True))
         name = ",".join(f"{key if ends.count(end) > 1 else end}={value}" for key, end, value in point)
         options = [flags.get((key, repr(value)), f"--{key}={value}") for key, _, value in point]
         found.append(f"{re.sub(r'[^,=+.a-zA-Z0-9_-]+', '_', name)}: {shlex.join(options)}")

@@ -36,8 +36,8 @@ from moespec.training.configuration.config import (
 from moespec.training.data.options import DataConfig
 
 __all__ = [
-    *("changed", "digits", "dump", "find_recipe", "flat", "loaded", "read"),
-    *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
+    *("changed", "digits", "dump", "find_recipe", "flat", "read"),
+    *("recipes", "update", "values", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -86,7 +86,7 @@ def read(path: Path, base: Config | None = None, *, model: str | None = None, ro
     Raises ConfigError for a file that is not TOML, an unknown key (with the nearest known ones) or a value that the key
     cannot have, naming the file and the key.
     """
-    table = loaded(path)
+    table = _loaded(path)
     written = table.pop("format", None)
     if written not in (None, FORMAT):
         raise ConfigError(f"{path}: format={written!r}: expected {FORMAT}, or none")
@@ -123,13 +123,18 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
     return replace(config, **{section: model})  # type: ignore[arg-type]
 
 
+def values(path: Path) -> dict[str, Any]:
+    """What a file has, by dotted key."""
+    return flat(_loaded(path))
+
+
 def written(path: Path) -> list[str]:
     """The dotted keys of a file; `format` is one of a file that a run wrote, whatever version did."""
-    table = loaded(path)
+    table = _loaded(path)
     return [*flat(table), *(["format"] if _of_version_0_1(table) else [])]
 
 
-def loaded(path: Path) -> dict[str, Any]:
+def _loaded(path: Path) -> dict[str, Any]:
     """What is in a TOML file. Raises ConfigError for one that is not, or has what no configuration has."""
     try:
         table = tomllib.loads(read_file(path, RECORD).decode())

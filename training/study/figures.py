@@ -30,11 +30,10 @@ COSTS = {
 """What an entry costs, the exact count first, and what an axis says of it."""
 WIDTH, HEIGHT, LINE, SIZE = 4.0, 2.8, 0.15, 8
 """In inches: width without names, least height, height of a line of names. In points: size of the letters."""
-STYLE: Any = {
+STYLE: Any = {  # letters stay text, also in the files
     **{"font.size": SIZE, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False},
     **{"lines.linewidth": 1, "pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "moespec"},
 }
-"""Of matplotlib. The letters stay text, also in the files."""
 
 
 def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str, float]]) -> dict[str, bytes]:
@@ -62,10 +61,7 @@ def draw(results: Mapping[str, Any], by_step: Iterable[tuple[str, int, int, str,
 
 
 def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure":
-    """The measure against a cost, with bars of its spread over seeds, and of a time those of its quartiles.
-
-    The line joins what no other entry beats in both; it is dashed for a time, which other work on the machine changes.
-    """
+    """The measure against a cost, with bars of spread and quartiles. The line of what no other entry beats is dashed for a time."""
     entries = results["entries"]
     points = {name: (entry[cost], 100 * entry["accuracy"]) for name, entry in entries.items()}
     figure, axis = _axes(points, COSTS[cost], label)
@@ -81,8 +77,7 @@ def _against_cost(results: Mapping[str, Any], cost: str, label: str) -> "Figure"
 
 def _over_steps(curves: Mapping[str, Mapping[int, list[float]]], label: str, factor: float) -> "Figure":
     """The mean over seeds at each step that all of them have, in a band of one standard deviation on each side."""
-    figure, axis = _axes(curves, "steps", label)
-    ends = {}
+    (figure, axis), ends = _axes(curves, "steps", label), {}
     for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         seeds = max(map(len, curve.values()))
         line = [(step, np.mean(of), spread(of) or 0.0) for step, of in sorted(curve.items()) if len(of) == seeds]

@@ -25,7 +25,6 @@ from moespec.training.study.results import FIXED, latex, summarised
 from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
 
-ROOT = Path(__file__).parents[3]
 TOP = "router=softmax_token_choice,capacity_factor=2.0"
 
 
@@ -65,7 +64,6 @@ GRIDS = {
     f"data.path = ['{'x' * 200}']": "grid: path=xxx",
     f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
     "": "grid.toml: 0 combinations",
-    "=": "grid.toml: not a TOML file",
 }
 
 
@@ -167,7 +165,8 @@ def test_no_text_of_a_figure_lies_on_another_or_leaves_the_figure(monkeypatch, a
 
 def test_the_sweep_of_the_documentation() -> None:
     """The page has the grid and the command that made the record, and what that printed."""
-    page, folder = (ROOT / "docs/evaluation.md").read_text(), ROOT / "benchmarks/sweep"
+    root = Path(__file__).parents[3]
+    page, folder = (root / "docs/evaluation.md").read_text(), root / "benchmarks/sweep"
     record, grid = json.loads((folder / "results.json").read_text()), folder / "grid.toml"
     assert f"```toml\n{grid.read_text()}```" in page
     (line,) = re.findall(r"\$ moespec (study --grid .*)", page.replace("\\\n", ""))
