@@ -123,6 +123,8 @@ def combinations(path: Path, base: Config) -> list[str]:
 
     An entry is named by its values, `router=hash,peak=0.001`: by the last part of each option's name, or by all where two have the same.
     """
+    if not path.is_file():
+        raise ConfigError(f"grid={str(path)!r}: there is no such file, expected TOML")
     table = values(path)
     for key, of in table.items():
         if not isinstance(of, list) or not of or any(isinstance(value, list | dict) for value in of):

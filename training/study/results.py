@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,11 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
     for name, content in files.items():
         write_atomically(folder / "figures" / name, content)
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    write_atomically(folder / "results.csv", _csv(results).encode())
-    write_atomically(folder / "steps.csv", _lines([("entry", "seed", "step", "measure", "value"), *by_step]).encode())
+    head = ("entry", "seed", "step", "measure", "value")
+    tables: dict[str, list[Any]] = {"results.csv": _by_run(results), "steps.csv": [head, *by_step]}
+    for name, lines in tables.items():
+        csv.writer(buffer := io.StringIO(), lineterminator="\n").writerows(lines)
+        write_atomically(folder / name, buffer.getvalue().encode())
     write_atomically(folder / "table.tex", latex(results).encode())
     points = [[100 * one[key] for key in ("difference", "low", "high")] for one in results["differences"]]
     page = render(
@@ -188,7 +191,7 @@ def latex(results: dict[str, Any]) -> str:
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _csv(results: dict[str, Any]) -> str:
+def _by_run(results: dict[str, Any]) -> list[list[Any]]:
     columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
     more = [results["measure"]] if results["measure"] else []
     lines = [["entry", "seed", *columns, *more, "failed"]]
@@ -198,11 +201,4 @@ def _csv(results: dict[str, Any]) -> str:
             lines.append([name, seed, *of_run, ""])
     for name, seeds in results["failed"].items():
         lines += [[name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items()]
-    return _lines(lines)
-
-
-def _lines(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as the content of a CSV file."""
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue()
+    return lines

@@ -54,7 +54,6 @@ def test_a_grid(tmp_path: Path) -> None:
 
 GRIDS = {
     "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: there is no such option; near it: --schedule.peak",
-    "evaluation.near.every = [1, 2]": "grid: every=1: --evaluation.near.every=1: there is no such option",
     "schedule.peak = []": "grid.toml: schedule.peak=[]: expected a list of values, as in schedule.peak = [1, 2]",
     "training.steps = [[1, 2]]": "grid.toml: training.steps=[[1, 2]]: expected a list of values",
     "training.steps = [5, 'many']": "grid: steps=many: training.steps='many': expected an integer",
@@ -71,6 +70,7 @@ GRIDS = {
 def test_a_wrong_grid_is_an_error_before_anything_trains(tmp_path: Path, grid: str, said) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "grid.toml").write_text(grid)
     assert GRIDS[grid] in said(f"study --grid {tmp_path / 'grid.toml'} --out {tmp_path / 'out'}".split(), 2)
+    assert "grid='nope.toml': there is no such file" in said(["study", "--grid", "nope.toml", "--out", "x"], 2)
     assert "no entries; give --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
     assert not (tmp_path / "out").exists()
 
