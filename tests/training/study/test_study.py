@@ -310,6 +310,8 @@ def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Pat
     path.write_text(json.dumps(older))
     trained = {"training_operations": json.loads(content)["training_operations"]}
     assert outcome.read(path) == older | trained, "as version 0.1 wrote it"
+    times = summarised({"top": {0: older | trained}}, {})["entries"]["top"]["quartiles"]["milliseconds"]
+    assert times == [older["milliseconds"]] * 2
     pairs = [{"quartiles": {"milliseconds": pair}} for pair in (1, [1], ["1", 2])]
     for wrong in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"}, {"quartiles": [1]}, *pairs):
         path.write_text(json.dumps({**older, **wrong}))
