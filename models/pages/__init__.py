@@ -23,7 +23,7 @@ def _shown(value: Any) -> Any:
 
 def breakable(text: str) -> Markup:
     """A name, with places where a line may break."""
-    return Markup(re.sub(r"([._/])", r"\1<wbr>", str(escape(printable(text)))))
+    return Markup(re.sub(r"([._/,=])", r"\1<wbr>", str(escape(printable(text)))))
 
 
 def inside(content: bytes, kind: str) -> str:

@@ -1,17 +1,20 @@
 """The command `moespec study`: trains each entry with each seed, as ordinary runs, and writes what they show.
 
     OUT/runs/NAME-seed0/      the run, as `moespec train` makes it      OUT/outcomes/NAME-seed0.json   what is kept of it
-    OUT/results.json, results.csv, pareto.png, index.html              made anew after each seed
+    OUT/index.html, results.json, results.csv, steps.csv, table.tex, figures/    made anew after each seed
 
 After any interruption the same command goes on: finished runs stay, an unfinished one goes on from its checkpoint. An entry that
 fails, for example because it diverges, is named and not compared.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
@@ -19,10 +22,10 @@ from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
 from moespec.spec.routers import ROUTERS
 from moespec.training.commandline.chosen import Configured, check_written, chosen
-from moespec.training.commandline.parse import Settings, parse
+from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import digits, dump
+from moespec.training.configuration.configfile import digits, dump, values
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -34,23 +37,26 @@ from moespec.training.reports.cost import aligned
 from moespec.training.runs import load_run
 from moespec.training.study import outcome, results
 
-__all__ = ["entries", "main"]
+__all__ = ["combinations", "entries", "main"]
 
 DENSE = "dense"
 MAY_CHANGE = frozenset({"data.prefetch", "training.log_every", "training.keep", "training.checkpoint_every"})
 """Fields that no result of a study depends on."""
+MOST = 100  # entries of a grid: a study compares all pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyArguments(Configured):
-    """Train several routers or models, each with several seeds, and say which of them can be told apart.
+    """Train several routers, models or a sweep (--grid), each with several seeds, and say which entries can be told apart.
 
-    The other options are those of train, for all entries. What stops it loses nothing: the same command goes on. OUT has
-    index.html, results.json, results.csv, pareto.png, and each run in runs/.
+    The other options are those of train, for all entries. After any interruption the same command goes on. OUT has index.html,
+    results.json, results.csv, steps.csv, table.tex, figures/ (PDF and SVG), and each run in runs/.
     """
 
-    routers: tuple[str, ...]
+    routers: tuple[str, ...] = ()
     """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    grid: Path | None = None
+    """sweep: a TOML file with a list of values for each option, as in schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
     out: Path
     """folder of the study"""
     seeds: Number = 5
@@ -69,7 +75,11 @@ def main(words: list[str]) -> None:
     parsed = parse("study", StudyArguments, words, settings=base)
     if (seed := parsed.settings.training.seed) != base.training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
-    found, out, measure = entries(parsed.routers, parsed.settings), parsed.out, parsed.measure
+    swept = combinations(parsed.grid, parsed.settings) if parsed.grid else []
+    texts, out, measure = [*parsed.routers, *swept], parsed.out, parsed.measure
+    if not texts:
+        raise ConfigError("study: no entries; give --routers NAME ..., or --grid FILE for a sweep")
+    found = entries(texts, parsed.settings, swept)
     check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
         raise RunError(f"out={str(out)!r}: the folder of a run; a study needs one of its own")
@@ -100,34 +110,64 @@ def main(words: list[str]) -> None:
             print(f"study: {name} with seed {seed} failed: {why}", flush=True)
         if name == list(configs)[-1]:
             summary = results.summarised(outcomes, failed, measure)
-            results.write(out, summary, {name: dump(config) for name, config in configs.items()})
+            results.write(out, summary, dict(zip(texts, map(dump, configs.values()), strict=True)))
     print(aligned(results.rows(summary)))
     print("\n".join(summary["sentences"]))
-    print(f"{out / 'index.html'}, results.json, results.csv, pareto.png")
+    print(f"{out / 'index.html'}, results.json, results.csv, steps.csv, table.tex, figures/*.pdf and *.svg")
     if failed:
         raise RunError(f"{', '.join(failed)} failed; the same command tries again what is not finished, and that alone")
 
 
-def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
+def combinations(path: Path, base: Config) -> list[str]:
+    """The entries of a sweep, as `entries` reads them: each combination of the values that a TOML file lists for options.
+
+    An entry is named by its values, `router=hash,peak=0.001`: by the last part of each option's name, or by all where two have the same.
+    """
+    if not path.is_file():
+        raise ConfigError(f"grid={str(path)!r}: there is no such file, expected TOML")
+    table = values(path)
+    for key, of in table.items():
+        if not isinstance(of, list) or not of or any(isinstance(value, list | dict) for value in of):
+            raise ConfigError(f"{path}: {key}={of!r}: expected a list of values, as in {key} = [1, 2]")
+    number = math.prod(map(len, table.values())) if table else 0
+    if not 0 < number <= MOST:
+        raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
+    flags: dict[tuple[str, str], str] = {}
+    for option in options_of(Settings, SimpleNamespace(settings=base)):
+        if option.switch:
+            flags |= {(option.name, "True"): option.flags[-1], (option.name, "False"): option.off}
+    ends, found = [key.rpartition(".")[2] for key in table], []
+    for of in product(*table.values()):
+        point = list(zip(table, ends, of, strict=True))
+        name = ",".join(f"{key if ends.count(end) > 1 else end}={value}" for key, end, value in point)
+        options = [flags.get((key, repr(value)), f"--{key}={value}") for key, _, value in point]
+        found.append(f"{re.sub(r'[^,=+.a-zA-Z0-9_-]+', '_', name)}: {shlex.join(options)}")
+    return found
+
+
+def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> dict[str, Config]:
     """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
 
     An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
-    (`hash2: --router hash --model.router-options.hashes 2`).
+    (`hash2: --router hash --model.router-options.hashes 2`). swept: those of a grid, see `combinations`.
     """
     configs: dict[str, Config] = {}
     for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-            raise ConfigError(f"routers={text!r}: expected a router, or NAME: OPTIONS (letters, digits, _ . - in NAME)")
+        where = f"grid: {name}" if text in swept else f"routers={text!r}"
+        if not re.fullmatch(r"[A-Za-z0-9][\w.,=+-]{0,199}", name):
+            raise ConfigError(
+                f"{where}: expected a router, or NAME: OPTIONS (in NAME letters, digits, _.,=+-, at most 200)"
+            )
         if name in configs:
-            raise ConfigError(f"routers={text!r}: there is another entry {name!r}")
+            raise ConfigError(f"{where}: there is another entry {name!r}")
         if not colon and name not in (DENSE, *ROUTERS):
             known = f"expected {DENSE}, one of {', '.join(ROUTERS)}, or NAME: OPTIONS"
-            raise ConfigError(f"routers={text!r}: {known}{near_it(name, (DENSE, *ROUTERS))}")
+            raise ConfigError(f"{where}: {known}{near_it(name, (DENSE, *ROUTERS))}")
         try:
             words = shlex.split(options)
         except ValueError as error:
-            raise ConfigError(f"routers={text!r}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
             config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
@@ -141,7 +181,7 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")
             configs[name] = config
         except ConfigError as error:
-            raise ConfigError(f"routers={text!r}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
     return configs
 
 

@@ -37,7 +37,7 @@ from moespec.training.data.options import DataConfig
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
-    *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
+    *("recipes", "update", "values", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -121,6 +121,11 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
     if isinstance(router, str) and router != NONE and hasattr(model, "router"):
         model = model.but(router=router)
     return replace(config, **{section: model})  # type: ignore[arg-type]
+
+
+def values(path: Path) -> dict[str, Any]:
+    """What a file has, by dotted key."""
+    return flat(_loaded(path))
 
 
 def written(path: Path) -> list[str]:

@@ -16,16 +16,21 @@ from moespec.training.configuration.config import Config
 from moespec.training.evaluation.metrics import make_forward
 from moespec.training.objectives.table import forward_passes, training_flops
 
-__all__ = ["aligned", "described", "milliseconds", "moe_of", "of_run", "scaled"]
+__all__ = ["aligned", "described", "milliseconds", "moe_of", "of_run", "scaled", "timed"]
 
 REPEATS, SECONDS = 5, 0.3
 """A forward pass is timed at least so often, and at least for so long."""
 
 
-def milliseconds(
+def milliseconds(B: Backend, model: Model, params: Any, **how: Any) -> float:
+    """The median of `timed`, with the same arguments."""
+    return statistics.median(timed(B, model, params, **how))
+
+
+def timed(
     B: Backend, model: Model, params: Any, *, batch: int, forward: Callable[[Any, Any], Any] | None = None
-) -> float:
-    """Milliseconds an image of a forward pass of `batch` images to logits on the host, the median of several, without compilation.
+) -> list[float]:
+    """Milliseconds an image of several forward passes of `batch` images to logits on the host, without compilation.
 
     params: arrays of `B`. forward: a compiled one of `make_forward`, if the caller has it.
     """
@@ -39,7 +44,7 @@ def milliseconds(
         start = time.perf_counter()
         B.to_numpy(forward(params, images)[0])
         times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times) / batch
+    return [1e3 * seconds / batch for seconds in times]
 
 
 def described(model: Model, *, batch: int | None = None) -> str:

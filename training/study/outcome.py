@@ -25,13 +25,14 @@ from moespec.training.evaluation.zero_shot import RECALLS
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of, training_flops
-from moespec.training.reports.cost import milliseconds
+from moespec.training.reports.cost import timed
 from moespec.training.runs import LoadedRun
 from moespec.version import UNKNOWN, version
 
-__all__ = ["make", "measures", "read", "right_of"]
+__all__ = ["TIMES", "make", "measures", "read", "right_of"]
 
 PACKAGES = ("numpy", "scipy", "jax", "jaxlib", "torch")
+TIMES = ("training_milliseconds", "milliseconds")
 NUMBERS = "step accuracy loss seconds training_milliseconds milliseconds operations parameters dropped imbalance"
 OTHERS = {"images": int, "right": str | None, "backend": str, "config": dict, "machine": dict}  # besides these numbers
 
@@ -42,9 +43,9 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     "right": a bit for each validation image, whether its label has the largest logit; None without a head. "accuracy", "loss":
     without a head of the run's own evaluation and the last training step. "training_milliseconds": of an image, from the median
     of the images per second in the log, without compilation and evaluation. "training_operations": of the whole run
-    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "evaluations": the last accuracies and
-    recalls of the evaluations by schedule. "dropped", "imbalance": the fraction of validation tokens without an expert, and the load of the
-    busiest expert over the mean, as means over the MoE layers.
+    (`objectives.table.training_flops`). "milliseconds": of an image in a forward pass. "quartiles": the first
+    and third of both times. "evaluations": the last accuracies and recalls of the evaluations by schedule. "dropped", "imbalance":
+    the fraction of validation tokens without an expert, and the load of the busiest expert over the mean, as means over the MoE layers.
     """
     config, B, training = loaded.config, loaded.backend, loaded.config.training
     part, seen = training.batch // training.accumulate, loaded.step * training.batch
@@ -61,6 +62,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     machine = {"processor": processor, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
+    times = dict(zip(TIMES, ([1e3 / rate for rate in rates], timed(B, model, params, batch=batch)), strict=True))
     by_name = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
     blocks = list(last.get("moe", {}).values())
     busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
@@ -72,7 +74,8 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "right": None if right is None else base64.b64encode(np.packbits(right).tobytes()).decode(),
         "seconds": last["seconds"],
         "training_milliseconds": 1e3 / statistics.median(rates),
-        "milliseconds": milliseconds(B, model, params, batch=batch),
+        "milliseconds": statistics.median(times["milliseconds"]),
+        "quartiles": {name: np.quantile(of, (0.25, 0.75)).tolist() for name, of in times.items()},
         "training_operations": training_flops(config, model, seen, batch=part),
         "operations": sum(counts.flops(model, batch).values()),
         "parameters": family(model).parameter_count(model),
@@ -98,6 +101,9 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
         for name, kind in {**dict.fromkeys(NUMBERS.split(), int | float), **OTHERS}.items():
             if not isinstance(outcome.get(name), kind):
                 raise ValueError(f"damaged, {name}={outcome.get(name)!r}")
+        pairs = outcome.get("quartiles", {}).values()
+        if any([isinstance(one, int | float) for one in pair] != [True, True] for pair in pairs):
+            raise ValueError(f"damaged, quartiles={outcome['quartiles']!r}")
         if measure and measure not in outcome.get("evaluations", {}):
             raise ValueError(f"without {measure}")
         bits = outcome["right"]
@@ -107,7 +113,7 @@ def read(path: Path, measure: str = "") -> dict[str, Any]:
             training = outcome["config"]["training"]
             images = (4 if training.get("recompute") else 3) * outcome["step"] * training["batch"]
             outcome["training_operations"] = images * outcome["operations"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"{path}: {error}. Remove it: the same command makes it anew from its run") from error
     return outcome
 

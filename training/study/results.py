@@ -1,38 +1,31 @@
-"""The results of a study from the outcomes of its runs, as JSON, CSV, a picture and a page."""
+"""The results of a study from the outcomes and the logs of its runs, as JSON, CSV, LaTeX, figures and a page."""
 
 import csv
 import io
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moespec.models.files import write_atomically
 from moespec.spec.errors import ConfigError
-from moespec.training.inspection.inspect_run import png
+from moespec.training.loop.runlog import read_log, scalars
 from moespec.training.reports.cost import scaled
 from moespec.training.reports.templates import render
-from moespec.training.study.outcome import right_of
+from moespec.training.study.figures import COSTS, draw
+from moespec.training.study.outcome import TIMES, right_of
 from moespec.training.study.statistics import differences, differences_of_seeds, pareto, sentences, spread
 from moespec.version import version
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["rows", "summarised", "write"]
+__all__ = ["latex", "rows", "summarised", "write"]
 
 Outcomes = Mapping[str, Mapping[int, dict[str, Any]]]
 """Entry -> seed -> outcome."""
 
-COSTS = {
-    "training_operations": "FLOP of the whole training",
-    "training_milliseconds": "ms to train on an image",
-    "milliseconds": "ms an image, forward",
-}
-FIXED, MEDIANS = ("operations", "parameters"), ("dropped", "imbalance", "seconds")
+FIXED, MEDIANS = ("parameters",), ("dropped", "imbalance", "seconds")
 
 
 def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], measure: str = "") -> dict[str, Any]:
@@ -54,6 +47,7 @@ def summarised(outcomes: Outcomes, failed: Mapping[str, Mapping[int, str]], meas
             "spread": spread(values[name]),
             "evaluations": _evaluated([runs[seed].get("evaluations", {}) for seed in seeds]),
             **{key: min(runs[seed][key] for seed in seeds) for key in COSTS},  # whatever else runs only adds
+            "quartiles": {key: _quartiles([runs[seed] for seed in seeds], key) for key in TIMES},
             **{key: runs[seeds[0]][key] for key in FIXED},
             **{key: statistics.median(runs[seed][key] for seed in seeds) for key in MEDIANS},
         }
@@ -111,11 +105,19 @@ def _percent(value: dict[str, float | None] | None) -> str:
 
 
 def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> None:
-    """Writes results.json, results.csv (a line for each run), pareto.png and index.html. commands: of each entry."""
-    picture = png(_picture(results))
+    """Writes all that a study has besides its runs and outcomes. commands: each entry as it was given, and its configuration."""
+    by_step = _by_step(folder, results)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    files = draw(results, by_step)
+    for name, content in files.items():
+        write_atomically(folder / "figures" / name, content)
     write_atomically(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    write_atomically(folder / "results.csv", _csv(results).encode())
-    write_atomically(folder / "pareto.png", picture)
+    head = ("entry", "seed", "step", "measure", "value")
+    tables: dict[str, list[Any]] = {"results.csv": _by_run(results), "steps.csv": [head, *by_step]}
+    for name, lines in tables.items():
+        csv.writer(buffer := io.StringIO(), lineterminator="\n").writerows(lines)
+        write_atomically(folder / name, buffer.getvalue().encode())
+    write_atomically(folder / "table.tex", latex(results).encode())
     points = [[100 * one[key] for key in ("difference", "low", "high")] for one in results["differences"]]
     page = render(
         "study.html.jinja",
@@ -127,12 +129,30 @@ def write(folder: Path, results: dict[str, Any], commands: dict[str, str]) -> No
             [one, f"{difference:+.2f}", f"{low:+.2f} to {high:+.2f}"]
             for one, (difference, low, high) in zip(results["differences"], points, strict=True)
         ],
-        picture=picture,
+        pictures={name: content for name, content in files.items() if name.endswith(".svg")},
         commands=commands,
     )
     write_atomically(folder / "index.html", page.encode())
 
 
+def _by_step(folder: Path, results: dict[str, Any]) -> list[tuple[str, int, int, str, float]]:
+    """Entry, seed, step, measure, value: the logs of the runs, without single MoE layers. A run that was removed has none."""
+    found = []
+    for name, seeds in results["runs"].items():
+        for seed, outcome in seeds.items():
+            others = {f"evaluation/{one.partition('/')[0]}" for one in outcome.get("evaluations", {})}
+            for kind in ("train", "evaluation", *sorted(others)):
+                for line in read_log(folder / "runs" / f"{name}-seed{seed}", kind):
+                    values = {key: value for key, value in line.items() if key not in ("kind", "step", "moe")}
+                    found += [(name, int(seed), line["step"], *pair) for pair in scalars(values, kind)]
+    return found
+
+
+LATEX = str.maketrans(
+    {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
+    | {"^": r"\textasciicircum{}", "±": r"$\pm$"}
+)
+"""Signs that LaTeX reads as something else."""
 HEAD = ("spread", "training", "operations", "ms to train", "ms forward", "parameters", "dropped", "imbalance")
 
 
@@ -146,8 +166,7 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
             "" if entry["spread"] is None else f"{100 * entry['spread']:.2f}",
             scaled(entry["training_operations"]),
             scaled(entry["operations"]),
-            _range(results, name, "training_milliseconds"),
-            _range(results, name, "milliseconds"),
+            *(" to ".join(dict.fromkeys(f"{one:.3f}" for one in entry["quartiles"][cost])) for cost in TIMES),
             f"{entry['parameters']:,}",
             f"{entry['dropped']:.1%}",
             f"{entry['imbalance']:.2f}",
@@ -158,40 +177,28 @@ def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
     return [head, *finished, *((name, "failed", *[""] * len(HEAD)) for name in results["failed"])]
 
 
-def _range(results: dict[str, Any], name: str, cost: str) -> str:
-    """What the runs of an entry measured, from the least to the most: other work on the machine adds to it."""
-    values = [results["runs"][name][str(seed)][cost] for seed in results["seeds"]]
-    return " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
+def _quartiles(runs: Sequence[dict[str, Any]], cost: str) -> list[float]:
+    """The least first and the largest third quartile of the runs; of a run of version 0.2 both are the median."""
+    pairs = [run.get("quartiles", {}).get(cost, [run[cost]] * 2) for run in runs]
+    return [min(low for low, _ in pairs), max(high for _, high in pairs)]
 
 
-def _csv(results: dict[str, Any]) -> str:
+def latex(results: dict[str, Any]) -> str:
+    """The table as a LaTeX tabular with the rules of booktabs; the spread stands behind the measure."""
+    table = [(name, f"{value} ± {of}" if of else value, *cells) for name, value, of, *cells in rows(results)]
+    head, *body = [" & ".join(cell.translate(LATEX) for cell in cells) + r" \\" for cells in table]
+    begin = rf"\begin{{tabular}}{{l{'r' * len(HEAD)}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _by_run(results: dict[str, Any]) -> list[list[Any]]:
     columns = ("step", "accuracy", "loss", "images", *COSTS, *FIXED, *MEDIANS, "backend")
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
     more = [results["measure"]] if results["measure"] else []
-    writer.writerow(["entry", "seed", *columns, *more, "failed"])
+    lines = [["entry", "seed", *columns, *more, "failed"]]
     for name, runs in results["runs"].items():
         for seed, outcome in runs.items():
             of_run = [*(outcome[column] for column in columns), *(_compared(outcome, one) for one in more)]
-            writer.writerow([name, seed, *of_run, ""])
+            lines.append([name, seed, *of_run, ""])
     for name, seeds in results["failed"].items():
-        writer.writerows([name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items())
-    return buffer.getvalue()
-
-
-def _picture(results: dict[str, Any]) -> "Figure":
-    """Accuracy against each cost; the line joins what no other entry beats in both."""
-    from matplotlib.figure import Figure  # here, since its import is slow
-
-    figure = Figure(figsize=(14, 4.5), layout="constrained")
-    for axis, (cost, label) in zip(figure.subplots(1, len(COSTS)), COSTS.items(), strict=True):
-        for name, entry in results["entries"].items():
-            x, y = entry[cost], 100 * entry["accuracy"]
-            axis.errorbar(x, y, yerr=100 * (entry["spread"] or 0.0), fmt="o", ms=4, lw=1, capsize=2)
-            axis.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=7)
-        front = [results["entries"][name] for name in results["pareto"][cost]]
-        axis.plot([e[cost] for e in front], [100 * e["accuracy"] for e in front], lw=1, color="0.5", zorder=0)
-        axis.set(xlabel=label, ylabel=f"{results['measure'] or 'validation accuracy'}, %")
-        axis.margins(x=0.15)
-        axis.grid(alpha=0.3)
-    return figure
+        lines += [[name, seed, *[""] * len([*columns, *more]), why] for seed, why in seeds.items()]
+    return lines

@@ -1,5 +1,6 @@
 """Studies: what is compared, that a broken one goes on, and that what is told apart is different."""
 
+import csv
 import json
 import re
 import shutil
@@ -12,15 +13,19 @@ import pytest
 
 from moespec import cli
 from moespec.models.errors import RunError
+from moespec.training.commandline.parse import parse
 from moespec.training.commands import study as command
-from moespec.training.commands.study import entries
+from moespec.training.commands.study import combinations, entries
 from moespec.training.configuration.config import Config
 from moespec.training.loop.runlog import read_log
-from moespec.training.study import outcome, results, statistics
+from moespec.training.reports.cost import aligned
+from moespec.training.study import figures, outcome, results, statistics
 from moespec.training.study.outcome import right_of
-from moespec.training.study.results import FIXED, summarised
+from moespec.training.study.results import FIXED, latex, summarised
 from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
+
+TOP = "router=softmax_token_choice,capacity_factor=2.0"
 
 
 def test_entries() -> None:
@@ -33,6 +38,41 @@ def test_entries() -> None:
     assert found["two"].model.router_options.changed() == {"hashes": 2}
     assert found["mixer"].model.name == "mixer_tiny"
     assert {config.training.steps for config in found.values()} == {7}
+
+
+def test_a_grid(tmp_path: Path) -> None:
+    """Each combination, named by its values; an option of two sections by all of its name."""
+    (tmp_path / "grid.toml").write_text(
+        'data = {flip = [true, false], transform = ["a.b:c"]}\nmodel.width = [-1e-9]\ntext.width = [32, 64]'
+    )
+    first, _, _, last = combinations(tmp_path / "grid.toml", Config())
+    assert first.startswith(
+        "flip=True,transform=a.b_c,model.width=-1e-09,text.width=32: --data.flip --data.transform=a.b"
+    )
+    assert last.endswith(" --data.no-flip --data.transform=a.b:c --model.width=-1e-09 --text.width=64")
+
+
+GRIDS = {
+    "schedule.peek = [1.0]": "grid: peek=1.0: --schedule.peek=1.0: there is no such option; near it: --schedule.peak",
+    "schedule.peak = []": "grid.toml: schedule.peak=[]: expected a list of values, as in schedule.peak = [1, 2]",
+    "training.steps = [[1, 2]]": "grid.toml: training.steps=[[1, 2]]: expected a list of values",
+    "training.steps = [5, 'many']": "grid: steps=many: training.steps='many': expected an integer",
+    "model.router_options.hashes = [2]": "grid: hashes=2: model.router_options.hashes=2",
+    "training.seed = [1, 2]": "grid: seed=1: training.seed=1: a study has seeds of its own",
+    "training.steps = [5, 5]": "grid: steps=5: there is another entry 'steps=5'",
+    f"data.path = ['{'x' * 200}']": "grid: path=xxx",
+    f"training = {{steps = {[*range(1, 1000)]}, batch = {[*range(1, 1000)]}}}": "998001 combinations, expected 1 to 100",
+    "": "grid.toml: 0 combinations",
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_wrong_grid_is_an_error_before_anything_trains(tmp_path: Path, grid: str, said) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "grid.toml").write_text(grid)
+    assert GRIDS[grid] in said(f"study --grid {tmp_path / 'grid.toml'} --out {tmp_path / 'out'}".split(), 2)
+    assert "grid='nope.toml': there is no such file" in said(["study", "--grid", "nope.toml", "--out", "x"], 2)
+    assert "no entries; give --routers NAME ..., or --grid" in said(["study", "--out", str(tmp_path / "out")], 2)
+    assert not (tmp_path / "out").exists()
 
 
 def study(random: np.random.Generator, gaps: list[float], *, seeds: int = 5, images: int = 500, of_seed: float = 0.3):  # type: ignore[no-untyped-def]
@@ -90,14 +130,69 @@ def test_sentences() -> None:
     ]
 
 
+@pytest.mark.parametrize("at", [[1.0], [1.0] * 30, np.random.default_rng(0).random(17)])
+def test_no_text_of_a_figure_lies_on_another_or_leaves_the_figure(monkeypatch, at) -> None:  # type: ignore[no-untyped-def]
+    """As the files have it: names of points that are equal or not, and a long measure."""
+    from matplotlib.text import Text
+
+    original = Text.draw
+
+    def noted(text: Text, renderer) -> None:  # type: ignore[no-untyped-def]
+        original(text, renderer)
+        if text.get_text() and text.get_visible():
+            drawn.setdefault(text.figure, {})[text] = Text.get_window_extent(text, renderer)
+
+    monkeypatch.setattr(Text, "draw", noted)
+    monkeypatch.setattr(figures, "COSTS", {"operations": figures.COSTS["operations"]})
+    drawn, of = {}, {f"sparsity_constrained_expert_choice,width={i}": 1e9 * x for i, x in enumerate(at)}
+    each = {name: {"accuracy": x / 4e9, "spread": 0.02, "quartiles": {}, "operations": x} for name, x in of.items()}
+    measure = "few_shot_of_the_photographs_of_animals/shots_10/accuracy"
+    points = [(name, seed, step, x / 4e9 + seed / 10) for name, x in of.items() for seed in (0, 1) for step in (1, 9)]
+    lines = [(name, seed, step, f"evaluation/{measure}", value) for name, seed, step, value in points]
+    figures.draw({"entries": each, "pareto": {"operations": list(of)[:1]}, "measure": measure, "seeds": [0, 1]}, lines)
+    for figure, texts in drawn.items():
+        scale = 72 / figure.dpi  # a PDF has 72 dots an inch
+        (width, height), right = figure.bbox.size * scale, figure.axes[0].bbox.x1 * scale
+        assert len(texts) >= len(of) + 4, "names, axes and some ticks"
+        for text, box in texts.items():
+            assert box.extents == pytest.approx(np.clip(box.extents, 0, [width, height] * 2))
+            assert text.get_text() not in of or box.x0 > right
+            assert [a for a, there in texts.items() if a is not text and there.overlaps(box)] == [], text
+    band = figure.axes[0].collections[0].get_paths()[0].vertices  # of the first entry; its seeds are 10 points apart
+    edges = np.unique(band[band[:, 0] == 1, 1]) - 25 * at[0] - 5
+    assert edges == pytest.approx([-(50**0.5), 50**0.5]), "one standard deviation"
+
+
+def test_the_sweep_of_the_documentation() -> None:
+    """The page has the grid and the command that made the record, and what that printed."""
+    root = Path(__file__).parents[3]
+    page, folder = (root / "docs/evaluation.md").read_text(), root / "benchmarks/sweep"
+    record, grid = json.loads((folder / "results.json").read_text()), folder / "grid.toml"
+    assert f"```toml\n{grid.read_text()}```" in page
+    (line,) = re.findall(r"\$ moespec (study --grid .*)", page.replace("\\\n", ""))
+    words = parse("study", command.StudyArguments, line.split()[1:], settings=Config())
+    swept = combinations(grid, words.settings)
+    found = entries([*words.routers, *swept], words.settings, swept)
+    assert (list(found), words.seeds) == (list(record["entries"]), len(record["seeds"]))
+    assert "\n".join([aligned(results.rows(record)), *record["sentences"]]) in page
+
+
+def test_a_table_of_latex_escapes() -> None:
+    record = {"entries": {}, "failed": {"a_1": {}}, "measure": r"a&b%c$d#e_f{g}h~i^j\k"}
+    name = r"a\&b\%c\$d\#e\_f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k"
+    assert f"\n & {name} $\\pm$ spread & training & " in latex(record)
+    assert "\na\\_1 & failed & " in latex(record)
+
+
 class Stopped(Exception):
     """In place of a power cut."""
 
 
 @pytest.fixture(scope="module")
-def flags(runs) -> list[str]:  # type: ignore[no-untyped-def]
-    routers = ["soft_moe", "top: --router softmax_token_choice --model.router-options.capacity-factor 2"]
-    return ["study", "--routers", *routers, "--seeds", "2", "--backend", "jax", *runs.flags]
+def flags(runs, tmp_path_factory) -> list[str]:  # type: ignore[no-untyped-def]
+    grid = tmp_path_factory.mktemp("grid") / "grid.toml"
+    grid.write_text('router = ["softmax_token_choice"]\nmodel.router_options.capacity_factor = [2.0]\n')
+    return ["study", "--routers", "soft_moe", "--grid", str(grid), "--seeds", "2", "--backend", "jax", *runs.flags]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +202,7 @@ def whole(flags: list[str], tmp_path_factory) -> Iterator[Path]:  # type: ignore
     return out
 
 
-def figures(out: Path) -> dict:
+def compared(out: Path) -> dict:
     """The results without what a clock decides."""
     results = json.loads((out / "results.json").read_text())
     kept = ("accuracy", "loss", "right", "images", "step", *FIXED, "training_operations", "dropped", "imbalance")
@@ -117,10 +212,12 @@ def figures(out: Path) -> dict:
 
 def test_a_study(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
-    assert list(results["entries"]) == ["soft_moe", "top"]
+    assert list(results["entries"]) == ["soft_moe", TOP]
     assert results["seeds"] == [0, 1]
     assert results["images"] == 355
-    assert results["version"] == results["runs"]["top"]["1"]["version"] == version()
+    assert list(results["pareto"]) == ["training_operations", "operations", "training_milliseconds", "milliseconds"]
+    steps = list(csv.reader((whole / "steps.csv").read_text().splitlines()))
+    assert results["version"] == results["runs"][TOP]["1"]["version"] == version()
     for name, runs in results["runs"].items():
         for seed, one in runs.items():
             run = whole / "runs" / f"{name}-seed{seed}"
@@ -128,17 +225,31 @@ def test_a_study(whole: Path) -> None:
             assert one["accuracy"] == last["accuracy"] == right_of(one).mean()
             rate = np.median([line["images_per_second"] for line in later])  # without that of the compilation
             assert one["training_milliseconds"] == pytest.approx(1e3 / rate)
-            assert one["milliseconds"] > 0
+            low, high = np.quantile([1e3 / line["images_per_second"] for line in later], [0.25, 0.75])
+            assert one["quartiles"]["training_milliseconds"] == pytest.approx([low, high])
+            assert 0 < one["quartiles"]["milliseconds"][0] <= one["milliseconds"] <= one["quartiles"]["milliseconds"][1]
+            curve = [float(line[4]) for line in steps if line[:2] == [name, seed] and line[3] == "evaluation/accuracy"]
+            assert curve == [line["accuracy"] for line in read_log(run, "evaluation")]
             assert one["training_operations"] == 3 * 12 * 16 * one["operations"]
         accuracies = [one["accuracy"] for one in runs.values()]
         entry = results["entries"][name]
         assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
         assert entry["spread"] == pytest.approx(np.std(accuracies, ddof=1))
         assert accuracies[0] != accuracies[1]
+        ranges = [one["quartiles"]["milliseconds"] for one in runs.values()]
+        assert entry["quartiles"]["milliseconds"] == [min(low for low, _ in ranges), max(high for _, high in ranges)]
     page = (whole / "index.html").read_text()
     assert all(sentence in page for sentence in results["sentences"])
-    assert "capacity_factor = 2.0" in page
-    assert (whole / "pareto.png").read_bytes().startswith(b"\x89PNG")
+    assert (
+        f"<code>{TOP}: --router=softmax_token_choice --model.router_options.capacity_factor=2.0</code></summary>"
+        in page
+    )
+    assert "router=<wbr>softmax_<wbr>token_<wbr>choice,<wbr>capacity_<wbr>factor=<wbr>2.<wbr>0</th>" in page
+    names = [*(f"cost-{cost}" for cost in figures.COSTS), "steps-loss", "steps-measure"]
+    starts = {path.name: path.read_bytes()[:5] for path in (whole / "figures").iterdir()}
+    assert starts == {f"{name}.{kind}": of for name in names for kind, of in (("pdf", b"%PDF-"), ("svg", b"<?xml"))}
+    assert page.count("data:image/svg+xml;base64,") == 6
+    assert latex(results) == (whole / "table.tex").read_text()
 
 
 def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +269,15 @@ def test_a_broken_study_goes_on(whole: Path, flags: list[str], tmp_path: Path, m
             raise Stopped
         make(loaded, run, path)
 
+    monkeypatch.setattr(results, "draw", lambda *_: {})
     monkeypatch.setattr(command, "train_command", counted)
     monkeypatch.setattr(command.outcome, "make", broken)
     for _ in range(2):
         with pytest.raises(Stopped):
             cli.main([*flags, *out])
     assert cli.main([*flags, *out]) == 0
-    assert trained == ["soft_moe-seed0", "stopped", "top-seed0", "soft_moe-seed1", "soft_moe-seed1", "top-seed1"]
-    assert figures(tmp_path / "out") == figures(whole)
+    assert trained == ["soft_moe-seed0", "stopped", f"{TOP}-seed0", "soft_moe-seed1", "soft_moe-seed1", f"{TOP}-seed1"]
+    assert compared(tmp_path / "out") == compared(whole)
     assert cli.main([*flags, *out]) == 0
     assert len(trained) == 6
 
@@ -176,6 +288,7 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
     def diverges(config, *, run, resume, override):  # type: ignore[no-untyped-def]
         raise RunError(f"{Path(run).name} diverged")
 
+    monkeypatch.setattr(results, "draw", lambda *_: {})
     monkeypatch.setattr(command, "train_command", diverges)
     out = shutil.copytree(whole, tmp_path / "out")
     for _ in range(2):
@@ -184,24 +297,26 @@ def test_an_entry_that_fails_is_named_and_the_others_go_on(whole, flags, tmp_pat
         assert "bad failed; the same command tries again" in said.err
     assert re.search(r"\nbad +failed *\n(.*\n)+bad failed with seed 1: bad-seed1 diverged.\n", said.out)
     assert json.loads((out / "results.json").read_text())["failed"]["bad"]["0"] == "bad-seed0 diverged"
-    assert figures(out)["differences"] == figures(whole)["differences"], "of the others"
+    assert compared(out)["differences"] == compared(whole)["differences"], "of the others"
     assert "bad,1,,,,,,,,,,,,,,bad-seed1 diverged" in (out / "results.csv").read_text()
     assert "bad failed with seed 0: bad-seed0 diverged." in (out / "index.html").read_text()
 
 
 def test_a_damaged_outcome_is_named(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
-    path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / "top-seed0.json"
+    path = shutil.copytree(whole, tmp_path / "out") / "outcomes" / f"{TOP}-seed0.json"
     content = path.read_bytes()
-    later = {"sha256", "version", "training_operations"}
+    later = {"sha256", "version", "training_operations", "quartiles"}
     older = {key: value for key, value in json.loads(content).items() if key not in later}
     path.write_text(json.dumps(older))
     trained = {"training_operations": json.loads(content)["training_operations"]}
     assert outcome.read(path) == older | trained, "as version 0.1 wrote it"
-    changed = [{**older, **change} for change in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"})]
-    for wrong in changed:
-        path.write_text(json.dumps(wrong))
+    times = summarised({"top": {0: older | trained}}, {})["entries"]["top"]["quartiles"]["milliseconds"]
+    assert times == [older["milliseconds"]] * 2
+    pairs = [{"quartiles": {"milliseconds": pair}} for pair in (1, [1], ["1", 2])]
+    for wrong in ({"milliseconds": None}, {"right": "????"}, {"right": "AAAA"}, {"quartiles": [1]}, *pairs):
+        path.write_text(json.dumps({**older, **wrong}))
         message = said([*flags, "--out", str(tmp_path / "out")], 2)
-        assert re.search(r"top-seed0\.json: .*\. Remove it: the same command makes it anew", message)
+        assert re.search(r"=2\.0-seed0\.json: .*\. Remove it: the same command makes it anew", message)
 
 
 def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp_path: Path, said) -> None:  # type: ignore[no-untyped-def]
@@ -209,7 +324,7 @@ def test_what_cannot_be_trained_is_said_first(whole: Path, flags: list[str], tmp
     longer, out = [*flags, "--out", str(whole), "--training.steps", "24"], tmp_path / "out"
     assert "of another study: training.steps is 12 there, 24 here" in said(longer, 2)
     wrong = [*flags, "--out", str(out)]
-    wrong.insert(4, "odd: --router base --model.group-images 3")
+    wrong.insert(3, "odd: --router base --model.group-images 3")
     assert "entry odd: training.batch gives parts of 16 images" in said(wrong, 2)
     said([*flags, "--out", str(out), "--seeds", "0"], 2)
     assert not out.exists()
@@ -237,7 +352,7 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     summary = summarised(outcomes, {}, name)
     results.write(tmp_path, summary, {})
     assert summary["sentences"][0] == "With 95 % confidence for all pairs at once, 3 seeds tell the two apart."
-    assert "Student" in (tmp_path / "index.html").read_text()
+    assert re.search("(scroll entries.*){2}Student", (tmp_path / "index.html").read_text(), re.S), "both tables"
     assert (tmp_path / "results.csv").read_text().splitlines()[4].endswith(",0.31,")
 
 
