@@ -12,7 +12,7 @@ from moespec.spec.routing import Params
 __all__ = ["Model", "chosen_backend"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
 
@@ -26,6 +26,14 @@ class Model:
     backend: Backend
     classes: tuple[str, ...] = ()
     images: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        """One line, without the fields of the config."""
+        fields = {name: getattr(self.config, name, None) for name in ("moe", "router", "experts", "classes")}
+        routed = {} if fields["moe"] in (None, "none") else fields
+        facts = [f"{name} {value}" for name, value in (routed or {"classes": fields["classes"]}).items() if value]
+        facts += [f"{self.parameter_count:,} parameters", f"backend {self.backend.name}"]
+        return f"<Model {self.name!r}: {type(self.config).__name__}, {', '.join(facts)}>"
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""

@@ -1,4 +1,7 @@
-"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once."""
+"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once.
+
+The process of a notebook has the variables of its user: there the second signal is a KeyboardInterrupt.
+"""
 
 import contextlib
 import os
@@ -9,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from moespec.backends.contract import Backend
 from moespec.models.errors import Interrupted
+from moespec.training.progress_bar import in_notebook
 
 __all__ = ["Interruption", "check"]
 
@@ -16,7 +20,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it, or in a
+    notebook the call.
 
     Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
     signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.
@@ -29,6 +34,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._times = 0
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,7 +45,7 @@ class Interruption:
             self._descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, lambda *_: None)
+                    self._handlers[number] = signal.signal(number, self._handle)
             self._thread = threading.Thread(target=self._read, name="moespec-signals", daemon=True)
             self._thread.start()
         return self
@@ -53,6 +59,11 @@ class Interruption:
             os.close(self._writer)  # which ends the thread
             self._thread.join()
             os.close(self._reader)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._times += 1
+        if self._times > 1:  # only in a notebook does the process live to see it
+            raise KeyboardInterrupt
 
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
         """The signal that stops all processes after this step, which they agree on where `here` is true; one alone needs nobody."""
@@ -68,6 +79,8 @@ class Interruption:
             if numbers[0] not in self._handlers:
                 continue
             if self.signal is not None:
+                if in_notebook() and numbers[0] == signal.SIGINT:
+                    continue
                 os._exit(128 + numbers[0])
             self.signal = signal.Signals(numbers[0])
             with contextlib.suppress(OSError):  # the terminal may be gone

@@ -1,7 +1,7 @@
 """The command `moespec evaluate`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
@@ -24,7 +24,7 @@ from moespec.training.reports.cost import described, milliseconds
 from moespec.training.reports.curves import in_order
 from moespec.training.runs import load_run
 
-__all__ = ["main"]
+__all__ = ["EvaluateArguments", "evaluate_command", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,16 @@ class EvaluateArguments(OfRun):
 
 
 def main(words: list[str]) -> None:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated.
+    """Runs the command."""
+    evaluate_command(parse("evaluate", EvaluateArguments, words))
+
+
+def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated; returns
+    all but the cost.
 
     Raises Interrupted when a signal stops it.
     """
-    given = parse("evaluate", EvaluateArguments, words)
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
             raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
@@ -93,14 +98,16 @@ def main(words: list[str]) -> None:
             print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
-            average = evaluate(B.from_numpy(averaged))
+            result["average"] = average = evaluate(B.from_numpy(averaged))
             print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
         for block in sorted(result.get("moe", {}), key=in_order):
             print(f"block {block}: {line(result['moe'][block])}")
         measure = Evaluations(B, config, evaluations).measure
         for name in evaluations:
-            print(f"{name}: {told(measure(name, params))}")
+            result[name] = measure(name, params)
+            print(f"{name}: {told(result[name])}")
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
     took = milliseconds(B, model, params, batch=batch)
     print(f"cost: {described(model, batch=batch)}, {took:.3f} ms in batches of {batch}")
+    return {"step": loaded.step, **result}

@@ -46,7 +46,7 @@ from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.reports.templates import render
 from moespec.training.runs import left_out
 
-__all__ = ["Prediction", "main", "make_shares", "table"]
+__all__ = ["PredictArguments", "Prediction", "main", "make_shares", "predict_command", "table"]
 
 BATCH = 64
 """Most images of a batch: more are no faster on a CPU."""
@@ -87,6 +87,10 @@ class Prediction(NamedTuple):
     experts: dict[str, NDArray[Any]]
     picture: bytes = b""
 
+    def __repr__(self) -> str:
+        """One line, without the arrays."""
+        return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
+
 
 @dataclass
 class Reader:
@@ -114,11 +118,15 @@ class Reader:
 
 
 def main(words: list[str]) -> None:
-    """Prints the classes of the images of a folder, or of one image, and writes a table and a page.
+    """Runs the command."""
+    predict_command(parse("predict", PredictArguments, words))
+
+
+def predict_command(given: PredictArguments) -> list[Prediction]:
+    """Prints the classes of the images of a folder, or of one image, and writes a table and a page; returns all of them.
 
     Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
     """
-    given = parse("predict", PredictArguments, words)
     run, folder, csv, html = given.run, given.folder, given.csv, given.html
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
@@ -182,6 +190,7 @@ def main(words: list[str]) -> None:
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
+    return predictions
 
 
 def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, list[Any]]]:
