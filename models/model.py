@@ -29,11 +29,9 @@ class Model:
 
     def __repr__(self) -> str:
         """One line, without the fields of the config."""
-        fields = {name: getattr(self.config, name, None) for name in ("moe", "router", "experts", "classes")}
-        routed = {} if fields["moe"] in (None, "none") else fields
-        facts = [f"{name} {value}" for name, value in (routed or {"classes": fields["classes"]}).items() if value]
-        facts += [f"{self.parameter_count:,} parameters", f"backend {self.backend.name}"]
-        return f"<Model {self.name!r}: {type(self.config).__name__}, {', '.join(facts)}>"
+        config, size = self.config, f"{self.parameter_count:,} parameters"
+        router = f", router {getattr(config, 'router', '')}" if getattr(config, "moe", "none") != "none" else ""
+        return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""

@@ -1,7 +1,4 @@
-"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once.
-
-The process of a notebook has the variables of its user: there the second signal is a KeyboardInterrupt.
-"""
+"""Signals that stop a run: the first lets the step, or batch of an evaluation, end; the second ends the process at once."""
 
 import contextlib
 import os
@@ -20,8 +17,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it, or in a
-    notebook the call.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it.
+    In a notebook, whose process has the variables of its user, the second one raises KeyboardInterrupt.
 
     Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
     signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.
@@ -34,7 +31,6 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._times = 0
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -43,9 +39,10 @@ class Interruption:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            again = signal.default_int_handler if in_notebook() else lambda *_: None
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, self._handle)
+                    self._handlers[number] = signal.signal(number, lambda number, _: signal.signal(number, again))
             self._thread = threading.Thread(target=self._read, name="moespec-signals", daemon=True)
             self._thread.start()
         return self
@@ -60,11 +57,6 @@ class Interruption:
             self._thread.join()
             os.close(self._reader)
 
-    def _handle(self, number: int, frame: object) -> None:
-        self._times += 1
-        if self._times > 1:  # only in a notebook does the process live to see it
-            raise KeyboardInterrupt
-
     def agreed(self, B: Backend, here: bool) -> signal.Signals | None:
         """The signal that stops all processes after this step, which they agree on where `here` is true; one alone needs nobody."""
         if B.processes == 1:
@@ -76,11 +68,9 @@ class Interruption:
 
     def _read(self) -> None:
         while numbers := os.read(self._reader, 1):
-            if numbers[0] not in self._handlers:
+            if numbers[0] not in self._handlers or (self.signal is not None and in_notebook()):
                 continue
             if self.signal is not None:
-                if in_notebook() and numbers[0] == signal.SIGINT:
-                    continue
                 os._exit(128 + numbers[0])
             self.signal = signal.Signals(numbers[0])
             with contextlib.suppress(OSError):  # the terminal may be gone

@@ -25,26 +25,23 @@ def in_notebook() -> bool:
 
 
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm on standard error, or whole lines where that is no terminal. In a notebook, all bars of a cell share a line.
+    """A bar of tqdm, or whole lines where standard error is no terminal. In a notebook, all bars of a cell share a line.
 
     Nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
-    line: ClassVar[tuple[int, Any]] = (-1, None)
-    """In a notebook: the number of the cell, and its output."""
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # of a notebook: the number of the cell, and its output
 
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
         self._notebook, self._stays = in_notebook(), options.get("leave", True)
-        self._plain = not self._notebook and sys.stderr is not None and not sys.stderr.isatty()
-        self._last = -math.inf
-        if self._notebook:
-            options = {"bar_format": LINE, **options, "leave": False}
-        elif self._plain:
-            options = {"bar_format": LINE, **options, "delay": PAUSE, "leave": False, "miniters": 1}
+        self._plain = self._notebook or (sys.stderr is not None and not sys.stderr.isatty())
+        self._last, pause = -math.inf, PAUSE if self._plain and not self._notebook else 0.5
+        if self._plain:
+            options = {"bar_format": LINE, **options, "delay": pause, "leave": False, "miniters": 1}
         else:  # where tqdm would find a width of 0, as of a pseudo terminal, it would show nothing
             options |= dict(zip(("ncols", "nrows"), shutil.get_terminal_size(), strict=True))
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-        super().__init__(items, mininterval=PAUSE if self._plain else 0.5, disable=off, **options)
+        super().__init__(items, mininterval=pause, disable=off, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Shows the bar, or writes the line if the last one is old enough."""
@@ -60,7 +57,7 @@ class Bar(tqdm):  # type: ignore[misc]
 
     def clear(self, nolock: bool = False) -> None:
         """Makes room for other text: lines stay."""
-        if not self._plain and not self._notebook:
+        if not self._plain:
             super().clear(nolock)
 
     def _show(self, text: str) -> None:

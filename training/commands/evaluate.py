@@ -104,8 +104,8 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
             print(f"block {block}: {line(result['moe'][block])}")
         measure = Evaluations(B, config, evaluations).measure
         for name in evaluations:
-            result[name] = measure(name, params)
-            print(f"{name}: {told(result[name])}")
+            result[f"evaluation/{name}"] = found = measure(name, params)
+            print(f"{name}: {told(found)}")
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
     took = milliseconds(B, model, params, batch=batch)
