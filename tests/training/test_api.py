@@ -13,13 +13,9 @@ from moespec.spec.errors import SpecError
 
 def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
     whole, path = runs.whole("torch"), tmp_path / "x"
-
-    def stop(after):
-        if after.done == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-
+    stop = [lambda after: after.done == 5 and os.kill(os.getpid(), signal.SIGINT)]
     with pytest.raises(Interrupted, match=r"the \d steps done of 12 are saved"):
-        training.train(runs.config, run=path, backend="torch", hooks=[stop])
+        training.train(runs.config, run=path, backend="torch", hooks=stop)
     with pytest.raises(SpecError, match="begun but not finished; go on with --resume"):
         training.train(whole / "config.toml", run=path, training={"keep": 9})
     run = training.train(run=path, resume=True)  # with its own configuration
