@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moespec.spec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from moespec.training.api import Run, train
-    from moespec.training.weights.loading import load
+    from moespec.training.api import Run, load, train
 else:
 
     def __getattr__(name: str) -> Any:
@@ -20,11 +19,9 @@ else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             from moespec.training import api
-            from moespec.training.weights.loading import load
         except ModuleNotFoundError as error:
             raise ConfigError(f"{name} needs {error.name}: pip install 'moespec[train]'") from error
-        globals().update(Run=api.Run, train=api.train, load=load)
-        return globals()[name]
+        return getattr(api, name)
 
 
 __all__ = ["Run", "load", "train"]

@@ -21,6 +21,7 @@ from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
 from moespec.training.reports.report import write_report
 from moespec.training.runs import label, load_run
+from moespec.training.weights.loading import load as load
 
 __all__ = ["Run", "train"]
 
@@ -52,12 +53,12 @@ class Run:
         return predict_command(update(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
-        """The path of report.html, which `train` writes at the end. Without it, or if a checkpoint is newer, it is written first."""
-        path, newest = self.path / "report.html", RunDirectory(self.path).place()
-        if path.is_file() and newest is not None and newest.stat().st_mtime <= path.stat().st_mtime:
-            return path
-        loaded = load_run(self.path)
-        return write_report(loaded.backend, loaded.config, loaded.dataset, self.path, loaded.params, devices=None)
+        """The path of report.html, which `train` writes at the end. Of a run that is not finished it is written first."""
+        path = self.path / "report.html"
+        if not (path.is_file() and RunDirectory(self.path).finished(self.config)):
+            loaded = load_run(self.path)
+            write_report(loaded.backend, loaded.config, loaded.dataset, self.path, loaded.params, devices=None)
+        return path
 
 
 def train(

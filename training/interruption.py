@@ -17,8 +17,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it.
-    In a notebook, whose process has the variables of its user, the second one raises KeyboardInterrupt.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it,
+    or in a notebook, whose process has the variables of its user, the call.
 
     Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
     signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.

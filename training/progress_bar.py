@@ -63,6 +63,5 @@ class Bar(tqdm):  # type: ignore[misc]
     def _show(self, text: str) -> None:
         cell = sys.modules["IPython"].get_ipython().execution_count
         if Bar.line[0] != cell:
-            display: Any = import_module("IPython.display").display
-            Bar.line = cell, display({"text/plain": ""}, raw=True, display_id=True)
+            Bar.line = cell, import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
         Bar.line[1].update({"text/plain": text}, raw=True)

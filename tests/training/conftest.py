@@ -5,15 +5,19 @@ import importlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from moespec import cli, training
+from moespec import cli
 from moespec.training.commandline.chosen import chosen
 from moespec.training.commandline.parse import Settings, parse
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits
+from moespec.training.loop import resolve
+from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
+from moespec.training.loop.train import train
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -85,10 +89,16 @@ class Runs:
         """The contrastive loss of each step."""
         return [line["contrastive"] for line in read_log(run, "train")]
 
-    def train(self, run: Path, backend: str, config: Config | None = None) -> None:
-        """Trains, or goes on, in the folder `run`."""
+    def train(self, run: Path, backend: str, config: Config | None = None) -> Any:
+        """Trains, or goes on, in the folder `run`; what `train` returns."""
         pytest.importorskip(backend)
-        training.train(config or self.config, run=run, backend=backend, resume=True)
+        config = config or self.config
+        dataset = resolve.load_data(config)
+        config = resolve.resolve(config, dataset, backend)
+        directory = RunDirectory(run)
+        with directory.locked():
+            directory.claim(config, resume=True)
+            return train(resolve.load_backend(backend), config, dataset, run)
 
 
 @pytest.fixture(scope="session")

@@ -59,8 +59,7 @@ def main(words: list[str]) -> None:
 
 
 def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated; returns
-    all but the cost.
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated. Returns them.
 
     Raises Interrupted when a signal stops it.
     """

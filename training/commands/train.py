@@ -69,10 +69,7 @@ def main(words: list[str]) -> None:
 def train_command(
     config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "", hooks: Sequence[Hook] = ()
 ) -> Path:
-    """Trains, or goes on, and writes the report; says so when the run is already finished. Returns the run's folder.
-
-    note: said first. hooks: those of Python, after those of `config.log`.
-    """
+    """Trains, or goes on, and writes the report; says so when the run is already finished. Returns the run's folder. note: said first."""
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
