@@ -13,7 +13,7 @@ from moespec.spec.errors import SpecError
 
 def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
     whole, path = runs.whole("torch"), tmp_path / "x"
-    stop = [lambda after: after.done == 5 and os.kill(os.getpid(), signal.SIGINT)]
+    stop = [lambda after: after.done == 5 and os.kill(os.getpid(), signal.SIGTERM)]
     with pytest.raises(Interrupted, match=r"the \d steps done of 12 are saved"):
         training.train(runs.config, run=path, backend="torch", hooks=stop)
     with pytest.raises(SpecError, match="begun but not finished; go on with --resume"):

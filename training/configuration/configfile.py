@@ -37,7 +37,7 @@ from moespec.training.configuration.config import (
 from moespec.training.data.options import DataConfig
 
 __all__ = [
-    *("changed", "checked", "digits", "dump", "find_recipe", "flat", "read"),
+    *("changed", "digits", "dump", "find_recipe", "flat", "read"),
     *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
@@ -229,7 +229,7 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")
         elif not is_dataclass(current):
-            values[key] = checked(value, hints[key], f"{where}{key}")
+            values[key] = _checked(value, hints[key], f"{where}{key}")
         elif isinstance(value, dict):
             values[key] = update(current, value, source=source, prefix=f"{prefix}{key}.")
         else:
@@ -265,7 +265,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
     return sections
 
 
-def checked(value: Any, hint: Any, where: str) -> Any:
+def _checked(value: Any, hint: Any, where: str) -> Any:
     """`value` as the type of a field; an integer may stand for a float, "none" for None. A tuple is as a list, a path as a text."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
@@ -276,7 +276,7 @@ def checked(value: Any, hint: Any, where: str) -> Any:
             return float(value)
         elif get_origin(option) is tuple:
             if isinstance(value, list | tuple):
-                return tuple(checked(item, get_args(option)[0], where) for item in value)
+                return tuple(_checked(item, get_args(option)[0], where) for item in value)
         elif type(value) is option:
             return value
         elif option in (str, Path) and isinstance(value, str | os.PathLike):
