@@ -7,10 +7,14 @@ project = "moespec"
 author = "The moespec developers"
 version = release = os.environ["MOESPEC_VERSION"]
 project_copyright = "The moespec developers, Apache-2.0"
-extensions = ["myst_parser", "sphinx_design", "generator.mathml", "generator.heads"]
+extensions = ["myst_nb", "sphinx_design", "generator.mathml", "generator.heads"]
 html_math_renderer = "mathml"
 myst_enable_extensions = ["attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_in_temp = nb_execution_raise_on_error = nb_merge_streams = True
+nb_execution_timeout = -1
+nb_output_stderr = "remove"
 nitpicky = True
 html_theme = "furo"
 html_title = f"moespec {version}"

@@ -12,7 +12,7 @@ from moespec.spec.routing import Params
 __all__ = ["Model", "chosen_backend"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
     """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
 
@@ -26,6 +26,12 @@ class Model:
     backend: Backend
     classes: tuple[str, ...] = ()
     images: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __repr__(self) -> str:
+        """One line, without the fields of the config."""
+        config, size = self.config, f"{self.parameter_count:,} parameters"
+        router = f", router {getattr(config, 'router', '')}" if getattr(config, "moe", "none") != "none" else ""
+        return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
         """Initial parameters (NumPy float32); see `init` of the model's own module."""

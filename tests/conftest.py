@@ -44,7 +44,7 @@ EXTRAS = {
     **dict.fromkeys(("datasets", "pyarrow", "huggingface_hub"), "huggingface"),
     **dict.fromkeys(("onnx", "onnxscript", "flatbuffers"), "export"),
     **dict.fromkeys(("PIL", "matplotlib", "msgpack", "grain", "tomli_w", "filelock", "jinja2"), "train"),
-    **dict.fromkeys(("docutils", "sphinx", "myst_parser", "latex2mathml"), "docs"),
+    **dict.fromkeys(("docutils", "sphinx", "myst_parser", "latex2mathml", "nbclient"), "docs"),
     **{"tokenizers": "text"},
 }
 """Packages that a test may need, and the extra of moespec that installs each."""

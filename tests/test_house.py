@@ -177,7 +177,7 @@ FLOORS = {
             "loop",
         ),
         *("interop", "weights", "transfer", "runs", "inspection", "reports", "planning", "pretrained"),
-        *("commandline", "study", "commands"),
+        *("commandline", "study", "commands", "api"),
     ),
     "moespec.conformance": (
         *("format", "manifest", "functions", "failure", "matrix_rows", "compare", "suite", "call"),

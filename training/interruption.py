@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from moespec.backends.contract import Backend
 from moespec.models.errors import Interrupted
+from moespec.training.progress_bar import in_notebook
 
 __all__ = ["Interruption", "check"]
 
@@ -16,7 +17,8 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 class Interruption:
-    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it.
+    """Within this context, Ctrl-C, SIGTERM and SIGHUP set `signal` instead of ending the process; a second one ends it,
+    or in a notebook, whose process has the variables of its user, the call.
 
     Python calls a handler only between two of its instructions, and a compiler may take minutes within one. So the
     signals are read by a thread, from the descriptor that the interpreter writes their numbers to as they come.
@@ -37,9 +39,10 @@ class Interruption:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             self._descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            again = signal.default_int_handler if in_notebook() else lambda *_: None
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._handlers[number] = signal.signal(number, lambda *_: None)
+                    self._handlers[number] = signal.signal(number, lambda number, _: signal.signal(number, again))
             self._thread = threading.Thread(target=self._read, name="moespec-signals", daemon=True)
             self._thread.start()
         return self
@@ -65,7 +68,7 @@ class Interruption:
 
     def _read(self) -> None:
         while numbers := os.read(self._reader, 1):
-            if numbers[0] not in self._handlers:
+            if numbers[0] not in self._handlers or (self.signal is not None and in_notebook()):
                 continue
             if self.signal is not None:
                 os._exit(128 + numbers[0])

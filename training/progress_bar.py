@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar in a terminal, and elsewhere, as in a log file, a line every ten seconds."""
+"""Progress: a bar in a terminal, one line that changes in a notebook, and elsewhere, as in a log file, a line every ten seconds."""
 
 import math
 import os
@@ -6,35 +6,47 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar
 
 from tqdm import tqdm
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "in_notebook"]
 
 PAUSE = 10.0
 """Seconds between two lines."""
 LINE = "{desc}: {n_fmt}/{total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
 class Bar(tqdm):  # type: ignore[misc]
-    """A bar of tqdm, or whole lines where standard error is no terminal.
+    """A bar of tqdm, or whole lines where standard error is no terminal. In a notebook, all bars of a cell share a line.
 
     Nothing if `shown` is false, standard error is closed, or TQDM_DISABLE is set.
     """
 
+    line: ClassVar[tuple[int, Any]] = (-1, None)  # of a notebook: the number of the cell, and its output
+
     def __init__(self, items: Iterable[Any] | None = None, *, shown: bool = True, **options: Any) -> None:
-        self._plain = sys.stderr is not None and not sys.stderr.isatty()
-        self._last = -math.inf
+        self._notebook, self._stays = in_notebook(), options.get("leave", True)
+        self._plain = self._notebook or (sys.stderr is not None and not sys.stderr.isatty())
+        self._last, pause = -math.inf, PAUSE if self._plain and not self._notebook else 0.5
         if self._plain:
-            options = {"bar_format": LINE, **options, "delay": PAUSE, "leave": False, "miniters": 1}
+            options = {"bar_format": LINE, **options, "delay": pause, "leave": False, "miniters": 1}
         else:  # where tqdm would find a width of 0, as of a pseudo terminal, it would show nothing
             options |= dict(zip(("ncols", "nrows"), shutil.get_terminal_size(), strict=True))
         off = not shown or sys.stderr is None or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
-        super().__init__(items, mininterval=PAUSE if self._plain else 0.5, disable=off, **options)
+        super().__init__(items, mininterval=pause, disable=off, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
         """Shows the bar, or writes the line if the last one is old enough."""
+        if self._notebook:
+            return self._show(str(self) if msg is None or self._stays else msg)
         if not self._plain:
             return super().display(msg, pos)
         if msg is None and time.monotonic() - self._last >= PAUSE:
@@ -47,3 +59,9 @@ class Bar(tqdm):  # type: ignore[misc]
         """Makes room for other text: lines stay."""
         if not self._plain:
             super().clear(nolock)
+
+    def _show(self, text: str) -> None:
+        cell = sys.modules["IPython"].get_ipython().execution_count
+        if Bar.line[0] != cell:
+            Bar.line = cell, import_module("IPython.display").display({"text/plain": ""}, raw=True, display_id=True)
+        Bar.line[1].update({"text/plain": text}, raw=True)

@@ -58,6 +58,7 @@ ROOMS = {
         "Training",
         "The loop of `moespec train`, its configuration and its hooks.",
         {
+            "moespec.training.api": (),
             "moespec.training.loop.train": (),
             "moespec.training.loop.hooks": (),
             "moespec.training.configuration.config": (),

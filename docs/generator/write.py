@@ -82,6 +82,7 @@ def write(folder: Path, found: Sequence[Report]) -> None:
         put(name, name, **shared)
     for name, room in ROOMS.items():
         put(name, "reference", room=room, sections=sections(room))
+    shutil.copytree(DOCS / "notebooks", folder / "notebooks")  # Sphinx runs them
     for path in sorted(set(DOCS.glob("*.md")) - {DOCS / "implementations.md"}):  # the site has the ledger's page
         text = path.read_text(encoding="utf-8")
         run_examples(path, text)

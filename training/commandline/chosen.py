@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.models.checks import check_fields
 from moespec.models.options import no_effect, option
 from moespec.spec.errors import ConfigError
 from moespec.training.configuration import configfile
@@ -41,6 +42,9 @@ class OfRun:
     """framework that computes (default: the run's)"""
     step: int | None = None
     """the checkpoint of this step instead of the newest"""
+
+    def __post_init__(self) -> None:
+        check_fields("", self)
 
 
 def chosen(arguments: Sequence[str], default: Config) -> Config:

@@ -43,7 +43,7 @@ from moespec.training.reports.predictions import (
 from moespec.training.reports.templates import render
 from moespec.training.runs import LoadedRun, load_run
 
-__all__ = ["main"]
+__all__ = ["EvaluateArguments", "evaluate_command", "main"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +77,16 @@ class EvaluateArguments(OfRun):
 
 
 def main(words: list[str]) -> None:
-    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, and what else is evaluated; writes a table and
-    a page.
+    """Runs the command."""
+    evaluate_command(parse("evaluate", EvaluateArguments, words))
+
+
+def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
+    """Prints the accuracy, the loss, the routing metrics and the cost of a checkpoint, what else is evaluated, and the mistakes.
+    Writes a table and a page. Returns the results.
 
     Raises Interrupted when a signal stops it.
     """
-    given = parse("evaluate", EvaluateArguments, words)
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
             raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
@@ -125,19 +129,21 @@ def main(words: list[str]) -> None:
         print(*beside(result, dataset), sep="\n", end="\n" * bool(dataset.classes))
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
-            average = evaluate(B.from_numpy(averaged))
+            result["average"] = average = evaluate(B.from_numpy(averaged))
             print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
         for block in sorted(result.get("moe", {}), key=in_order):
             print(f"block {block}: {line(result['moe'][block])}")
         measure = Evaluations(B, config, evaluations).measure
         for name in evaluations:
-            print(f"{name}: {told(measure(name, params))}")
+            result[f"evaluation/{name}"] = found = measure(name, params)
+            print(f"{name}: {told(found)}")
         if outputs:
             _write(given, loaded, dataset, result, model, params)
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
     took = milliseconds(B, model, params, batch=batch)
     print(f"cost: {described(model, batch=batch)}, {took:.3f} ms in batches of {batch}")
+    return {"step": loaded.step, **result}
 
 
 def _write(

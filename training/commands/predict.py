@@ -48,7 +48,7 @@ from moespec.training.reports.predictions import (
 from moespec.training.reports.templates import render
 from moespec.training.runs import left_out
 
-__all__ = ["main"]
+__all__ = ["PredictArguments", "main", "predict_command"]
 
 BATCH = 64
 """Most images of a batch: more are no faster on a CPU."""
@@ -97,11 +97,15 @@ class Reader:
 
 
 def main(words: list[str]) -> None:
-    """Prints the classes of the images of a folder, or of one image, and writes a table and a page.
+    """Runs the command."""
+    predict_command(parse("predict", PredictArguments, words))
+
+
+def predict_command(given: PredictArguments) -> list[Prediction]:
+    """Prints the classes of the images of a folder, or of one image, and writes a table and a page; returns all of them.
 
     Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
     """
-    given = parse("predict", PredictArguments, words)
     run, folder, csv, html = given.run, given.folder, given.csv, given.html
     for name, path in (("csv", csv), ("html", html)):
         if path is not None:
@@ -154,3 +158,4 @@ def main(words: list[str]) -> None:
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
+    return predictions

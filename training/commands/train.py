@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from moespec.training.data.transforms import try_transform
 from moespec.training.evaluation.classes import beside
 from moespec.training.loop.devices import check_layout, check_same, connected, led
 from moespec.training.loop.evaluations import EvaluationSet, load_sets
+from moespec.training.loop.hooks import Hook
 from moespec.training.loop.progress import called
 from moespec.training.loop.resolve import choose_backend, load_backend, load_data, resolve
 from moespec.training.loop.resume import trained_params
@@ -66,8 +67,10 @@ def main(words: list[str]) -> None:
     train_command(parsed.settings, run=parsed.run, resume=parsed.resume, override=parsed.override)
 
 
-def train_command(config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "") -> None:
-    """Trains, or goes on, and writes the report; says so when the run is already finished. note: said first."""
+def train_command(
+    config: Config, *, run: Path | None, resume: bool, override: bool, note: str = "", hooks: Sequence[Hook] = ()
+) -> Path:
+    """Trains, or goes on, and writes the report; says so when the run is already finished. Returns the run's folder. note: said first."""
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
@@ -109,7 +112,8 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
         if B.sizes.devices > 1:
             say(f"devices: {B.sizes}" + (f", of {B.processes} processes" if B.processes > 1 else ""))
         path = _folder(run, config, backend)
-        _train(B, config, dataset, path, sets, resume=resume, override=override, say=say)
+        _train(B, config, dataset, path, sets, hooks, resume=resume, override=override, say=say)
+        return path
 
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
@@ -123,6 +127,7 @@ def _train(
     dataset: Dataset,
     path: Path,
     sets: Mapping[str, EvaluationSet],
+    hooks: Sequence[Hook],
     *,
     resume: bool,
     override: bool,
@@ -164,10 +169,10 @@ def _train(
         finished = led(B, claim)["finished"]
         if not finished:
             try:
-                hooks = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
+                of_log = stack.enter_context(loggers(B, config, path, begun=begun, say=say))
             except ConfigError:
                 if B.process == 0 and not there:
                     shutil.rmtree(path, ignore_errors=True)  # no step was made
                 raise
-            train(B, config, dataset, path, initial=initial, sets=sets, hooks=hooks)
+            train(B, config, dataset, path, initial=initial, sets=sets, hooks=[*of_log, *hooks])
         led(B, report)

@@ -5,6 +5,7 @@ their values. TOML has no null: where a field may be None, the string "none" set
 how the file is written; the first files of version 0.1 have none.
 """
 
+import os
 import tomllib
 import types
 import warnings
@@ -220,14 +221,15 @@ def dump(config: Config) -> str:
 def update(section: Section, table: Mapping[str, Any], *, source: str = "", prefix: str = "") -> Section:
     """A dataclass with the fields of `table` replaced, recursively; errors name the file `source`, if any, and the dotted key."""
     hints, known = get_type_hints(type(section)), [item.name for item in fields(section)]  # type: ignore[arg-type]
-    where = f"{source}: {prefix}" if source else prefix
+    lead = f"{source}: " if source else ""
+    where = lead + prefix
     if owner := getattr(section, "owner", ""):
         check_names(where, table, owner, known)
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             alike = [prefix + name for name in near(key, known) or known]
-            raise ConfigError(f"{source}: unknown key {prefix + key!r}; near it: {', '.join(alike)}")
+            raise ConfigError(f"{lead}unknown key {prefix + key!r}; near it: {', '.join(alike)}")
         current = getattr(section, key)
         if get_origin(hints[key]) is Mapping:
             values[key] = _tables(value, get_args(hints[key])[1], source=source, prefix=f"{prefix}{key}")
@@ -237,7 +239,7 @@ def update(section: Section, table: Mapping[str, Any], *, source: str = "", pref
             values[key] = update(current, value, source=source, prefix=f"{prefix}{key}.")
         else:
             raise ConfigError(f"{where}{key}={value!r}: expected a table, [{prefix}{key}]")
-    with named(f"{source}: " if source else "", (prefix.partition(".")[0],)), named(prefix, known):
+    with named(lead, (prefix.partition(".")[0],)), named(prefix, known):
         return changed(section, values)
 
 
@@ -269,7 +271,7 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
 
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type of a field; an integer may stand for a float, "none" for None."""
+    """`value` as the type of a field; an integer may stand for a float, "none" for None. A tuple is as a list, a path as a text."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is Literal:
@@ -278,10 +280,12 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif get_origin(option) is tuple:
-            if isinstance(value, list):
+            if isinstance(value, list | tuple):
                 return tuple(_checked(item, get_args(option)[0], where) for item in value)
         elif type(value) is option:
             return value
+        elif option in (str, Path) and isinstance(value, str | os.PathLike):
+            return option(os.fspath(value))
     if value == NONE and type(None) in options:
         return None
     raise ConfigError(f"{where}={value!r}: expected {described(hint, repr(NONE))}")

@@ -338,7 +338,7 @@ def explanation(routings: list[BlockRouting], *, on_image: bool) -> str:
             "experts have the same, pure from twice that. "
             f"Slot e.c (of {experts * capacity}): weight of each patch in the mixture that expert e computes, "
             "in multiples of uniform, with one scale for all slots of a block: white uniform, red more, blue less, grey nothing. "
-            "Ratio: largest by smallest weight of all slots."
+            "Ratio: largest by smallest weight of all slots; near 1, the router hardly tells the patches apart, as after short training."
         )
     each = routings[0].items.removesuffix("es") if routings[0].items == "patches" else "item"
     placed = "" if each == "patch" else "Channels and tokens row by row: they have no place in the image. "

@@ -60,6 +60,10 @@ class Prediction(NamedTuple):
     picture: bytes = b""
     link: str = ""
 
+    def __repr__(self) -> str:
+        """One line, without the arrays."""
+        return f"<{self.name}: {', '.join(f'{name} {likely:.3f}' for name, likely in self.classes)}>"
+
     def drawn(self, dataset: Dataset, page: Path) -> "Prediction":
         """With the picture and the link for a page, of a validation image."""
         picture = thumbnail(dataset.validation.picture(self.number), maximum=dataset.maximum)

@@ -69,11 +69,11 @@ MEASURED = (
 
 
 def write_report(
-    B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any], *, devices: int = 1
+    B: Backend, config: Config, dataset: Dataset, run: Path, params: dict[str, Any], *, devices: int | None = 1
 ) -> Path:
     """Writes report.html into the folder `run`, and returns its path. `params` are NumPy arrays.
 
-    devices: of the run, for its device-days, the seconds of all sittings, evaluations included, times devices.
+    devices: of the run, for its device-days, the seconds of all sittings, evaluations included, times devices; None: not known.
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
@@ -85,7 +85,8 @@ def write_report(
     measured = milliseconds(B, model, arrays, batch=batch, forward=forward)
     cost = f"{described(model, batch=batch)}, {measured:.3f} ms in batches of {batch} (forward pass)"
     spent = of_run(config, model, last["step"] * steps.batch, batch=steps.batch // steps.accumulate)
-    spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
+    if devices is not None:
+        spent += f"; {last['seconds'] * devices / 86_400:.4g} device-days, devices: {devices}"
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
     facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"

@@ -20,6 +20,10 @@ class Loaded(NamedTuple):
     model: Model
     params: Any
 
+    def __repr__(self) -> str:
+        """One line, without the parameters."""
+        return f"Loaded(model={self.model!r}, params=...)"
+
     def module(self) -> Any:
         """The model as a `moespec.training.pretrained.PretrainedModel`, a torch module with these weights, also for the hub.
 

@@ -1,0 +1,89 @@
+"""The application from Python: `train` does what `moespec train` does, and returns the `Run`.
+
+An error is an exception whose text is the line that the command shows. Ctrl-C, or in a notebook to interrupt the kernel, saves
+the step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from moespec.training.commandline.chosen import check_functions, check_written, chosen
+from moespec.training.commands.evaluate import EvaluateArguments, evaluate_command
+from moespec.training.commands.predict import PredictArguments, predict_command
+from moespec.training.commands.train import train_command
+from moespec.training.configuration.config import Config
+from moespec.training.configuration.configfile import digits, flat, update
+from moespec.training.loop.hooks import Hook
+from moespec.training.loop.progress import called
+from moespec.training.loop.rundirectory import RunDirectory
+from moespec.training.loop.runlog import read_log
+from moespec.training.reports.predictions import Prediction
+from moespec.training.reports.report import write_report
+from moespec.training.runs import label, load_run
+from moespec.training.weights.loading import load as load
+
+__all__ = ["Run", "train"]
+
+
+class Run:
+    """The run in the folder `path`, with its resolved `config`. Raises RunError where there is none."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = RunDirectory(self.path).begun_config()
+
+    def __repr__(self) -> str:
+        """One line: what the run trains, and how far it is."""
+        last, config = self.log("evaluation")[-1:], self.config
+        facts = [label(config), config.data.name, config.backend, f"{config.training.steps} steps"]
+        facts += [f"validation {called(one)} {one['accuracy']:.4f} at step {one['step']}" for one in last]
+        return f"<Run {str(self.path)!r}: {', '.join(facts)}>"
+
+    def log(self, kind: str = "train") -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of one kind: "train", "evaluation" or "evaluation/NAME". Each has its "step"."""
+        return read_log(self.path, kind)
+
+    def evaluate(self, **options: Any) -> dict[str, Any]:
+        """`moespec evaluate` with its options as keywords, `evaluate(knn=[20])`: prints the results, and returns them by name."""
+        return evaluate_command(update(EvaluateArguments(run=self.path), options))
+
+    def predict(self, folder: str | PathLike[str], **options: Any) -> list[Prediction]:
+        """`moespec predict` with its options as keywords, `predict("new", top=1)`: prints the table, and returns every picture."""
+        return predict_command(update(PredictArguments(run=self.path, folder=Path(folder)), options))
+
+    def report(self) -> Path:
+        """The path of report.html, which `train` writes at the end. Of a run that is not finished it is written first."""
+        path = self.path / "report.html"
+        if not (path.is_file() and RunDirectory(self.path).finished(self.config)):
+            loaded = load_run(self.path)
+            write_report(loaded.backend, loaded.config, loaded.dataset, self.path, loaded.params, devices=None)
+        return path
+
+
+def train(
+    config: Config | str | PathLike[str] | None = None,
+    *,
+    run: str | PathLike[str] | None = None,
+    resume: bool = False,
+    override: bool = False,
+    hooks: Sequence[Hook] = (),
+    **tables: Any,
+) -> Run:
+    """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
+
+    config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; by default the recipe digits, with `resume` the run's own.
+    tables: what replaces its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. run, resume, override: as for
+    the command; a run that is finished is not trained again. hooks: each is called with an `AfterStep` after each step.
+
+    Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted.
+    """
+    base, flags = (config, []) if isinstance(config, Config) else (digits(), ["--resume"] * resume)
+    given = {**flat(tables), "config": None if base is config else config, "run": run}
+    words = [*flags, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+    settings = update(chosen(words, base), tables)
+    check_written(words, settings)
+    check_functions(words, settings)
+    path = None if run is None else Path(run)
+    return Run(train_command(settings, run=path, resume=resume, override=override, hooks=hooks))
