@@ -19,7 +19,7 @@ def load(
     path: str | Path,
     *,
     backend: str | None = None,
-    step: int | None = None,
+    step: int | str | None = None,
     format: str | None = None,
     model: str | None = None,
     arguments: dict[str, Any] | None = None,

@@ -175,7 +175,7 @@ def test_fields_that_are_gone_are_left_out_of_a_run_with_a_warning(tmp_path: Pat
 
 JITTER = "data.brightness data.contrast data.hue data.saturation"
 FILES = "data.background data.broken data.path data.resize data.workers"
-TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"
+TARGETS = "data.balance data.cutmix data.label_smoothing data.mixup training.loss"
 MOE = "experts router shared_experts round_experts group_images group_tokens expert_init expert_hidden expert_activation expert_bias"
 
 

@@ -1,6 +1,7 @@
 """How long a run is: steps, epochs and examples, short warm-ups, runs that go on for longer; and the learning rate of each step."""
 
 import doctest
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,6 +151,24 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     assert "training.epochs=0.04: 4 steps" in shown
     assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
     assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
+
+
+def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
+    """The rate of the first step is 0, and that of the second so large that it is worse."""
+    train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
+    train += ["--schedule.peak", "10"]
+    assert "patience=1: needs training.keep_best" in said([*train, "--training.patience", "1"], 2)
+    assert "='f1': expected one of accuracy, loss, top5" in said([*train, "--training.keep-best", "f1"], 2)
+    train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
+    early = "stopped early: 1 evaluation without a better loss"
+    for finished in ("finished", "finished already"):
+        assert re.search(f"{finished}, 2 steps .*\n{early}\nbest loss 2.3026 at step 1\n", said(train))
+    assert all(
+        part in Path(run, "report.html").read_text() for part in ("drawn by n^-1<", f"{early}; best loss 2.3026")
+    )
+    assert ": step 1 of 12" in said(["evaluate", run, "--step", "best"])
+    assert "finished, 12 steps" in said(["train", "--run", run, "--resume", "--training.patience", "12"])
+    assert "records no best (training.keep_best)" in said(["evaluate", str(runs.whole("torch")), "--step", "best"], 2)
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")
