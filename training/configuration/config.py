@@ -134,7 +134,7 @@ class TrainingConfig:
     """checkpoints to keep"""
     keep_best: str = ""
     """keep the checkpoint whose evaluation is best in this, too: accuracy, loss, or NAME/RESULT of an [evaluation.NAME]"""
-    patience: Natural = 0
+    patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
@@ -145,8 +145,6 @@ class TrainingConfig:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
             raise ConfigError(f"{values}: expected only one of them")
         check_fields("training", self)
-        if self.patience and not self.keep_best:
-            raise ConfigError(f"training.patience={self.patience!r}: needs training.keep_best, the result to compare")
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
 

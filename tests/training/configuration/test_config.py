@@ -190,7 +190,7 @@ MOE = "experts router shared_experts round_experts group_images group_tokens exp
         ({"model.router": "hash"}, "hash.images hash.kind model.codes model.token_ids", ""),
         ({"model.stem": (8,)}, "model.stem_depth", ""),
         ({"model.dtype": "bfloat16"}, "", "model.round_experts"),
-        ({"training.loss": "sigmoid"}, "model.head_bias", ""),
+        ({"training.loss": "sigmoid", "training.keep_best": "loss"}, "model.head_bias training.patience", ""),
         ({"schedule.name": "rsqrt"}, "schedule.cooldown schedule.timescale", "schedule.end"),
         ({"mesh.expert": 2}, "mesh.transport", ""),
         ({"init": "runs/x"}, "init_skip", ""),

@@ -157,7 +157,9 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     """The rate of the first step is 0, and that of the second so large that it is worse."""
     train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
     train += ["--schedule.peak", "10"]
-    assert "patience=1: needs training.keep_best" in said([*train, "--training.patience", "1"], 2)
+    assert "patience=1 has no effect here: there is no training.keep_best" in said(
+        [*train, "--training.patience", "1"], 2
+    )
     assert "='f1': expected one of accuracy, loss, top5" in said([*train, "--training.keep-best", "f1"], 2)
     train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
     early = "stopped early: 1 evaluation without a better loss"
