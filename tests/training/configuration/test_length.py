@@ -101,16 +101,19 @@ def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
+RSQRT = (
+    *("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1"),
+    *("--training.keep-best", "loss"),
+)
 
 
 def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
-    """From the checkpoint before the cooldown, which is kept, to the bits of a run that was as long from the beginning."""
-    assert checkpoint.steps(cooled / "checkpoints") == [7, 12]
+    """From the checkpoint before the cooldown, kept with its best, to the bits of a run that was as long from the beginning."""
+    assert checkpoint.steps(cooled / "checkpoints") == [6, 7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
     shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
     assert "cooled_00000012: cooldown checkpoint moved aside" in shown
-    assert checkpoint.steps(run / "checkpoints") == [11, 16]
+    assert checkpoint.steps(run / "checkpoints") == [6, 11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
     flags = [*runs.flags, *RSQRT, "--training.steps", "16"]
@@ -123,8 +126,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said:
 
 def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """Cosine, and rsqrt after its cooldown began; nothing changes in the folder. On purpose it may."""
-    shutil.copytree(cooled, tmp_path / "rsqrt")
-    shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
+    shutil.copytree(cooled, tmp_path / "rsqrt", ignore=shutil.ignore_patterns("0000000[67]"))
     cosine = runs.broken("torch", tmp_path / "cosine", step=8)
     # Also with a checkpoint of its warm-up.
     warm = cosine / "checkpoints" / "00000003"
