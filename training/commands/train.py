@@ -153,7 +153,7 @@ def _train(
             write_report(load_backend(B.name), config, dataset, path, params, devices=B.sizes.devices)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
-        for line in sentences(config, directory.best(config.training.keep_best)):
+        for line in sentences(config, directory.best(config.training.keep_best), last["step"]):
             say(line)
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
         say(f"validation {called(last)} {last['accuracy']:.4f}{count}")

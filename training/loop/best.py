@@ -55,9 +55,10 @@ def ended(config: Config, best: Best | None) -> bool:
     return best is not None and 0 < config.training.patience <= best.since
 
 
-def sentences(config: Config, best: Best | None) -> list[str]:
-    """What is best, and why the run ended early if it did."""
+def sentences(config: Config, best: Best | None, done: int) -> list[str]:
+    """What is best, and why a run of so many steps ended early if it did."""
     if best is None:
         return []
+    early, what = ended(config, best) and done < config.training.total, f"best {best.measure} {best.value:.4f}"
     why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without a better {best.measure}"
-    return [why] * ended(config, best) + [f"best {best.measure} {best.value:.4f} at step {best.step}"]
+    return [*([why] if early else []), f"{what} at step {best.step}"]

@@ -97,7 +97,7 @@ def write_report(
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
     facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
-    if found := sentences(config, RunDirectory(run).best(steps.keep_best)):
+    if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
         facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)
     facts |= {f"block {block}, each training step": words for block, words in constant(training).items()}
