@@ -4,8 +4,7 @@
         if after.logs and after.B.process == 0:
             print(after.done, after.metrics["loss"], after.evaluations)
 
-`train` calls, in this order: Stop, Finite, the log, `Evaluate` and what notes the best, the caller's hooks and those of `--log`, saving,
-`Stop.end`. So:
+`train` calls, in this order: Stop, Finite, the log, `Evaluate`, the caller's hooks and those of `--log`, saving, `Stop.end`. So:
 
 - What is logged, evaluated or saved is finite.
 - A checkpoint is of a step that the hooks have seen. A run that was killed calls them again for the steps that it repeats.

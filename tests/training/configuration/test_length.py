@@ -101,10 +101,8 @@ def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-RSQRT = (
-    *("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1"),
-    *("--training.keep-best", "loss"),
-)
+RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
+RSQRT += ("--training.keep-best", "loss")
 
 
 def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
