@@ -24,7 +24,7 @@ from moespec.training.configuration.config import Config, ScheduleConfig, Traini
 from moespec.training.data.loader import prepared, training_batch
 from moespec.training.data.options import DataConfig
 from moespec.training.evaluation.options import EvaluationConfig
-from moespec.training.loop import checkpoint, hooks, resolve
+from moespec.training.loop import best, checkpoint, hooks, resolve
 from moespec.training.loop.evaluations import Evaluate, load_sets
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
@@ -282,8 +282,10 @@ def test_the_best_is_kept_after_any_interruption(config: Config, tmp_path: Path,
     monkeypatch.setattr(Evaluate, "_of_run", lambda self, after: evaluated(after.state["params"]))
     monkeypatch.setattr(Evaluate, "measure", lambda self, name, params: evaluated(params))
     trained(config, whole := tmp_path / "whole")
-    finished, steps, best, own, _ = outcome(whole)
-    assert (finished, steps, [best.step, own[-1][0]]) == (True, kept, kept)
+    finished, steps, found, own, _ = outcome(whole)
+    assert (finished, steps, [found.step, own[-1][0]]) == (True, kept, kept)
+    each = {kind: {"loss": 1, "accuracy": 1} for kind in ("evaluation", "evaluation/other")}
+    assert best.updated(SimpleNamespace(exchanged=lambda own: ["0.25", own]), config, None, 6, each).value == 0.25
     for number, kill in product(range(1, kept[1] + 1), (True, False)):
         calls, stopped, run = count(1), number * (not kill), tmp_path / f"{number}{kill}"
         with pytest.raises(ZeroDivisionError if kill else Interrupted):
