@@ -91,9 +91,8 @@ class RunDirectory:
     def finished(self, config: Config) -> bool:
         """Whether the newest checkpoint is that of the last step of `config`, or the run ended early, and no evaluation is owed."""
         newest = checkpoint.latest(self.checkpoints) if self.begun() else None
-        if newest is None or not (
-            int(newest.name) == config.training.steps or ended(config, self.best(config.training.keep_best))
-        ):
+        early = ended(config, self.best(config.training.keep_best))
+        if newest is None or not (early or int(newest.name) == config.training.steps):
             return False
         return not checkpoint.read_record(newest).get("owed")
 
