@@ -26,7 +26,7 @@ class LoadedRun(NamedTuple):
     step: int
 
 
-def load_run(run: Path, backend: str | None = None, step: int | None = None) -> LoadedRun:
+def load_run(run: Path, backend: str | None = None, step: int | str | None = None) -> LoadedRun:
     """The run in a folder, at its newest checkpoint or that of `step`, on `backend` or its own."""
     directory = RunDirectory(run)
     config = directory.begun_config()

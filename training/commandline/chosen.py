@@ -40,8 +40,8 @@ class OfRun:
     """folder of the run"""
     backend: BackendName | None = None
     """framework that computes (default: the run's)"""
-    step: int | None = None
-    """the checkpoint of this step instead of the newest"""
+    step: int | str | None = None
+    """the checkpoint of this step, or best (training.keep_best), instead of the newest"""
 
     def __post_init__(self) -> None:
         check_fields("", self)

@@ -42,8 +42,8 @@ class ConvertArguments:
     """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
     settings: tuple[str, ...] = option((), flags=("--set",), single=True)
     """a field of the model, as in --set heads=6 --set gelu=tanh"""
-    step: int | None = None
-    """of a run: the checkpoint of this step instead of the newest"""
+    step: int | str | None = None
+    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
 
 
 def main(words: list[str]) -> None:

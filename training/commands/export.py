@@ -49,8 +49,8 @@ class ExportArguments:
     """what is written"""
     out: Path | None = None
     """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
-    step: int | None = None
-    """of a run: the checkpoint of this step instead of the newest"""
+    step: int | str | None = None
+    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
 
 
 def main(words: list[str]) -> None:
@@ -66,7 +66,7 @@ class Format(NamedTuple):
     packages: tuple[str, ...] = ()
 
 
-def export_command(source: Path, *, format: str, out: Path | None, step: int | None) -> None:
+def export_command(source: Path, *, format: str, out: Path | None, step: int | str | None) -> None:
     """Writes the model of a run, or of weights in a format that describes itself, as a program.
 
     Raises ConfigError for a missing package, and RunError for a file that cannot be written, before

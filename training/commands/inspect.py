@@ -61,7 +61,7 @@ def main(words: list[str]) -> None:
 
 
 def inspect_command(
-    run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | None
+    run: Path, image: Path, out: Path, *, panels: Sequence[str], backend: str | None, step: int | str | None
 ) -> None:
     """Writes the picture of how a checkpoint routes an image, or of each image of a folder, whose names have numbers.
 

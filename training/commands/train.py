@@ -21,6 +21,7 @@ from moespec.training.data.dataset import Dataset
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.evaluation.classes import beside
+from moespec.training.loop.best import check_measure, sentences
 from moespec.training.loop.devices import check_layout, check_same, connected, led
 from moespec.training.loop.evaluations import EvaluationSet, load_sets
 from moespec.training.loop.hooks import Hook
@@ -34,6 +35,7 @@ from moespec.training.loop.train import train
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.report import write_report
 from moespec.training.runs import label
+from moespec.training.study import outcome
 from moespec.training.transfer.start import starting_params
 from moespec.version import version
 
@@ -74,6 +76,7 @@ def train_command(
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
+    check_measure(config, outcome.measures(config))
     for name, text in {"run": run and str(run), **flat(asdict(config))}.items():
         if isinstance(text, str) and text != text.encode(errors="ignore").decode():
             raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
@@ -156,6 +159,8 @@ def _train(
             write_report(load_backend(B.name), config, dataset, path, params, devices=B.sizes.devices)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
+        for line in sentences(config, directory.best(config.training.keep_best), last["step"]):
+            say(line)
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
         say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
         for words in beside(last, dataset):

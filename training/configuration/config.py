@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from moespec.backends.mesh import MeshSizes, Transport
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.checks import Number, Share, check_fields
+from moespec.models.checks import Natural, Number, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
@@ -132,6 +132,10 @@ class TrainingConfig:
     """steps between checkpoints"""
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
+    keep_best: str = ""
+    """keep the checkpoint whose evaluation is best in this, too: accuracy, loss, or NAME/RESULT of an [evaluation.NAME]"""
+    patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
+    """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
     log_every: Number = 10
     """steps between lines of metrics.jsonl"""
 

@@ -25,7 +25,7 @@ LOOKED_AT, HEAD = 4096, 2**14
 """Images of a part whose content is in its stamp, at most, and bytes of a file."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """One part of a data set. `read(indices)` returns images as uint8 `(images, height, width, channels)`.
 

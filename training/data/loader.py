@@ -2,6 +2,9 @@
 
 Each epoch has its own permutation of the training images, which depends on seed and epoch alone. Batches are consecutive parts of
 the epochs laid end to end, so that no image is left out at an epoch's end, and step `n` starts at position `n * batch`.
+
+With `data.balance` an epoch has as many images as before, but other numbers of each class, which goes through permutations of its
+own, one after the other, so that all of its images are drawn equally often, give or take one.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +24,7 @@ from moespec.training.rng import ORDER, generator
 
 __all__ = [
     *("batch_indices", "data_position", "evaluation_batch", "pairs_of_step", "prepared", "training_batch"),
-    "views_of_step",
+    *("training_indices", "views_of_step"),
 ]
 
 Array = Any
@@ -30,14 +33,24 @@ VIEW = 2**48
 """Distance of the random numbers of two views of an image; more than the steps, or images, of a run."""
 
 
-def batch_indices(examples: int, batch: int, seed: int, step: int) -> NDArray[np.int64]:
-    """The indices of the images of step `step` (from 0), `(batch,)`."""
+def batch_indices(examples: int, batch: int, seed: int, step: int, part: int = 0) -> NDArray[np.int64]:
+    """The indices of the images of step `step` (from 0), `(batch,)`. Each `part` has its own permutations."""
     positions = np.arange(step * batch, (step + 1) * batch)
     pieces = [
-        _epoch_order(examples, seed, int(epoch))[positions[positions // examples == epoch] % examples]
+        _epoch_order(examples, seed, int(epoch), part)[positions[positions // examples == epoch] % examples]
         for epoch in np.unique(positions // examples)
     ]
     return np.concatenate(pieces)
+
+
+def training_indices(split: Split, balance: float, batch: int, seed: int, step: int) -> NDArray[np.int64]:
+    """`batch_indices` with classes balanced."""
+    places = batch_indices(len(split), batch, seed, step)
+    if not balance:
+        return places
+    epochs = np.arange(step * batch, (step + 1) * batch) // len(split)
+    each = [_balanced(split, balance, seed, epoch)[places[epochs == epoch]] for epoch in np.unique(epochs).tolist()]
+    return np.concatenate(each)
 
 
 def data_position(examples: int, batch: int, step: int) -> dict[str, int]:
@@ -59,7 +72,7 @@ def training_batch(
     mixes = bool(config.mixup or config.cutmix)
     # The first of `rows` has its neighbour before it, which is dropped when all are mixed.
     places = np.arange(batch) if rows is None else np.arange(rows.start - mixes, rows.stop) % batch
-    indices = batch_indices(len(dataset.train), batch, seed, step)[places]
+    indices = training_indices(dataset.train, config.balance, batch, seed, step)[places]
     positions = step * batch + places + view * VIEW
     pixels = cut_out(dataset, config, indices, seed=seed, positions=positions)
     moved: Any = {"padding": config.crop_padding, "flip": config.flip, "batch": batch, "places": places}
@@ -116,8 +129,24 @@ def evaluation_batch(
 
 
 @lru_cache(maxsize=2)
-def _epoch_order(examples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    return generator(seed, ORDER, epoch).permutation(examples)
+def _epoch_order(examples: int, seed: int, epoch: int, part: int) -> NDArray[np.int64]:
+    return generator(seed, ORDER, epoch, part).permutation(examples)
+
+
+@lru_cache(maxsize=2)
+def _balanced(split: Split, balance: float, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The images of an epoch, class by class. It has so many of a class of n images, at least one:
+
+    n^(1 - balance), scaled to the sum of all n and rounded by largest remainders
+    """
+    counts = np.bincount(split.labels)
+    weights = np.where(counts > 0, np.maximum(counts, 1) ** (1.0 - balance), 0.0)
+    exact = weights * (len(split) / weights.sum())
+    draws = np.floor(exact).astype(np.int64)
+    draws[np.argsort(draws - exact, kind="stable")[: len(split) - draws.sum()]] += 1
+    members = np.split(np.argsort(split.labels, kind="stable"), np.cumsum(counts)[:-1])
+    each = enumerate(zip(members, draws.tolist(), strict=True), 1)
+    return np.concatenate([own[batch_indices(len(own), n, seed, epoch, part)] for part, (own, n) in each if n])
 
 
 def prepared(

@@ -78,6 +78,8 @@ class DataConfig:
     """mix pairs of images with a weight from Beta(mixup, mixup); 0 for none"""
     cutmix: Scalar = option(0.0, only=TARGETS)
     """put a rectangle of one image into another, its share from Beta(cutmix, cutmix); 0 for none; alternating with mixup"""
+    balance: Share = option(0.0, only=TARGETS)
+    """draw an image of a class of n in proportion to n^-balance: 0: each once in an epoch; 1: all classes equally often"""
     label_smoothing: Annotated[float, Range(0, 1)] = option(0.0, only=TARGETS)
     """part of a label that is spread evenly over all classes"""
     workers: Annotated[int, Range(0, 1024, below=False)] = option(0, only=DECODED)

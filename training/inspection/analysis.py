@@ -33,7 +33,7 @@ COLUMNS = (
 )
 
 
-def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | None) -> None:
+def analysis_command(run: Path, out: Path, *, backend: str | None, step: int | str | None) -> None:
     """Writes the pictures of a checkpoint at `out` and the numbers in a file of that name with the ending .json."""
     values = out.with_suffix(".json")
     check_output("out", out, [".png"])

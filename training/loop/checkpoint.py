@@ -51,7 +51,7 @@ ENTRIES: dict[str, type | tuple[type, ...]] = {
 """Required entries of state.json, besides its format, its own checksum and those of arrays."""
 PATIENCE, LOOK = 600.0, 0.05
 """Seconds that process 0 waits for the parts of the others, and between looks."""
-MORE: dict[str, type] = {"overrides": list, "owed": list, "logged": int, "stamp": dict}
+MORE: dict[str, Any] = {"overrides": list, "owed": list, "logged": int, "stamp": dict, "best": dict | None}
 """Optional entries, which older versions did not write."""
 
 
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def write(folder: Path, checkpoint: Checkpoint, *, keep: int, spare: int | None = None) -> Path:
-    """Writes a checkpoint into `folder` and removes all but the newest `keep` and that of step `spare`. Returns its path."""
+    """Writes a checkpoint into `folder` and removes all but the newest `keep`, that of step `spare`, and their best. Returns its path."""
     temporary = _unfinished(folder, checkpoint.record["step"])
     arrays = _encoded(checkpoint.state)
     record = {"format": 2, **checkpoint.record, "arrays_sha256": digest(arrays)}
@@ -95,8 +95,13 @@ def _finish(folder: Path, record: dict[str, Any], *, keep: int, spare: int | Non
     sync_directory(temporary)
     temporary.rename(final)
     sync_directory(folder)
-    for old in steps(folder)[:-keep]:
-        if old != spare:
+    present = steps(folder)
+    kept = {spare, *present[-keep:]}
+    for step in kept.intersection(present) if record.get("best") else ():
+        with suppress(CheckpointError):  # whoever goes on from it is told of the damage
+            kept.add((read_record(folder / f"{step:08d}").get("best") or {}).get("step"))
+    for old in present:
+        if old not in kept:
             try:
                 _remove(folder / f"{old:08d}")
             except OSError as error:  # the new one is whole

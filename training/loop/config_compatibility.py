@@ -15,7 +15,7 @@ __all__ = ["FREE", "NUMBER", "changes", "check_evaluated", "described", "keys", 
 FREE = frozenset(
     {
         *("backend", "data.prefetch", "training.compile", "training.recompute", "training.log_every", "training.keep"),
-        "training.cuda_graph",
+        *("training.cuda_graph", "training.patience"),
         *("training.evaluate_every", "training.checkpoint_every", "data.workers"),
         *("mesh.data", "mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"),
     }

@@ -40,6 +40,7 @@ from moespec.training.configuration.length import before_cooldown
 from moespec.training.configuration.schedules import Schedule
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
+from moespec.training.loop.best import Best, ended
 from moespec.training.loop.checkpoint import Saver
 from moespec.training.loop.resolve import schedule
 
@@ -73,6 +74,8 @@ class AfterStep:
     """the signal after which this step is the last"""
     unread: bool = False
     """whether this step is the last as the images of the next cannot be read"""
+    best: Best | None = None
+    """with `training.keep_best`: the best evaluation so far"""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -97,7 +100,8 @@ class AfterStep:
     def saves(self) -> bool:
         """Whether there is a checkpoint of this step."""
         scheduled = self.every(self.config.training.checkpoint_every) or self.done == before_cooldown(self.config)
-        return scheduled or self.stopped_by is not None or self.unread
+        best = self.best is not None and (self.best.step == self.done or ended(self.config, self.best))
+        return scheduled or best or self.stopped_by is not None or self.unread
 
 
 Hook = Callable[[AfterStep], None]

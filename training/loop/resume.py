@@ -110,17 +110,17 @@ def record_of(
     }
 
 
-def settle(B: Backend, directory: RunDirectory, step: int, pending: list[str | None]) -> None:
-    """Notes in the checkpoint of `step` which evaluations are still pending."""
+def settle(B: Backend, directory: RunDirectory, step: int, noted: Mapping[str, Any]) -> None:
+    """Notes in the checkpoint of `step` which evaluations are still pending, and which is the best."""
     if B.process == 0:
         path = directory.checkpoints / f"{step:08d}"
-        checkpoint.amend(path, {**checkpoint.read_record(path), "owed": pending})
+        checkpoint.amend(path, {**checkpoint.read_record(path), **noted})
 
 
 def trained_params(
-    directory: RunDirectory, config: Config, *, step: int | None = None, average: bool = False
+    directory: RunDirectory, config: Config, *, step: int | str | None = None, average: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The parameters (NumPy) of model and objective, and the step, of a run's newest checkpoint or of that of `step`.
+    """The parameters (NumPy) of model and objective, and the step, of a run's newest checkpoint or of that of `step`, or "best".
 
     average: with their averages where there are any. Raises CheckpointError when there is no checkpoint, or it is damaged, or
     `config` describes another model or other data.

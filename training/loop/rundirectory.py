@@ -25,6 +25,7 @@ from moespec.training.configuration import configfile, length
 from moespec.training.configuration.config import Config
 from moespec.training.data.dataset import Dataset
 from moespec.training.loop import checkpoint, config_compatibility
+from moespec.training.loop.best import Best, ended
 from moespec.training.loop.checkpoint import Checkpoint
 from moespec.training.loop.resolve import model_config
 from moespec.training.objectives.table import shapes_of
@@ -88,11 +89,18 @@ class RunDirectory:
         return isfile(self.path / CONFIG) and bool(checkpoint.steps(self.checkpoints))
 
     def finished(self, config: Config) -> bool:
-        """Whether the newest checkpoint is that of the last step of `config`, and no evaluation of it is owed."""
+        """Whether the newest checkpoint is that of the last step of `config`, or the run ended early, and no evaluation is owed."""
         newest = checkpoint.latest(self.checkpoints) if self.begun() else None
-        if newest is None or int(newest.name) != config.training.steps:
+        early = ended(config, self.best(config.training.keep_best))
+        if newest is None or not (early or int(newest.name) == config.training.steps):
             return False
         return not checkpoint.read_record(newest).get("owed")
+
+    def best(self, measure: str | None = None) -> Best | None:
+        """The best evaluation that the newest checkpoint records, if it is of `measure`."""
+        newest = checkpoint.latest(self.checkpoints)
+        entry = checkpoint.read_record(newest).get("best") if newest else None
+        return Best(**entry) if entry and measure in (None, entry["measure"]) else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -239,12 +247,15 @@ class RunDirectory:
         path = self.place()
         return None if path is None else checkpoint.read(path, dict(shapes), whole=whole)
 
-    def place(self, step: int | None = None) -> Path | None:
-        """The folder of the newest checkpoint, or None, or of that of `step`, or CheckpointError."""
+    def place(self, step: int | str | None = None) -> Path | None:
+        """The folder of the newest checkpoint, or None, or of that of `step` or "best", or CheckpointError."""
         steps = checkpoint.steps(self.checkpoints)
+        if step == "best" and (best := self.best()) is not None:
+            step = best.step
         if step is not None and step not in steps:
             listed = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which has the steps {listed}")
+            known = f"has the steps {listed}" + (", and records no best (training.keep_best)" if step == "best" else "")
+            raise CheckpointError(f"step={step!r}: not in {self.checkpoints}, which {known}")
         return checkpoint.latest(self.checkpoints) if step is None else self.checkpoints / f"{step:08d}"
 
 

@@ -22,6 +22,7 @@ from moespec.training.data.dataset import Dataset
 from moespec.training.data.loader import prepared
 from moespec.training.data.prefetch import Prefetcher
 from moespec.training.interruption import Interruption
+from moespec.training.loop.best import ended, updated
 from moespec.training.loop.checkpoint import Saver, latest
 from moespec.training.loop.evaluations import Evaluate, EvaluationSet
 from moespec.training.loop.hash_tables import initial_params
@@ -94,26 +95,40 @@ def train(
             if after.logs:
                 after.logged = progress.trained(after.done, after.rate, after.metrics)
 
+        def follow(after: AfterStep) -> None:
+            """Notes whether the step is the best so far. A run that ends early makes all evaluations of its last step."""
+            before, after.best = after.best, updated(B, config, after.best, after.done, after.evaluations)
+            if after.best != before and ended(config, after.best):
+                due = evaluate.pending(after.done)
+                after.pending += [name for name in evaluate.pending(settings.total) if name not in due]
+                evaluate(after)
+
+        def noted(after: AfterStep) -> dict[str, Any]:
+            return {"owed": after.pending, "best": after.best and after.best._asdict()}
+
         def save(after: AfterStep) -> None:
             """Saves the state, after the log is on the disk."""
             if after.saves:
                 progress.sync()
-                owed = {"owed": after.pending} if after.pending else {}
                 record = record_of(B, config, after.done, seconds=progress.seconds, stamp=stamp, overrides=overrides)
-                saver.save(after.exported, {**record, "logged": progress.logged, **owed})
+                saver.save(after.exported, {**record, "logged": progress.logged, **noted(after)})
 
-        each: list[Hook] = [tell, stop, finite, log, evaluate, *hooks, save, stop.end]
-        after = AfterStep(B, config, state, start, pending=pending)
+        each: list[Hook] = [tell, stop, finite, log, evaluate, follow, *hooks, save, stop.end]
+        best = directory.best(settings.keep_best)
+        after = AfterStep(B, config, state, start, pending=pending, best=best)
         if pending:
             evaluate(after)
+            follow(after)
             progress.sync()
             for hook in hooks:
                 hook(after)
-            settle(B, directory, start, pending)
+            settle(B, directory, start, noted(after))
             stop.end(after)
 
         batches_ahead = iter(steps)
         for _ in range(start, settings.total):
+            if ended(config, after.best):
+                break
             try:
                 step, batch = next(batches_ahead)
             except SpecError as error:
@@ -126,7 +141,8 @@ def train(
                 error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
                 raise
             state, metrics = update(state, batch, rate(step))
-            after = AfterStep(B, config, state, step + 1, rate(step), metrics, evaluate.pending(step + 1))
+            pending = evaluate.pending(step + 1)
+            after = AfterStep(B, config, state, step + 1, rate(step), metrics, pending, best=after.best)
             for hook in each:
                 hook(after)
         return Trained(B.export_state(state)["params"], evaluate.last, progress.seconds)

@@ -66,7 +66,7 @@ def contrasted(config: Config, dataset: Dataset | None) -> Config:
         given = f"training.batch={training.batch!r}, training.accumulate={training.accumulate!r}"
         why = "the others of a batch are the negatives: expected at least 2 images in 1 part"
         raise ConfigError(f"{given}: {why}")
-    return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0))
+    return replace(config, data=replace(config.data, mixup=0.0, cutmix=0.0, label_smoothing=0.0, balance=0.0))
 
 
 class Objective(NamedTuple):

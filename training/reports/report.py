@@ -37,8 +37,10 @@ from moespec.training.inspection.inspect_run import (
     shaded,
     weights_of,
 )
+from moespec.training.loop.best import sentences
 from moespec.training.loop.progress import called, told
 from moespec.training.loop.resolve import model_config
+from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.loop.runlog import read_log
 from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, milliseconds, of_run
@@ -90,6 +92,8 @@ def write_report(
     facts = _facts(config, dataset, last, cost, spent)
     rates = [record["images_per_second"] for record in training[1:] or training]  # compiling is in the first
     facts["speed of training"] = f"{statistics.median(rates):.4g} images per second"
+    if found := sentences(config, RunDirectory(run).best(steps.keep_best), last["step"]):
+        facts["best checkpoint"] = "; ".join(found)
     facts |= _machine(B.name)
     routers = {f"block {block}, each training step": words for block, words in constant(training).items()}
     for block in sorted(last.get("moe", {}), key=in_order):
@@ -158,10 +162,11 @@ def _facts(config: Config, dataset: Dataset, evaluation: dict[str, Any], cost: s
     blocks = getattr(config.model, "block", {}).values()
     names = dict.fromkeys([getattr(config.model, "router", None), *(own.get("router") for own in blocks)])
     router = [f"router {' and '.join(filter(None, names))}"] if hasattr(config.model, "router") else []
+    balance = f", images of a class of n drawn by n^-{config.data.balance:g}" if config.data.balance else ""
     return {
         "model": ", ".join([config.model.name, *router]),
         "cost": cost,
-        "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images",
+        "data": f"{dataset.name}, {len(dataset.train)} training and {len(dataset.validation)} validation images{balance}",
         "training": f"{evaluation['step']} steps of {config.training.batch} images in {evaluation['seconds']:.0f} s",
         "cost of the run": spent,
         "backend": config.backend,

@@ -45,7 +45,7 @@ class Given:
     model: str | None = None
     arguments: Mapping[str, Any] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    step: int | None = None
+    step: int | str | None = None
 
 
 class Format(NamedTuple):

@@ -42,7 +42,7 @@ def load(
     path: str | Path,
     *,
     backend: str | None = None,
-    step: int | None = None,
+    step: int | str | None = None,
     format: str | None = None,
     model: str | None = None,
     arguments: dict[str, Any] | None = None,
@@ -52,7 +52,7 @@ def load(
 
     path: the folder of a run, a file of `moespec convert`, a folder of the hub, or weights of another project.
     backend: "jax", "torch" or "numpy"; by default the one chosen at import.
-    step: of a run, the checkpoint of this step instead of the newest.
+    step: of a run, the checkpoint of this step, or best (training.keep_best), instead of the newest.
     format: a key of `moespec.training.weights.formats.FORMATS`, where the files do not tell.
     model, arguments, fields: of another project's weights, what the files do not say (`moespec convert --help`).
 

@@ -175,7 +175,7 @@ def test_fields_that_are_gone_are_left_out_of_a_run_with_a_warning(tmp_path: Pat
 
 JITTER = "data.brightness data.contrast data.hue data.saturation"
 FILES = "data.background data.broken data.path data.resize data.workers"
-TARGETS = "data.cutmix data.label_smoothing data.mixup training.loss"
+TARGETS = "data.balance data.cutmix data.label_smoothing data.mixup training.loss"
 MOE = "experts router shared_experts round_experts group_images group_tokens expert_init expert_hidden expert_activation expert_bias"
 
 
@@ -190,7 +190,7 @@ MOE = "experts router shared_experts round_experts group_images group_tokens exp
         ({"model.router": "hash"}, "hash.images hash.kind model.codes model.token_ids", ""),
         ({"model.stem": (8,)}, "model.stem_depth", ""),
         ({"model.dtype": "bfloat16"}, "", "model.round_experts"),
-        ({"training.loss": "sigmoid"}, "model.head_bias", ""),
+        ({"training.loss": "sigmoid", "training.keep_best": "loss"}, "model.head_bias training.patience", ""),
         ({"schedule.name": "rsqrt"}, "schedule.cooldown schedule.timescale", "schedule.end"),
         ({"mesh.expert": 2}, "mesh.transport", ""),
         ({"init": "runs/x"}, "init_skip", ""),

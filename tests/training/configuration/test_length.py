@@ -1,6 +1,7 @@
 """How long a run is: steps, epochs and examples, short warm-ups, runs that go on for longer; and the learning rate of each step."""
 
 import doctest
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,15 +102,16 @@ def cooled(runs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RSQRT = ("--schedule.name", "rsqrt", "--schedule.cooldown", "5", "--schedule.timescale", "4", "--training.keep", "1")
+RSQRT += ("--training.keep-best", "loss")
 
 
 def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
-    """From the checkpoint before the cooldown, which is kept, to the bits of a run that was as long from the beginning."""
-    assert checkpoint.steps(cooled / "checkpoints") == [7, 12]
+    """From the checkpoint before the cooldown, kept with its best, to the bits of a run that was as long from the beginning."""
+    assert checkpoint.steps(cooled / "checkpoints") == [6, 7, 12]
     run = Path(shutil.copytree(cooled, tmp_path / "run"))
     shown = said(["train", "--run", str(run), "--resume", "--training.steps", "16"])
     assert "cooled_00000012: cooldown checkpoint moved aside" in shown
-    assert checkpoint.steps(run / "checkpoints") == [11, 16]
+    assert checkpoint.steps(run / "checkpoints") == [6, 11, 16]
     assert (run / "checkpoints" / "cooled_00000012" / "state.json").is_file()
     longer = tmp_path / "longer"
     flags = [*runs.flags, *RSQRT, "--training.steps", "16"]
@@ -122,8 +124,7 @@ def test_rsqrt_goes_on_for_longer(runs: Any, cooled: Path, tmp_path: Path, said:
 
 def test_what_would_have_been_another_run(runs: Any, cooled: Path, tmp_path: Path, said: Any) -> None:
     """Cosine, and rsqrt after its cooldown began; nothing changes in the folder. On purpose it may."""
-    shutil.copytree(cooled, tmp_path / "rsqrt")
-    shutil.rmtree(tmp_path / "rsqrt" / "checkpoints" / "00000007")
+    shutil.copytree(cooled, tmp_path / "rsqrt", ignore=shutil.ignore_patterns("0000000[67]"))
     cosine = runs.broken("torch", tmp_path / "cosine", step=8)
     # Also with a checkpoint of its warm-up.
     warm = cosine / "checkpoints" / "00000003"
@@ -150,6 +151,26 @@ def test_a_run_by_epochs(runs: Any, tmp_path: Path, said: Any) -> None:
     assert "training.epochs=0.04: 4 steps" in shown
     assert "schedule.warmup=50: not shorter than the 4 steps of the run, shortened to 2" in shown
     assert "finished already" in said(["train", "--run", str(run), *flags, *epochs])
+
+
+def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
+    """The rate of the first step is 0, and that of the second so large that it is worse."""
+    train = ["train", "--run", run := str(tmp_path / "run"), *runs.flags, "--training.evaluate-every", "1"]
+    train += ["--schedule.peak", "10"]
+    assert "patience=1 has no effect here: there is no training.keep_best" in said(
+        [*train, "--training.patience", "1"], 2
+    )
+    assert "='f1': expected one of accuracy, loss, top5" in said([*train, "--training.keep-best", "f1"], 2)
+    train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
+    early = "stopped early: 1 evaluation without a better loss"
+    for finished in ("finished", "finished already"):
+        assert re.search(f"{finished}, 2 steps .*\n{early}\nbest loss 2.3026 at step 1\n", said(train))
+    assert all(
+        part in Path(run, "report.html").read_text() for part in ("drawn by n^-1<", f"{early}; best loss 2.3026")
+    )
+    assert ": step 1 of 12" in said(["evaluate", run, "--step", "best"])
+    assert "finished, 12 steps" in said(["train", "--run", run, "--resume", "--training.patience", "12"])
+    assert "records no best (training.keep_best)" in said(["evaluate", str(runs.whole("torch")), "--step", "best"], 2)
 
 
 DROPPED = ("--training.steps", "--schedule.warmup")

@@ -25,7 +25,9 @@ from moespec.models.memory import cores
 from moespec.spec.errors import SpecError
 from moespec.training import progress_bar
 from moespec.training.configuration.config import TrainingConfig
+from moespec.training.data import loader
 from moespec.training.data.augment import crop_and_flip, mixup_weight
+from moespec.training.data.dataset import array_split
 from moespec.training.data.datasets import load, load_configured
 from moespec.training.data.loader import batch_indices, data_position, evaluation_batch, prepared, training_batch
 from moespec.training.data.options import DataConfig
@@ -43,6 +45,20 @@ def test_each_image_once_per_epoch() -> None:
     assert data_position(10, 4, 4) == {"epoch": 1, "offset": 6}
     # A batch that is longer than an epoch.
     assert np.bincount(batch_indices(3, 7, seed=0, step=0), minlength=3).tolist() in ([3, 2, 2], [2, 3, 2], [2, 2, 3])
+
+
+def test_balanced_classes() -> None:
+    """An epoch has its number of each class, whose images are drawn equally often; without balance the order is as it was."""
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 4], [100, 30, 3, 1]))
+    split = array_split(np.zeros((134, 1, 1, 1), np.uint8), labels)
+    for balance, draws in ((0.5, [74, 40, 13, 0, 7]), (1.0, [34, 34, 33, 0, 33])):
+        batches = [loader.training_indices(split, balance, 90, 3, step) for step in range(15)]
+        epochs = np.concatenate(batches)[:1340].reshape(10, 134)
+        assert [np.bincount(labels[epoch]).tolist() for epoch in epochs] == [draws] * 10
+        times = np.bincount(epochs.ravel(), minlength=134)
+        assert all(np.ptp(times[labels == label]) <= 1 for label in labels)
+        np.testing.assert_array_equal(loader.training_indices(split, balance, 90, 3, 7), batches[7])  # of any step
+    np.testing.assert_array_equal(loader.training_indices(split, 0.0, 90, 3, 7), batch_indices(134, 90, 3, 7))
 
 
 def test_seeds_purposes_and_neighbouring_positions_share_no_numbers() -> None:

@@ -417,7 +417,7 @@ def test_what_may_change_without_more_ado(runs, tmp_path: Path, said) -> None:  
     run = runs.stopped(whole, tmp_path / "run", step=8)
     fields = {"training.log_every": "7", "training.keep": "3", "training.compile": "never", "data.prefetch": "1"}
     fields |= {"training.evaluate_every": "7", "training.checkpoint_every": "7", "training.steps": "14"}
-    fields |= {"mesh.data": "1"}
+    fields |= {"mesh.data": "1", "training.patience": "0"}
     # The digits have nothing to decode, and one process has one device, which is no GPU.
     others = {"training.recompute", "training.cuda_graph", "backend", "data.workers"}
     others |= {"mesh.fsdp", "mesh.expert", "mesh.transport", "mesh.timeout"}

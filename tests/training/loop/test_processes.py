@@ -29,6 +29,7 @@ from moespec.training.loop.runlog import read_log
 PROGRAM = "import sys; from moespec.cli import main; sys.exit(main(sys.argv[1:]))"
 TRAIN = (
     "train", "--router", "softmax_token_choice", "--experts", "4", "--data.mixup", "0.5", "--data.crop-padding", "1",
+    "--data.balance", "0.5", "--training.keep-best", "accuracy",
     "--model.dropout", "0.1", "--training.steps", "12", "--training.checkpoint-every", "4", "--training.log-every", "1",
     "--training.evaluate-every", "12", "--training.keep", "9",
 )  # fmt: skip

@@ -3,8 +3,10 @@
 import math
 import re
 import shutil
+import signal
 from dataclasses import replace
 from functools import partial
+from itertools import count, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +18,17 @@ from of_models import saved
 import moespec.backends.numpy as numpy_backend
 from moespec import cli
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.models.errors import RunError
+from moespec.models.errors import Interrupted, RunError
 from moespec.training.commands import train as train_command
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 from moespec.training.data.loader import prepared, training_batch
 from moespec.training.data.options import DataConfig
-from moespec.training.loop import checkpoint, hooks, resolve
+from moespec.training.evaluation.options import EvaluationConfig
+from moespec.training.loop import best, checkpoint, hooks, resolve
+from moespec.training.loop.evaluations import Evaluate, load_sets
 from moespec.training.loop.hash_tables import initial_params
 from moespec.training.loop.hooks import AfterStep, Hook
-from moespec.training.loop.progress import Progress
+from moespec.training.loop.progress import Progress, kind_of
 from moespec.training.loop.resolve import load_backend, model_config
 from moespec.training.loop.resume import Start
 from moespec.training.loop.rundirectory import RunDirectory
@@ -184,9 +188,9 @@ def config(runs: Any) -> Config:
 
 
 def trained(config: Config, run: Path, *hooks: Hook) -> Recorder:
-    recorder = Recorder()
+    recorder, dataset = Recorder(), resolve.load_data(config)
     RunDirectory(run).claim(config, resume=True)
-    train(recorder.backend, config, resolve.load_data(config), run, hooks=hooks)
+    train(recorder.backend, config, dataset, run, hooks=hooks, sets=load_sets(config, dataset))
     return recorder
 
 
@@ -246,6 +250,48 @@ def test_hooks_evaluations_and_checkpoints_are_of_the_parameters_after_their_ste
         last = saved(tmp_path, step)
         assert last.state["params"]["head"]["bias"].tolist() == [step] + [0] * 9
         assert (last.state["step"], last.record["random"]) == (step, {"seed": 3, "step": step})
+
+
+BEST = {  # measure, patience, its values after each step; the steps that are kept at the end, the best and the last
+    "the earlier of equal ones": ("accuracy", 0, [0.1, 0.5, 0.4, 0.5, 0.3, 0.2], [2, 6]),
+    "the smallest loss": ("loss", 2, [0.5, 0.1, 0.4, 0.5, 0.0, 0.0], [2, 4]),
+    "not a number": ("accuracy", 3, [math.nan, 0.2, math.nan, 0.3, 0.2, math.nan], [4, 6]),
+    "the run's own is made at the end, too": ("other/accuracy", 2, [0.3, 0.2, 0.2, 0.9, 0.9, 0.9], [1, 3]),
+}
+
+
+@pytest.mark.parametrize("row", BEST)
+def test_the_best_is_kept_after_any_interruption(config: Config, tmp_path: Path, monkeypatch: Any, row: str) -> None:
+    """Killed in a step after its evaluations and before its checkpoint, or stopped by a signal in an evaluation."""
+    measure, patience, values, kept = BEST[row]
+    other = {"other": EvaluationConfig(every=1)} if "/" in measure else {}
+    settings: Any = {"keep_best": measure, "patience": patience, "keep": 1, "evaluate_every": 1 + len(other)}
+    config = replace(config, training=replace(config.training, **settings), evaluation=other)
+    calls, stopped = count(1), 0
+
+    def evaluated(params: Any) -> dict[str, Any]:
+        if next(calls) == stopped:
+            raise Interrupted("", signal.SIGTERM)
+        return dict.fromkeys(("accuracy", "loss"), values[int(params["head"]["bias"][0]) - 1]) | {"images": 1}
+
+    def outcome(run: Path) -> list[Any]:
+        logs = [read_log(run, kind_of(name)) for name in (None, "other")]
+        folder, lines = RunDirectory(run), [[(line["step"], str(line["loss"])) for line in log] for log in logs]
+        return [folder.finished(config), checkpoint.steps(folder.checkpoints), folder.best(), *lines]
+
+    monkeypatch.setattr(Evaluate, "_of_run", lambda self, after: evaluated(after.state["params"]))
+    monkeypatch.setattr(Evaluate, "measure", lambda self, name, params: evaluated(params))
+    trained(config, whole := tmp_path / "whole")
+    finished, steps, found, own, _ = outcome(whole)
+    assert (finished, steps, [found.step, own[-1][0]]) == (True, kept, kept)
+    each = {kind: {"loss": 1, "accuracy": 1} for kind in ("evaluation", "evaluation/other")}
+    assert best.updated(SimpleNamespace(exchanged=lambda own: ["0.25", own]), config, None, 6, each).value == 0.25
+    for number, kill in product(range(1, kept[1] + 1), (True, False)):
+        calls, stopped, run = count(1), number * (not kill), tmp_path / f"{number}{kill}"
+        with pytest.raises(ZeroDivisionError if kill else Interrupted):
+            trained(config, run, lambda after, last=number * kill: 1 / (after.done - last))
+        trained(config, run)
+        assert outcome(run) == outcome(whole), run.name
 
 
 # ----------------------------------------------------------------------------------------------- runs that diverge

@@ -1,0 +1,64 @@
+"""The best evaluation of a run, whose checkpoint is kept (`training.keep_best`), and an early end (`training.patience`).
+
+Each checkpoint records the best up to its step, so that a run that goes on from it decides as an unbroken one does."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from moespec.backends.contract import Backend
+from moespec.models.pytrees import flatten
+from moespec.spec.errors import ConfigError
+from moespec.training.configuration.config import Config
+from moespec.training.objectives.table import objective_of
+
+__all__ = ["Best", "check_measure", "ended", "sentences", "updated"]
+
+
+class Best(NamedTuple):
+    """The best value of a measure, the step that was evaluated, and how many evaluations since then were no better."""
+
+    measure: str
+    value: float
+    step: int
+    since: int = 0
+
+
+def check_measure(config: Config, others: Sequence[str]) -> None:
+    """ConfigError unless `training.keep_best` is a result of the run's own evaluation, or one of `others`, of [evaluation.NAME]."""
+    own = ["accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
+    if (measure := config.training.keep_best) and measure not in (*own, *others):
+        raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")
+
+
+def updated(B: Backend, config: Config, best: Best | None, step: int, results: Mapping[str, Any]) -> Best | None:
+    """The best evaluation after those of `step`, whose results are by the kind of their line. All processes take process 0's value.
+
+    A loss is best when smallest, any other measure when largest. The earlier of equal ones stays, and NaN is never better.
+    """
+    measure = config.training.keep_best
+    name, _, path = measure.partition("/")
+    kind, path = (f"evaluation/{name}", path) if name in config.evaluation else ("evaluation", measure)
+    if not measure or kind not in results:
+        return best
+    if (found := flatten(results[kind]).get(path)) is None:
+        raise ConfigError(f"training.keep_best={measure!r}: {kind} has only {', '.join(results[kind])}")
+    value = float(B.exchanged(repr(float(found)))[0])
+    sign = -1 if path.rpartition("/")[2] == "loss" else 1
+    if best is None or sign * value > sign * best.value or (math.isnan(best.value) and not math.isnan(value)):
+        return Best(measure, value, step)
+    return best._replace(since=best.since + 1)
+
+
+def ended(config: Config, best: Best | None) -> bool:
+    """Whether a run ends early, as `training.patience` evaluations in a row were no better."""
+    return best is not None and 0 < config.training.patience <= best.since
+
+
+def sentences(config: Config, best: Best | None, done: int) -> list[str]:
+    """What is best, and why a run of so many steps ended early if it did."""
+    if best is None:
+        return []
+    why = f"stopped early: {best.since} evaluation{'s' * (best.since > 1)} without a better {best.measure}"
+    which = f"best {best.measure} {best.value:.4f} at step {best.step}"
+    return [why, which] if ended(config, best) and done < config.training.total else [which]
