@@ -36,7 +36,7 @@ def test_a_figure_of_another_project_needs_two_runs_that_agree(monkeypatch, tmp_
 
 
 def test_accuracies_on_pages_are_those_of_committed_runs():
-    """A run named for a recipe has its settings; our recipes and the page of training give accuracies with two decimals."""
+    """A run named for a recipe has its settings; our recipes and two pages give accuracies with two decimals."""
     row = re.compile(r"^\| `(.+)` \| (\d?\d\.\d\d) \| \[.+\]\(\.\./\.\./(.+)\) \|$", re.M)
     rows = row.findall((RUNS / "README.md").read_text())
     assert sorted(name for name, _, _ in rows) == sorted(path.name for path in RUNS.iterdir() if path.is_dir())
@@ -48,7 +48,11 @@ def test_accuracies_on_pages_are_those_of_committed_runs():
         recipe = RECIPES / f"{name.partition('-')[0]}.toml"
         for table, settings in tomllib.loads(recipe.read_text()).items() if recipe.is_file() else ():
             assert settings.items() <= config[table].items(), name
-    pages = [ROOT / "docs" / "training.md", *RECIPES.glob("[!s]*.toml")]  # study_* give the paper's
+    pages = [
+        ROOT / "docs/training.md",
+        ROOT / "docs/photos.md",
+        *RECIPES.glob("[!s]*.toml"),
+    ]  # study_* give the paper's
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
     figures = {(page, figure) for page, text in texts.items() for figure in re.findall(r"\b\d\d\.\d\d\b", text)}
     assert figures == {(page, figure) for _, figure, page in rows if len(figure) == 5}

@@ -26,7 +26,7 @@ class Best(NamedTuple):
 
 def check_measure(config: Config, others: Sequence[str]) -> None:
     """ConfigError unless `training.keep_best` is a result of the run's own evaluation, or one of `others`, of [evaluation.NAME]."""
-    own = ["accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
+    own = ["accuracy", "balanced_accuracy", "loss", "top5"] if objective_of(config).head else ["accuracy"]
     if (measure := config.training.keep_best) and measure not in (*own, *others):
         raise ConfigError(f"training.keep_best={measure!r}: expected one of {', '.join([*own, *others])}")
 
