@@ -1,7 +1,6 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
 import difflib
-import importlib
 import importlib.util
 import os
 import types
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, load_own
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
@@ -66,11 +66,7 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
 
 def imported(argument: str, name: str) -> Callable[..., Any]:
     """The user's function `package.module:function`. Raises ConfigError, which calls it `argument`, when it cannot be imported."""
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"{argument}={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
+    found: Callable[..., Any] = load_own(argument, name)
     if not callable(found):
         raise ConfigError(f"{argument}={name!r}: not a function")
     return found
@@ -97,7 +93,14 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
-    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
+    words = {
+        OwnName: "package.module:object",
+        int: "an integer",
+        float: "a number",
+        bool: "True or False",
+        str: "a text",
+        Path: "a path",
+    }
     return words.get(hint, none or "")
 
 

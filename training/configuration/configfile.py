@@ -24,6 +24,7 @@ from moespec.models.pytrees import flatten
 from moespec.models.router_options import RouterSection, named
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near, near_it
+from moespec.spec.own import OwnName, is_own
 from moespec.training.configuration.config import (
     LENGTHS,
     LIT,
@@ -37,7 +38,7 @@ from moespec.training.data.options import DataConfig
 
 __all__ = [
     *("changed", "digits", "dump", "find_recipe", "flat", "read"),
-    *("recipes", "update", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
+    *("recipes", "update", "values", "with_decay", "with_eval_take", "with_model", "without_jitter", "written"),
 ]
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -121,6 +122,11 @@ def with_model(config: Config, name: Any, router: Any, *, section: str = "model"
     if isinstance(router, str) and router != NONE and hasattr(model, "router"):
         model = model.but(router=router)
     return replace(config, **{section: model})  # type: ignore[arg-type]
+
+
+def values(path: Path) -> dict[str, Any]:
+    """What a file has, by dotted key."""
+    return flat(_loaded(path))
 
 
 def written(path: Path) -> list[str]:
@@ -275,7 +281,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         elif get_origin(option) is tuple:
             if isinstance(value, list):
                 return tuple(_checked(item, get_args(option)[0], where) for item in value)
-        elif type(value) is option:
+        elif type(value) is option or (option is OwnName and is_own(value)):
             return value
     if value == NONE and type(None) in options:
         return None
