@@ -3,15 +3,26 @@
 What an update computes is said in `moespec.backends.numpy.optimizers`, in NumPy, with its source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, find_own, is_own
 from moespec.spec.ranges import LARGEST
 
-__all__ = ["OPTIMIZERS", "SLOTS", "OptimizerName", "factored_axes", "options_of", "slots_of"]
+__all__ = [
+    "OPTIMIZERS",
+    "SLOTS",
+    "Optimizer",
+    "OptimizerName",
+    "factored_axes",
+    "options_of",
+    "own_optimizer",
+    "slots_of",
+]
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"]
+OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"] | OwnName
 Shape = tuple[int, ...]
 
 SMALLEST, BELOW_ONE = 2.0**-126, 1 - 2.0**-24
@@ -26,6 +37,8 @@ SLOTS: Mapping[str, str] = {
     "ema": "the average",
 }
 """What optimisers keep of a parameter, by the name that it has in an exported state."""
+OWN_SLOTS = ("mu", "nu", "trace")
+"""Those that one of the user's own may have."""
 
 
 ADAM = {"b1": 0.9, "b2": 0.999, "epsilon": 1e-8, "momentum_dtype": "float32"}
@@ -43,18 +56,57 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 """Name -> its options with their defaults."""
 
 
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimiser of the user's own, named `package.module:object`.
+
+    update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
+        update `u` and what is kept for the next step, by slot. `xp` has the operations on arrays of NumPy, JAX or torch. All that it
+        computes is entry by entry: on a mesh `p` is a part of the parameter. Its options are constants of the user's module.
+    slots: what it keeps, of `mu`, `nu` and `trace`: arrays like `p`, zeros before the first step.
+
+    Around it is what is around each optimiser (`moespec.backends.optimizer`); the decay is added to `u`, as by `adamw`.
+    """
+
+    update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
+    slots: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not callable(self.update):
+            raise ConfigError(f"update={self.update!r}: expected a function")
+        if not isinstance(self.slots, tuple) or not set(self.slots) <= set(OWN_SLOTS):
+            raise ConfigError(f"slots={self.slots!r}: expected a tuple of {', '.join(OWN_SLOTS)}")
+
+    def checked(self, xp: Any, p: Any, g: Any, kept: Mapping[str, Any], n: Any) -> tuple[Any, Mapping[str, Any]]:
+        """`update`. Raises ConfigError unless it returns an array like `p`, and one for each slot."""
+        made = self.update(xp, p, g, kept, n)
+        u, new = made if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping) else (None, {})
+        shapes = {name: tuple(getattr(x, "shape", ("?",))) for name, x in {"u": u, **new}.items()}
+        if shapes != dict.fromkeys(("u", *self.slots), tuple(p.shape)):
+            wanted = f"(u, {{{', '.join(self.slots)}}}), arrays of the shape {tuple(p.shape)}"
+            raise ConfigError(
+                f"optimizer.name: its update returned {shapes if new or u is not None else made!r}, expected {wanted}"
+            )
+        return u, new
+
+
+def own_optimizer(name: str) -> Optimizer:
+    """The optimiser `package.module:object`. Raises ConfigError for something else, or of a module that is not imported."""
+    return find_own("optimizer.name", name, Optimizer)
+
+
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the optimiser `name`, where None stands for its default.
 
     Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value outside its range.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}")
-    known, changed = OPTIMIZERS[name], {option: value for option, value in given.items() if value is not None}
+    if name not in OPTIMIZERS and not is_own(name):
+        raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}, or package.module:object")
+    known, changed = OPTIMIZERS.get(name, {}), {option: value for option, value in given.items() if value is not None}
     for option, value in changed.items():
         if option not in known:
             raise ConfigError(
-                f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known)}"
+                f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known) or 'none'}"
             )
     options = {**known, **changed}
     _check(options)
@@ -84,6 +136,8 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
     Adam and LAMB keep both moments, SGD the momentum, if there is any. Adafactor keeps the second moment of `factored_axes` as its
     means along each of the two.
     """
+    if is_own(name):
+        return dict.fromkeys(own_optimizer(name).slots, shape)
     if name not in ("sgd", "adafactor"):
         return {"mu": shape, "nu": shape}
     slot = "trace" if name == "sgd" else "mu"

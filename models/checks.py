@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import os
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ __all__ = [
     "Natural",
     "Number",
     "Share",
+    "called",
     "check_fields",
     "check_installed",
     "check_names",
@@ -76,6 +78,17 @@ def check_installed(argument: str, package: str, extra: str) -> None:
     """ConfigError, naming the extra of moespec that has it, for a package that `argument` needs and that is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{argument}: {package} is not installed. Install it: pip install 'moespec[{extra}]'")
+
+
+def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a function of the user returns. Raises ConfigError, which begins with `what`, if it raises anything."""
+    try:
+        return function(*given, **named)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
 
 
 def described(hint: Any, none: str | None = None) -> str:

@@ -5,15 +5,18 @@ What each computes is said in `moespec.backends.numpy.optimizers`.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 
+from moespec.backends.jax import namespace
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizer_options import Optimizer, own_optimizer
 from moespec.backends.pytrees import Path
+from moespec.spec.own import is_own
 
 Leaves = dict[Path, jax.Array]
 
@@ -29,6 +32,8 @@ def transformation(optimizer: OptimizerConfig) -> Any:
         return optax.chain(
             optax.trace(own.momentum, nesterov=own.nesterov) if own.momentum else optax.identity(), decayed
         )
+    if is_own(optimizer.name):
+        return optax.chain(_own(own_optimizer(optimizer.name)), decayed)
     if optimizer.name == "adafactor":
         scaled = optax.scale_by_factored_rms(
             min_dim_size_to_factor=own.factored_from,
@@ -104,6 +109,32 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
         )
 
     return tuple(map(of_part, state))
+
+
+class _Kept(NamedTuple):
+    """What an optimiser of the user's own keeps: of the slots that it does not have, nothing."""
+
+    count: jax.Array
+    mu: Leaves
+    nu: Leaves
+    trace: Leaves
+
+
+def _own(optimizer: Optimizer) -> Any:
+    def init(params: Leaves) -> _Kept:
+        zeros = {slot: {path: jnp.zeros_like(p) for path, p in params.items()} for slot in optimizer.slots}
+        return _Kept(jnp.zeros((), jnp.int32), **{slot: zeros.get(slot, {}) for slot in _Kept._fields[1:]})
+
+    def update(updates: Leaves, state: _Kept, params: Leaves) -> tuple[Leaves, _Kept]:
+        count, made = state.count + 1, dict[str, Leaves](u={}, **{slot: {} for slot in _Kept._fields[1:]})
+        for path, g in updates.items():
+            kept = {slot: getattr(state, slot)[path] for slot in optimizer.slots}
+            u, new = optimizer.checked(namespace, params[path], g, kept, count)
+            for name, value in {"u": u, **new}.items():
+                made[name][path] = value.astype(g.dtype)
+        return made.pop("u"), _Kept(count, **made)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.directions import derivatives, units
-from moespec.backends.numpy.optimizers import UPDATES
+from moespec.backends.numpy.optimizers import update_of
 from moespec.backends.optimizer import OptimizerConfig
 from moespec.backends.optimizer_options import SLOTS
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
@@ -129,7 +129,7 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
         p, rate = old["params"][path], optimizer.rate_of(path)
         if rate:
             moments = {slot: old[slot][path] for slot in optimizer.slots(path, p.shape)}
-            u, now = UPDATES[optimizer.name](p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
+            u, now = update_of(optimizer.name)(p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
                 decay = optimizer.ema_after(n)

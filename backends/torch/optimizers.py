@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import factored_axes
+from moespec.backends.optimizer_options import Optimizer, factored_axes, own_optimizer
 from moespec.backends.pytrees import Path
-from moespec.backends.torch import private
+from moespec.backends.torch import namespace, private
 
 
 class Extent:
@@ -59,7 +59,8 @@ def make(
         return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
-    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}[optimizer.name]
+    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}.get(optimizer.name, _Named)
+    own = own_optimizer(optimizer.name) if own_kind is _Named else own
     whole = {leaf: extents[path] if extents else Extent(leaf.shape) for path, leaf in leaves.items()}
     return own_kind(groups, own, whole)
 
@@ -155,6 +156,18 @@ class _Adafactor(_Own):
             u = o.momentum * kept["mu"].to(p.dtype) + (1 - o.momentum) * u
             kept["mu"].copy_(u)
         return u
+
+
+class _Named(_Own):
+    """One of the user's own."""
+
+    def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
+        own: Optimizer = self.options
+        u, new = own.checked(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
+        for slot, value in new.items():
+            kept[slot].copy_(value)
+        update: Tensor = u
+        return update
 
 
 ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}

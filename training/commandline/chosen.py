@@ -15,6 +15,7 @@ from typing import Any
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.options import no_effect, option
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 from moespec.training.configuration import configfile
 from moespec.training.configuration.config import LENGTHS, TRACKERS, BackendName, Config
 from moespec.training.configuration.modelconfig import SHORT
@@ -66,7 +67,7 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     else:
         base = configfile.with_model(default, known["model"], known["router"])
     base = configfile.with_model(base, known["text"], known["text_router"], section="text")
-    if known["optimizer"] in OPTIMIZERS:
+    if known["optimizer"] in OPTIMIZERS or is_own(known["optimizer"]):
         base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
     if any(known[name] is not None for name in LENGTHS):
         base = replace(base, training=configfile.changed(base.training, dict.fromkeys(LENGTHS)))

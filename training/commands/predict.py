@@ -146,7 +146,7 @@ def main(words: list[str]) -> None:
     size = evaluation_size(B.sizes, model, min(BATCH, training.evaluation_batch), len(files))
     forward = compile_if(B, pays(B, -(-len(files) // size)), make_shares(B, model))
     layers = [layer.name for layer in family(model).moe_layers(model, 1)]
-    likely = {"softmax": softmax, "sigmoid": sigmoid}[training.loss]
+    likely = sigmoid if training.loss == "sigmoid" else softmax
     predictions: list[Prediction] = []
     start, places = time.monotonic(), iter(range(len(files)))
     with Interruption():

@@ -149,15 +149,16 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
     """The configuration that the runs of an entry will have. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
-        objective, there = objective_of(config), outcome.measures(config)
+        objective = objective_of(config)
+        dataset = load_data(config)
+        resolved = resolve(config, dataset, backend)
+        objective.read(resolved, dataset)
+        sets = load_sets(resolved, dataset)
+        there = outcome.measures(config, {name: one.metric.numbers for name, one in sets.items() if one.metric})
         if measure not in (*([""] if objective.head else []), *there):
             head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
             have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"
             raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
-        dataset = load_data(config)
-        resolved = resolve(config, dataset, backend)
-        objective.read(resolved, dataset)
-        load_sets(resolved, dataset)
         check_share(config.data, dataset)
         try_transform(dataset, config.data)
         return resolved

@@ -113,7 +113,7 @@ def train_command(config: Config, *, run: Path | None, resume: bool, override: b
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
     """The folder of a run. By default it has the names of the data, the router and the backend."""
-    return Path(run or f"runs/{config.data.name}-{label(config)}-{backend}")
+    return Path(run or f"runs/{config.data.name.rpartition(':')[2]}-{label(config)}-{backend}")
 
 
 def _train(

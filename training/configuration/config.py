@@ -16,9 +16,10 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, name_own
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 from moespec.training.configuration.modelconfig import ModelConfig, TextSection
-from moespec.training.data.options import DataConfig
+from moespec.training.data.options import TARGETS, DataConfig
 from moespec.training.evaluation.options import EvaluationConfig
 
 __all__ = [
@@ -48,8 +49,8 @@ RSQRT = Only("name", "rsqrt")
 class ScheduleConfig:
     """The learning rate, from step to step (moespec.training.configuration.schedules). None: the default of this schedule."""
 
-    name: Literal["cosine", "rsqrt", "linear"] = "cosine"
-    """how the rate falls after the warm-up"""
+    name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
+    """how the rate falls after the warm-up, or a schedule of your own, package.module:function (docs/own-objects.md)"""
     peak: float = 1e-3
     """largest learning rate"""
     warmup: int = 0
@@ -58,8 +59,11 @@ class ScheduleConfig:
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
     """rsqrt: steps after which the rate starts to fall"""
-    end: float | None = option(None, only=Only("name", unless="rsqrt"))
+    end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: rate at the end"""
+
+    def __post_init__(self) -> None:
+        name_own(self, "schedule.", "name")
 
 
 LENGTHS = ("steps", "epochs", "examples")
@@ -118,8 +122,9 @@ class TrainingConfig:
     """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
-    loss: Literal["softmax", "sigmoid"] = option("softmax", only=Only("objective", "classification"))
-    """cross-entropy of one class of several, or of each class by itself"""
+    loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
+    """cross-entropy of one class of several, or of each class by itself; or a loss of your own, package.module:function
+    (docs/own-objects.md)"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
     cuda_graph: bool = option(False, rare=True)
@@ -141,6 +146,7 @@ class TrainingConfig:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
             raise ConfigError(f"{values}: expected only one of them")
         check_fields("training", self)
+        name_own(self, "training.", "loss")
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
 
@@ -223,8 +229,9 @@ LIT = Only("objective", "lit", why="the objective is not lit")
 class Config:
     """The whole configuration of a run."""
 
-    objective: Literal["classification", "moco", "lit"] = "classification"
-    """what is trained: the classes of the data; an encoder by MoCo v3, without them; or towers of images and their captions"""
+    objective: Literal["classification", "moco", "lit"] | OwnName = "classification"
+    """what is trained: the classes of the data; an encoder by MoCo v3, without them; towers of images and their captions; or an
+    objective of your own, package.module:object (docs/own-objects.md)"""
     backend: BackendName = "auto"
     """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
@@ -249,6 +256,7 @@ class Config:
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
 
     def __post_init__(self) -> None:
+        name_own(self, "", "objective")
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+from moespec.spec.own import is_own
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 
 __all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "shrunk"]
@@ -60,6 +61,8 @@ def settled(schedule: ScheduleConfig, steps: int) -> int:
     """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
+    if is_own(schedule.name):
+        return 0  # its rates may all depend on the length
     return min(schedule.warmup + 1, steps)
 
 

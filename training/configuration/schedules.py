@@ -1,19 +1,24 @@
 """Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
 
-Steps are n = 0, 1, ..., total - 1. All schedules warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
+Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. One of the user's own is a
+function of the same form, `(peak, *, total, warmup) -> (step -> rate)`, with any rates that are finite and not negative. Source: the code
 of vmoe and big_vision.
 """
 
 import math
+import numbers
 from collections.abc import Callable
 
+from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own, own_function
 from moespec.spec.ranges import LARGEST
 
-__all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt"]
+__all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt", "schedule_of"]
 
 Schedule = Callable[[int], float]
 """Step -> learning rate."""
+TRIED = 1000
 
 
 def cosine(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
@@ -82,6 +87,27 @@ def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqrt, "linear": linear}
 """Name -> schedule, as named in a configuration."""
+
+
+def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
+    """The schedule of a name: of `SCHEDULES`, or `package.module:object`, of which up to `TRIED` steps are tried.
+
+    Raises ConfigError for one that does not keep the contract.
+    """
+    if not is_own(name):
+        return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
+    what = f"schedule.name={name!r}"
+    made = called(what, own_function("schedule.name", name), peak, total=total, warmup=warmup)
+
+    def rate(step: int) -> float:
+        value = called(what, made, step)
+        if not isinstance(value, numbers.Real) or not 0 <= value <= LARGEST:
+            raise ConfigError(f"{what}: its rate of step {step} is {value!r}, expected a finite number >= 0")
+        return float(value)
+
+    for step in range(0, total, -(-total // TRIED)):
+        rate(step)
+    return rate
 
 
 def _check(peak: float, total: int, warmup: int) -> None:

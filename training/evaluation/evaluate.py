@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends import numpy as reference
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes
 from moespec.models.families import Tower, family
-from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
 from moespec.spec.errors import SpecError
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
+from moespec.training.evaluation.losses import loss_of
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import check
 from moespec.training.progress_bar import Bar
@@ -54,7 +55,7 @@ def evaluate(
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
+    """Means over the validation images: "accuracy", "top5", "loss" (that of `kind`), "images" and "moe".
 
     "accuracy" is the precision at 1. "top5", how often a right label is among the five largest logits, needs more than five
     classes. `forward` is `make_forward`'s; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
@@ -64,7 +65,7 @@ def evaluate(
     no loss. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
     `big_vision/evaluators/classification.py`).
     """
-    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
+    losses = loss_of(reference, kind)
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
     for (logits, part_metrics), part in over(B, forward, params, dataset, dataset.validation, batch=batch):
@@ -79,7 +80,7 @@ def evaluate(
         right += int(correct[np.arange(count), logits.argmax(axis=1)].sum())
         best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
         among += int(np.take_along_axis(correct, best, 1).any(axis=1).sum())
-        loss += float(np.sum(cross_entropy(logits, targets)))
+        loss += float(np.sum(losses(logits, targets)))
         seen += count
         for name, value in part_metrics.items():
             metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)

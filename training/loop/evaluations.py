@@ -1,17 +1,21 @@
 """The evaluations of `[evaluation.NAME]`: their images, their schedule, and what they measure."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moespec.backends.contract import Backend
+from moespec.models.checks import called
 from moespec.models.errors import DataError, Interrupted
 from moespec.models.families import Config as Model
 from moespec.models.files import read_json
 from moespec.models.router_options import named
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own, own_function
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.data import datasets
@@ -39,6 +43,15 @@ class EvaluationSet(NamedTuple):
     dataset: Dataset
     labels: Sequence[Sequence[int]] | None
     model: Model
+    metric: "Metric | None" = None
+
+
+class Metric(NamedTuple):
+    """A metric of the user: whether it is of logits, not features, what it measures, `measure(rows, labels)`, and the names of that."""
+
+    of_logits: bool
+    measure: Callable[[Any, Any], dict[str, float]]
+    numbers: Sequence[str] = ()
 
 
 def load_sets(
@@ -58,16 +71,41 @@ def load_sets(
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
             raise ConfigError(f"{where}: {shapes}")
-        if wrong := _wrong(config, settings, own, model, len(dataset.classes)):
+        metric = _metric(f"{where}.kind", settings.kind) if is_own(settings.kind) else None
+        kind = settings.kind if metric is None else "head" if metric.of_logits else "features"
+        if wrong := _wrong(config, settings, own, model, len(dataset.classes), kind):
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
-        loaded[name] = EvaluationSet(settings, own, labels, model)
+        if metric is not None:  # tried before training begins
+            width = model.classes if metric.of_logits else getattr(model, "representation", 0) or model.width
+            rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
+            metric = metric._replace(numbers=list(metric.measure(rows, own.validation.labels)))
+        loaded[name] = EvaluationSet(settings, own, labels, model, metric)
     return loaded
 
 
-def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
-    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run."""
-    kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
+def _metric(where: str, kind: str) -> Metric:
+    """A metric of the user, a function of `(logits, labels)` or `(features, labels)`, NumPy arrays of the validation images, to numbers by
+    name. Raises ConfigError for another function; `measure` does for other results."""
+    function, what = own_function(where, kind), f"{where}={kind!r}"
+    takes = list(called(what, inspect.signature, function).parameters)
+    if takes not in (["logits", "labels"], ["features", "labels"]):
+        raise ConfigError(f"{what}: takes ({', '.join(takes)}), expected (logits, labels) or (features, labels)")
+
+    def measure(rows: Any, labels: Any) -> dict[str, float]:
+        made = called(what, function, rows, labels)
+        numbers = isinstance(made, Mapping) and all(isinstance(each, Real) for each in made.values())
+        if not numbers or not made or {"kind", "step"}.intersection(made):  # which each line of the log has
+            raise ConfigError(f"{what}: returned {made!r}, expected numbers by names other than kind and step")
+        return {str(name): float(each) for name, each in made.items()}
+
+    return Metric(takes[0] == "logits", measure)
+
+
+def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int, kind: str) -> str:
+    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run. kind: with
+    "head" or "features" for a metric of the user."""
+    classes, data = len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no tower of texts (objective={config.objective!r})"
     if kind == "retrieval":
@@ -81,7 +119,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
         if names != own.classes and set(names) == set(own.classes):
             return f"{prompts} the classes of the data in another order: {', '.join(own.classes)}"
     if kind == "head" and not model.classes:
-        return ".kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
+        return f".kind={settings.kind!r}: the model has no head; kind='few_shot' and kind='neighbours' need none"
     if kind == "head" and classes != head:
         return f": {classes} classes, the head has {head}; kind='few_shot' and kind='neighbours' take any"
     if kind == "neighbours" and max(settings.neighbours) > len(own.train):
@@ -138,7 +176,7 @@ class Evaluations:
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
-        settings, dataset, labels, model = one = self._sets[name]
+        settings, dataset, labels, model, metric = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
         if settings.kind == "head":
@@ -147,6 +185,11 @@ class Evaluations:
             return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
         if settings.kind == "retrieval":
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
+        if metric is not None:
+            outputs = self._function(make_forward if metric.of_logits else make_features, one)
+            rows_of = (lambda *given: outputs(*given)[0]) if metric.of_logits else outputs
+            seen = features(self._B, rows_of, params, dataset, dataset.validation, batch=batches[1])
+            return metric.measure(seen, dataset.validation.labels)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
             seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])

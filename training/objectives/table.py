@@ -6,6 +6,7 @@ from moespec.models import counts, parameters
 from moespec.models.families import Config as Model
 from moespec.models.families import Tower, family
 from moespec.models.families import draws as draws_of
+from moespec.spec.own import find_own, is_own
 from moespec.spec.routing import Params
 from moespec.training.configuration.config import Config
 from moespec.training.objectives.classification import CLASSIFICATION
@@ -13,14 +14,22 @@ from moespec.training.objectives.lit import LIT
 from moespec.training.objectives.moco import MOCO
 from moespec.training.objectives.record import Objective
 
-__all__ = ["draws", "extra_params", "forward_passes", "objective_of", "shapes_of", "training_flops"]
+__all__ = ["draws", "extra_params", "forward_passes", "measure_of", "objective_of", "shapes_of", "training_flops"]
 
 OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """What a run minimises."""
+    """What a run minimises: of `OBJECTIVES`, or one of the user's own. Raises ConfigError for one that is not imported."""
+    if is_own(config.objective):
+        return find_own("objective", config.objective, Objective)
     return OBJECTIVES[config.objective]
+
+
+def measure_of(config: Config) -> tuple[str, str]:
+    """The `measure` of the objective of a run."""
+    own = objective_of(config) is CLASSIFICATION and is_own(config.training.loss)
+    return ("own_loss", config.training.loss.rpartition(":")[2]) if own else objective_of(config).measure
 
 
 def draws(config: Config, model: Model) -> bool:
