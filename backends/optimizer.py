@@ -40,7 +40,7 @@ from moespec.backends import patterns
 from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Shape, options_of, slots_of
 from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import name_own
+from moespec.spec.own import own_name
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
 
@@ -115,7 +115,8 @@ class OptimizerConfig:
     """steps in which that decay rises to 1, as half of a cosine does, or None for a constant one"""
 
     def __post_init__(self) -> None:
-        name_own(self, "optimizer.", "name")
+        if not isinstance(self.name, str):
+            object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
             object.__setattr__(self, name, value)  # the default of this optimiser in place of None
         if not 0.0 <= self.weight_decay <= LARGEST:

@@ -7,19 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from moespec.spec import namespace
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, find_own, is_own
 from moespec.spec.ranges import LARGEST
 
 __all__ = [
-    "OPTIMIZERS",
-    "SLOTS",
-    "Optimizer",
-    "OptimizerName",
-    "factored_axes",
-    "options_of",
-    "own_optimizer",
-    "slots_of",
+    *("OPTIMIZERS", "SLOTS", "Optimizer", "OptimizerName", "factored_axes", "options_of", "own_optimizer", "slots_of"),
 ]
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"] | OwnName
@@ -58,40 +54,35 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimiser of the user's own, named `package.module:object`.
+    """An optimiser of the user's own. Around it is what is around each (`moespec.backends.optimizer`); the decay is added to its update.
 
     update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
-        update `u` and what is kept for the next step, by slot. `xp` has the operations on arrays of NumPy, JAX or torch. All that it
-        computes is entry by entry: on a mesh `p` is a part of the parameter. Its options are constants of the user's module.
-    slots: what it keeps, of `mu`, `nu` and `trace`: arrays like `p`, zeros before the first step.
-
-    Around it is what is around each optimiser (`moespec.backends.optimizer`); the decay is added to `u`, as by `adamw`.
+        update `u` and what is kept for the next step, by slot. It computes entry by entry, with the operations `xp` of NumPy, JAX or
+        torch: on a mesh `p` is a part of the parameter. It is tried when the record is made.
+    slots: what it keeps, of `mu`, `nu` and `trace`: arrays like `p`, zeros before the first step. Raises ConfigError for others.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
     slots: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not callable(self.update):
-            raise ConfigError(f"update={self.update!r}: expected a function")
         if not isinstance(self.slots, tuple) or not set(self.slots) <= set(OWN_SLOTS):
             raise ConfigError(f"slots={self.slots!r}: expected a tuple of {', '.join(OWN_SLOTS)}")
-
-    def checked(self, xp: Any, p: Any, g: Any, kept: Mapping[str, Any], n: Any) -> tuple[Any, Mapping[str, Any]]:
-        """`update`. Raises ConfigError unless it returns an array like `p`, and one for each slot."""
-        made = self.update(xp, p, g, kept, n)
-        u, new = made if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping) else (None, {})
-        shapes = {name: tuple(getattr(x, "shape", ("?",))) for name, x in {"u": u, **new}.items()}
-        if shapes != dict.fromkeys(("u", *self.slots), tuple(p.shape)):
-            wanted = f"(u, {{{', '.join(self.slots)}}}), arrays of the shape {tuple(p.shape)}"
+        tried, shapes = np.ones((2, 3)), dict.fromkeys(("u", *self.slots), (2, 3))
+        u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
+        if (made := {name: np.shape(each) for name, each in {"u": u, **kept}.items()}) != shapes:
             raise ConfigError(
-                f"optimizer.name: its update returned {shapes if new or u is not None else made!r}, expected {wanted}"
+                f"update={self.update!r}: returned the shapes {made} for a parameter (2, 3), expected {shapes}"
             )
-        return u, new
+
+    def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
+        """The update with the decay `d`, as `moespec.backends.numpy.optimizers` has them."""
+        u, new = self.update(namespace, p, g, kept, n)
+        return u + d * p, dict(new)
 
 
 def own_optimizer(name: str) -> Optimizer:
-    """The optimiser `package.module:object`. Raises ConfigError for something else, or of a module that is not imported."""
+    """The optimiser `package.module:object`; see `find_own`."""
     return find_own("optimizer.name", name, Optimizer)
 
 

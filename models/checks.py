@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, load_own
+from moespec.spec.own import OwnName, load_own, own_name
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
@@ -41,9 +41,14 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command."""
+    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command.
+
+    Objects of the user's own are replaced by their names.
+    """
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
+        if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
+            object.__setattr__(config, name, own_name(f"{section}.{name}".lstrip("."), value))
         if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):
             check_value(f"{section}.{name}".lstrip("."), getattr(config, name), hint)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["OwnName", "find_own", "is_own", "load_own", "name_own", "own_function", "own_name"]
+__all__ = ["OwnName", "find_own", "is_own", "load_own", "own_function", "own_name"]
 
 Kind = TypeVar("Kind")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -56,13 +56,6 @@ def own_function(argument: str, name: str) -> Callable[..., Any]:
     if not callable(found := find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {found!r}")
     return found
-
-
-def name_own(section: object, prefix: str, *names: str) -> None:
-    """Puts the names of objects in place of them in fields of a frozen dataclass; errors have the prefix of the section."""
-    for name in names:
-        if not isinstance(value := getattr(section, name), str):
-            object.__setattr__(section, name, own_name(f"{prefix}{name}", value))
 
 
 def own_name(argument: str, value: object) -> str:

@@ -114,27 +114,29 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 class _Kept(NamedTuple):
     """What an optimiser of the user's own keeps: of the slots that it does not have, nothing."""
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]
     mu: Leaves
     nu: Leaves
     trace: Leaves
 
 
 def _own(optimizer: Optimizer) -> Any:
-    def init(params: Leaves) -> _Kept:
-        zeros = {slot: {path: jnp.zeros_like(p) for path, p in params.items()} for slot in optimizer.slots}
-        return _Kept(jnp.zeros((), jnp.int32), **{slot: zeros.get(slot, {}) for slot in _Kept._fields[1:]})
+    def state(count: Any, made: Mapping[str, Leaves]) -> _Kept:
+        return _Kept(count, *(made.get(slot, {}) for slot in _Kept._fields[1:]))
 
-    def update(updates: Leaves, state: _Kept, params: Leaves) -> tuple[Leaves, _Kept]:
-        count, made = state.count + 1, dict[str, Leaves](u={}, **{slot: {} for slot in _Kept._fields[1:]})
+    def update(updates: Leaves, before: _Kept, params: Leaves) -> tuple[Leaves, _Kept]:
+        count, made = before.count + 1, {name: dict[Path, jax.Array]() for name in ("u", *optimizer.slots)}
         for path, g in updates.items():
-            kept = {slot: getattr(state, slot)[path] for slot in optimizer.slots}
-            u, new = optimizer.checked(namespace, params[path], g, kept, count)
+            kept = {slot: getattr(before, slot)[path] for slot in optimizer.slots}
+            u, new = optimizer.update(namespace, params[path], g, kept, count)
             for name, value in {"u": u, **new}.items():
                 made[name][path] = value.astype(g.dtype)
-        return made.pop("u"), _Kept(count, **made)
+        return made["u"], state(count, made)
 
-    return optax.GradientTransformation(init, update)
+    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
+    return optax.GradientTransformation(
+        lambda params: state(jnp.zeros((), jnp.int32), {slot: zeros(params) for slot in optimizer.slots}), update
+    )
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:

@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.numpy.arrays import round_to_bfloat16
-from moespec.backends.optimizer_options import factored_axes, own_optimizer
-from moespec.spec import namespace
-from moespec.spec.own import is_own
+from moespec.backends.optimizer_options import factored_axes
 
 Array = NDArray[Any]
 Kept = dict[str, Array]
@@ -127,19 +125,6 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
         scaled = options.momentum * kept["mu"] + (1 - options.momentum) * scaled
         new["mu"] = _rounded(scaled, options)
     return scaled + d * p, new
-
-
-def update_of(name: str) -> Update:
-    """The update of a name: of `UPDATES`, or of an optimiser of the user's own, with decoupled decay."""
-    if not is_own(name):
-        return UPDATES[name]
-    own = own_optimizer(name)
-
-    def update(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, _: Any) -> tuple[Array, Kept]:
-        u, new = own.checked(namespace, p, g, kept, n)
-        return u + d * p, dict(new)
-
-    return update
 
 
 UPDATES: Mapping[str, Update] = {"adamw": adamw, "adam": adam, "sgd": sgd, "lamb": lamb, "adafactor": adafactor}

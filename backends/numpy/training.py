@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moespec.backends.directions import derivatives, units
-from moespec.backends.numpy.optimizers import update_of
+from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import SLOTS
+from moespec.backends.optimizer_options import SLOTS, own_optimizer
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.routing import Params
@@ -125,11 +125,12 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
     scale = 1.0 if optimizer.clip is None or norm <= optimizer.clip else optimizer.clip / norm
     old = {name: flatten(tree) for name, tree in state.items() if name != "step"}
     new: dict[str, dict[Path, Array]] = {"params": {}}
+    update = UPDATES.get(optimizer.name) or own_optimizer(optimizer.name).in_numpy
     for path, g in leaves(gradient):
         p, rate = old["params"][path], optimizer.rate_of(path)
         if rate:
             moments = {slot: old[slot][path] for slot in optimizer.slots(path, p.shape)}
-            u, now = update_of(optimizer.name)(p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
+            u, now = update(p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
                 decay = optimizer.ema_after(n)

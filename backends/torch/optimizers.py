@@ -163,11 +163,10 @@ class _Named(_Own):
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
         own: Optimizer = self.options
-        u, new = own.checked(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
+        update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
         for slot, value in new.items():
             kept[slot].copy_(value)
-        update: Tensor = u
-        return update
+        return update  # type: ignore[no-any-return]
 
 
 ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}

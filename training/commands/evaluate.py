@@ -19,7 +19,7 @@ from moespec.training.loop.progress import called, told
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
-from moespec.training.objectives.table import measure_of, objective_of
+from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, milliseconds
 from moespec.training.reports.curves import in_order
 from moespec.training.runs import load_run
@@ -77,7 +77,8 @@ def main(words: list[str]) -> None:
     evaluations = load_sets(config, dataset, {**({} if others else config.evaluation), **sets})
     B, model, images = loaded.backend, model_config(config.model), len(dataset.validation)
     params = B.from_numpy(loaded.params)
-    objective, (_, loss) = objective_of(config), measure_of(config)
+    objective = objective_of(config)
+    _, loss = objective.measure
     with Interruption():
         dataset = objective.prepared(B, config, model, dataset, run, params)
         evaluate = objective.evaluation(B, config, model, dataset, pays(B, images // most))

@@ -16,7 +16,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, name_own
+from moespec.spec.own import OwnName
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 from moespec.training.configuration.modelconfig import ModelConfig, TextSection
 from moespec.training.data.options import TARGETS, DataConfig
@@ -63,7 +63,7 @@ class ScheduleConfig:
     """linear, cosine: rate at the end"""
 
     def __post_init__(self) -> None:
-        name_own(self, "schedule.", "name")
+        check_fields("schedule", self)
 
 
 LENGTHS = ("steps", "epochs", "examples")
@@ -146,7 +146,6 @@ class TrainingConfig:
             values = ", ".join(f"training.{name}={getattr(self, name)!r}" for name in lengths)
             raise ConfigError(f"{values}: expected only one of them")
         check_fields("training", self)
-        name_own(self, "training.", "loss")
         if self.batch % self.accumulate:
             raise ConfigError(f"training.accumulate={self.accumulate!r} does not divide training.batch={self.batch!r}")
 
@@ -256,7 +255,7 @@ class Config:
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
 
     def __post_init__(self) -> None:
-        name_own(self, "", "objective")
+        check_fields("", self)
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"

@@ -61,9 +61,7 @@ def settled(schedule: ScheduleConfig, steps: int) -> int:
     """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
-    if is_own(schedule.name):
-        return 0  # its rates may all depend on the length
-    return min(schedule.warmup + 1, steps)
+    return 0 if is_own(schedule.name) else min(schedule.warmup + 1, steps)
 
 
 def before_cooldown(config: Config) -> int | None:

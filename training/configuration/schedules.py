@@ -6,8 +6,9 @@ of vmoe and big_vision.
 """
 
 import math
-import numbers
 from collections.abc import Callable
+
+import numpy as np
 
 from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
@@ -18,7 +19,6 @@ __all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt", "schedule_of"]
 
 Schedule = Callable[[int], float]
 """Step -> learning rate."""
-TRIED = 1000
 
 
 def cosine(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
@@ -90,10 +90,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqr
 
 
 def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
-    """The schedule of a name: of `SCHEDULES`, or `package.module:object`, of which up to `TRIED` steps are tried.
-
-    Raises ConfigError for one that does not keep the contract.
-    """
+    """The schedule of a name, which may be the user's. Of that, some thousand steps are tried."""
     if not is_own(name):
         return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
     what = f"schedule.name={name!r}"
@@ -101,11 +98,11 @@ def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: f
 
     def rate(step: int) -> float:
         value = called(what, made, step)
-        if not isinstance(value, numbers.Real) or not 0 <= value <= LARGEST:
+        if not isinstance(value, int | float | np.number) or not 0 <= value <= LARGEST:
             raise ConfigError(f"{what}: its rate of step {step} is {value!r}, expected a finite number >= 0")
         return float(value)
 
-    for step in range(0, total, -(-total // TRIED)):
+    for step in range(0, total, -(-total // 1000)):
         rate(step)
     return rate
 

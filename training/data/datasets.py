@@ -142,22 +142,19 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
     what = f"data.name={config.name!r}"
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"{what}: returned {type(dataset).__name__}, expected a moespec.training.data.dataset.Dataset"
-        )
+        raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
-        labels, most = split.labels, len(dataset.classes)
-        if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind != "i" or not labels.size:
-            found = f"{labels.dtype} {labels.shape}" if isinstance(labels, np.ndarray) else type(labels).__name__
-            raise ConfigError(f"{what}: its {part} labels are {found}, expected integers (images,), at least one")
-        if split.captions is None and not (labels.min() >= 0 and labels.max() < most):
+        labels, image = split.labels, called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64))
+        wanted = (("labels", labels, np.int64, (np.size(labels),)), ("image 0", image, np.uint8, (1, *dataset.shape)))
+        for name, array, dtype, shape in wanted:
+            found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+            if found != (expected := f"{np.dtype(dtype)} {shape}"):
+                raise ConfigError(f"{what}: {part} {name}: {found}, expected {expected}")
+        least, most, classes = int(labels.min()), int(labels.max()), len(dataset.classes)
+        if split.captions is None and (least < 0 or most >= classes):
             raise ConfigError(
-                f"{what}: its {part} labels go from {labels.min()} to {labels.max()}, with {most} classes"
+                f"{what}: {part} labels: {least} to {most}, expected 0 to {classes - 1}, as there are {classes} classes"
             )
-        image = called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64))
-        if (getattr(image, "dtype", None), getattr(image, "shape", None)) != (np.uint8, (1, *dataset.shape)):
-            found = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise ConfigError(f"{what}: its {part} images are read as {found}, expected uint8 {(1, *dataset.shape)}")
     return dataset
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from moespec.models.checks import Natural, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, name_own
+from moespec.spec.own import OwnName
 from moespec.spec.ranges import Range, Scalar
 
 __all__ = ["TARGETS", "DataConfig", "numbers"]
@@ -88,7 +88,6 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields("data", self)
-        name_own(self, "data.", "name")
         numbers("data.mean", self.mean)
         if min(numbers("data.std", self.std)) <= 0:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")

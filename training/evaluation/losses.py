@@ -1,6 +1,7 @@
 """What classification minimises, by name, on the arrays of any backend."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,22 @@ __all__ = ["loss_of", "try_loss"]
 Array = Any
 
 
-def loss_of(B: Backend, kind: str) -> Callable[[Array, Array], Array]:
+def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Array, Array], Array]:
     """`loss(logits, targets)`, both `(N, classes)`, to the loss of each image, `(N,)`.
 
     kind: "softmax" (targets are the probabilities of exclusive classes), "sigmoid" (each class by itself, summed over classes), or
-    the user's `package.module:function`, called as `function(B, logits, targets)`: it takes its operations from `B` and `B.xp`, so that
-    it is the same with NumPy, which evaluates it, JAX and torch. Raises ConfigError for one that returns something else.
+    the user's `package.module:function`, called as `function(B, logits, targets)`: its operations are those of `B` and `B.xp`.
+    Evaluation computes it with NumPy.
     """
     if not is_own(kind):
         return {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
-    function, what = own_function("training.loss", kind), f"training.loss={kind!r}"
+    function = own_function("training.loss", kind)
 
     def loss(logits: Array, targets: Array) -> Array:
         losses = function(B, logits, targets)
-        if (shape := getattr(losses, "shape", None)) is None or tuple(shape) != tuple(logits.shape[:1]):
-            found = type(losses).__name__ if shape is None else f"an array {tuple(shape)}"
-            raise ConfigError(f"{what}: returned {found}, expected the loss of each image, ({logits.shape[0]},)")
+        if (shape := tuple(getattr(losses, "shape", ()))) != (images := logits.shape[0],):
+            found = f"{type(losses).__name__} of the shape {shape}"
+            raise ConfigError(f"training.loss={kind!r}: returned {found}, expected ({images},), the loss of each image")
         return losses
 
     return loss

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from moespec.models.checks import check_fields
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, name_own
+from moespec.spec.own import OwnName
 
 __all__ = ["EvaluationConfig"]
 
@@ -40,7 +41,7 @@ class EvaluationConfig:
     """neighbours: a vote counts exp(cosine / temperature)"""
 
     def __post_init__(self) -> None:
-        name_own(self, "", "kind", "data")
+        check_fields("", self)
         for name in ("every", "seeds", "shots", "neighbours"):
             value = getattr(self, name)
             if not value or (value if isinstance(value, int) else min(value)) < 1:

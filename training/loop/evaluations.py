@@ -43,15 +43,8 @@ class EvaluationSet(NamedTuple):
     dataset: Dataset
     labels: Sequence[Sequence[int]] | None
     model: Model
-    metric: "Metric | None" = None
-
-
-class Metric(NamedTuple):
-    """A metric of the user: whether it is of logits, not features, what it measures, `measure(rows, labels)`, and the names of that."""
-
-    of_logits: bool
-    measure: Callable[[Any, Any], dict[str, float]]
     numbers: Sequence[str] = ()
+    """what a metric of the user measures"""
 
 
 def load_sets(
@@ -71,40 +64,40 @@ def load_sets(
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
             raise ConfigError(f"{where}: {shapes}")
-        metric = _metric(f"{where}.kind", settings.kind) if is_own(settings.kind) else None
-        kind = settings.kind if metric is None else "head" if metric.of_logits else "features"
+        of_logits = is_own(settings.kind) and _of_logits(f"{where}.kind", settings.kind)
+        kind = "head" if of_logits else settings.kind
         if wrong := _wrong(config, settings, own, model, len(dataset.classes), kind):
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
-        if metric is not None:  # tried before training begins
-            width = model.classes if metric.of_logits else getattr(model, "representation", 0) or model.width
+        numbers: list[str] = []
+        if is_own(settings.kind):  # tried before training begins
+            width = model.classes if of_logits else getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
-            metric = metric._replace(numbers=list(metric.measure(rows, own.validation.labels)))
-        loaded[name] = EvaluationSet(settings, own, labels, model, metric)
+            numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))
+        loaded[name] = EvaluationSet(settings, own, labels, model, numbers)
     return loaded
 
 
-def _metric(where: str, kind: str) -> Metric:
-    """A metric of the user, a function of `(logits, labels)` or `(features, labels)`, NumPy arrays of the validation images, to numbers by
-    name. Raises ConfigError for another function; `measure` does for other results."""
-    function, what = own_function(where, kind), f"{where}={kind!r}"
-    takes = list(called(what, inspect.signature, function).parameters)
+def _of_logits(where: str, kind: str) -> bool:
+    """Whether a metric of the user is a function of `(logits, labels)`, not of `(features, labels)`. Raises ConfigError for another."""
+    takes = list(called(f"{where}={kind!r}", inspect.signature, own_function(where, kind)).parameters)
     if takes not in (["logits", "labels"], ["features", "labels"]):
-        raise ConfigError(f"{what}: takes ({', '.join(takes)}), expected (logits, labels) or (features, labels)")
+        raise ConfigError(f"{where}={kind!r}: takes {takes}, expected (logits, labels) or (features, labels)")
+    return "logits" in takes
 
-    def measure(rows: Any, labels: Any) -> dict[str, float]:
-        made = called(what, function, rows, labels)
-        numbers = isinstance(made, Mapping) and all(isinstance(each, Real) for each in made.values())
-        if not numbers or not made or {"kind", "step"}.intersection(made):  # which each line of the log has
-            raise ConfigError(f"{what}: returned {made!r}, expected numbers by names other than kind and step")
-        return {str(name): float(each) for name, each in made.items()}
 
-    return Metric(takes[0] == "logits", measure)
+def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
+    """The numbers, by name, that a metric of the user finds of logits or features and labels, NumPy arrays, of the validation images."""
+    made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
+    numbers = isinstance(made, Mapping) and all(isinstance(each, Real) for each in made.values())
+    if not numbers or not made or {"kind", "step"}.intersection(made):  # which each line of the log has
+        raise ConfigError(f"{where}={kind!r}: returned {made!r}, expected numbers by names other than kind and step")
+    return {str(name): float(each) for name, each in made.items()}
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int, kind: str) -> str:
-    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run. kind: with
-    "head" or "features" for a metric of the user."""
+    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run. kind:
+    "head" for a metric of logits."""
     classes, data = len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no tower of texts (objective={config.objective!r})"
@@ -176,7 +169,7 @@ class Evaluations:
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
-        settings, dataset, labels, model, metric = one = self._sets[name]
+        settings, dataset, labels, model, _ = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
         if settings.kind == "head":
@@ -185,11 +178,13 @@ class Evaluations:
             return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
         if settings.kind == "retrieval":
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
-        if metric is not None:
-            outputs = self._function(make_forward if metric.of_logits else make_features, one)
-            rows_of = (lambda *given: outputs(*given)[0]) if metric.of_logits else outputs
-            seen = features(self._B, rows_of, params, dataset, dataset.validation, batch=batches[1])
-            return metric.measure(seen, dataset.validation.labels)
+        if is_own(settings.kind):
+            where, held = f"evaluation.{name}.kind", dataset.validation
+            of_logits = _of_logits(where, settings.kind)
+            outputs = self._function(make_forward if of_logits else make_features, one)
+            extract = (lambda *given: outputs(*given)[0]) if of_logits else outputs
+            rows = features(self._B, extract, params, dataset, held, batch=batches[1])
+            return _measured(where, settings.kind, rows, held.labels)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
             seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])

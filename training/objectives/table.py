@@ -14,7 +14,7 @@ from moespec.training.objectives.lit import LIT
 from moespec.training.objectives.moco import MOCO
 from moespec.training.objectives.record import Objective
 
-__all__ = ["draws", "extra_params", "forward_passes", "measure_of", "objective_of", "shapes_of", "training_flops"]
+__all__ = ["draws", "extra_params", "forward_passes", "objective_of", "shapes_of", "training_flops"]
 
 OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
@@ -23,13 +23,9 @@ def objective_of(config: Config) -> Objective:
     """What a run minimises: of `OBJECTIVES`, or one of the user's own. Raises ConfigError for one that is not imported."""
     if is_own(config.objective):
         return find_own("objective", config.objective, Objective)
+    if config.objective == "classification" and is_own(loss := config.training.loss):
+        return CLASSIFICATION._replace(measure=("own_loss", loss.rpartition(":")[2]))
     return OBJECTIVES[config.objective]
-
-
-def measure_of(config: Config) -> tuple[str, str]:
-    """The `measure` of the objective of a run."""
-    own = objective_of(config) is CLASSIFICATION and is_own(config.training.loss)
-    return ("own_loss", config.training.loss.rpartition(":")[2]) if own else objective_of(config).measure
 
 
 def draws(config: Config, model: Model) -> bool:

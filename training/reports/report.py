@@ -40,7 +40,7 @@ from moespec.training.inspection.inspect_run import (
 from moespec.training.loop.progress import called, told
 from moespec.training.loop.resolve import model_config
 from moespec.training.loop.runlog import read_log
-from moespec.training.objectives.table import measure_of
+from moespec.training.objectives.table import objective_of
 from moespec.training.reports.cost import described, milliseconds, of_run
 from moespec.training.reports.curves import constant, curves, in_order, loads, plotted
 from moespec.training.reports.templates import render
@@ -83,7 +83,7 @@ def write_report(
     """
     model, arrays = model_config(config.model), B.from_numpy(params)
     training, evaluations = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
-    measure, mixes = measure_of(config), bool(config.data.mixup or config.data.cutmix)
+    measure, mixes = objective_of(config).measure, bool(config.data.mixup or config.data.cutmix)
     steps, last, held = config.training, evaluations[-1], len(dataset.validation)
     routed = bool(family(model).moe_layers(model, steps.batch))
     batch = evaluation_size(B.sizes, model, steps.evaluation_batch, held)
