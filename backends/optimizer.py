@@ -184,6 +184,7 @@ class OptimizerConfig:
         names = list(paths)
         patterns.check_found("decay", self.decay, names)
         patterns.check_found("rates", self.rates, names)
+        slots_of(self.name, vars(self.own), ())  # raises for one that is not imported
         if not any(map(self.rate_of, names)):
             raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
 

@@ -14,9 +14,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, find_own, is_own
 from moespec.spec.ranges import LARGEST
 
-__all__ = [
-    *("OPTIMIZERS", "SLOTS", "Optimizer", "OptimizerName", "factored_axes", "options_of", "own_optimizer", "slots_of"),
-]
+__all__ = ["OPTIMIZERS", "OWN_SLOTS", "SLOTS", "Optimizer", "OptimizerName", "factored_axes", "options_of", "slots_of"]
 
 OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"] | OwnName
 Shape = tuple[int, ...]
@@ -33,7 +31,7 @@ SLOTS: Mapping[str, str] = {
     "ema": "the average",
 }
 """What optimisers keep of a parameter, by the name that it has in an exported state."""
-OWN_SLOTS = ("mu", "nu", "trace")
+OWN_SLOTS = ("mu", "nu")
 """Those that one of the user's own may have."""
 
 
@@ -58,32 +56,26 @@ class Optimizer:
 
     update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
         update `u` and what is kept for the next step, by slot. It computes entry by entry, with the operations `xp` of NumPy, JAX or
-        torch: on a mesh `p` is a part of the parameter. It is tried when the record is made.
-    slots: what it keeps, of `mu`, `nu` and `trace`: arrays like `p`, zeros before the first step. Raises ConfigError for others.
+        torch: on a mesh `p` is a part of the parameter.
+    slots: what it keeps, of `mu` and `nu`: arrays like `p`, zeros before the first step.
+
+    It is tried here. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
     slots: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.slots, tuple) or not set(self.slots) <= set(OWN_SLOTS):
-            raise ConfigError(f"slots={self.slots!r}: expected a tuple of {', '.join(OWN_SLOTS)}")
         tried, shapes = np.ones((2, 3)), dict.fromkeys(("u", *self.slots), (2, 3))
         u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
-        if (made := {name: np.shape(each) for name, each in {"u": u, **kept}.items()}) != shapes:
-            raise ConfigError(
-                f"update={self.update!r}: returned the shapes {made} for a parameter (2, 3), expected {shapes}"
-            )
+        made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
+        if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
+            raise ConfigError(f"slots={self.slots!r}: of (2, 3) it makes {made}; expected {shapes}, of {OWN_SLOTS}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
         """The update with the decay `d`, as `moespec.backends.numpy.optimizers` has them."""
         u, new = self.update(namespace, p, g, kept, n)
         return u + d * p, dict(new)
-
-
-def own_optimizer(name: str) -> Optimizer:
-    """The optimiser `package.module:object`; see `find_own`."""
-    return find_own("optimizer.name", name, Optimizer)
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +120,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
     means along each of the two.
     """
     if is_own(name):
-        return dict.fromkeys(own_optimizer(name).slots, shape)
+        return dict.fromkeys(find_own("optimizer.name", name, Optimizer).slots, shape)
     if name not in ("sgd", "adafactor"):
         return {"mu": shape, "nu": shape}
     slot = "trace" if name == "sgd" else "mu"

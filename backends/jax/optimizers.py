@@ -5,7 +5,7 @@ What each computes is said in `moespec.backends.numpy.optimizers`.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ import optax  # type: ignore[import-untyped]
 
 from moespec.backends.jax import namespace
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import Optimizer, own_optimizer
+from moespec.backends.optimizer_options import OWN_SLOTS, Optimizer
 from moespec.backends.pytrees import Path
-from moespec.spec.own import is_own
+from moespec.spec.own import find_own, is_own
 
 Leaves = dict[Path, jax.Array]
 
@@ -33,7 +33,7 @@ def transformation(optimizer: OptimizerConfig) -> Any:
             optax.trace(own.momentum, nesterov=own.nesterov) if own.momentum else optax.identity(), decayed
         )
     if is_own(optimizer.name):
-        return optax.chain(_own(own_optimizer(optimizer.name)), decayed)
+        return optax.chain(_own(find_own("optimizer.name", optimizer.name, Optimizer)), decayed)
     if optimizer.name == "adafactor":
         scaled = optax.scale_by_factored_rms(
             min_dim_size_to_factor=own.factored_from,
@@ -111,32 +111,20 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
     return tuple(map(of_part, state))
 
 
-class _Kept(NamedTuple):
-    """What an optimiser of the user's own keeps: of the slots that it does not have, nothing."""
+def _own(own: Optimizer) -> Any:
+    """The transformation of one of the user's own, in the state of optax's Adam, of which a slot that it has not is empty."""
+    adam, none = optax.scale_by_adam(), {slot: {} for slot in OWN_SLOTS if slot not in own.slots}
 
-    count: jax.Array  # type: ignore[assignment]
-    mu: Leaves
-    nu: Leaves
-    trace: Leaves
-
-
-def _own(optimizer: Optimizer) -> Any:
-    def state(count: Any, made: Mapping[str, Leaves]) -> _Kept:
-        return _Kept(count, *(made.get(slot, {}) for slot in _Kept._fields[1:]))
-
-    def update(updates: Leaves, before: _Kept, params: Leaves) -> tuple[Leaves, _Kept]:
-        count, made = before.count + 1, {name: dict[Path, jax.Array]() for name in ("u", *optimizer.slots)}
+    def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:
+        made: dict[str, Leaves] = {"u": {}, **{slot: {} for slot in own.slots}}
         for path, g in updates.items():
-            kept = {slot: getattr(before, slot)[path] for slot in optimizer.slots}
-            u, new = optimizer.update(namespace, params[path], g, kept, count)
+            kept = {slot: getattr(state, slot)[path] for slot in own.slots}
+            u, new = own.update(namespace, params[path], g, kept, state.count + 1)
             for name, value in {"u": u, **new}.items():
                 made[name][path] = value.astype(g.dtype)
-        return made["u"], state(count, made)
+        return made.pop("u"), state._replace(count=state.count + 1, **made)
 
-    zeros = functools.partial(jax.tree.map, jnp.zeros_like)
-    return optax.GradientTransformation(
-        lambda params: state(jnp.zeros((), jnp.int32), {slot: zeros(params) for slot in optimizer.slots}), update
-    )
+    return optax.GradientTransformation(lambda params: adam.init(params)._replace(**none), update)
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import Optimizer, factored_axes, own_optimizer
+from moespec.backends.optimizer_options import Optimizer, factored_axes
 from moespec.backends.pytrees import Path
 from moespec.backends.torch import namespace, private
+from moespec.spec.own import find_own
 
 
 class Extent:
@@ -60,7 +61,7 @@ def make(
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
     own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}.get(optimizer.name, _Named)
-    own = own_optimizer(optimizer.name) if own_kind is _Named else own
+    own = find_own("optimizer.name", optimizer.name, Optimizer) if own_kind is _Named else own
     whole = {leaf: extents[path] if extents else Extent(leaf.shape) for path, leaf in leaves.items()}
     return own_kind(groups, own, whole)
 

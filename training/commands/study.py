@@ -23,6 +23,7 @@ from moespec.training.commandline.parse import Settings, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump
+from moespec.training.configuration.own import load_written
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -130,6 +131,7 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
             raise ConfigError(f"routers={text!r}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
+            load_written(flags)
             config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
             if colon:
                 check_written(flags, config)

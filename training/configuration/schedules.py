@@ -8,8 +8,6 @@ of vmoe and big_vision.
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import is_own, own_function
@@ -95,16 +93,10 @@ def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: f
         return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
     what = f"schedule.name={name!r}"
     made = called(what, own_function("schedule.name", name), peak, total=total, warmup=warmup)
-
-    def rate(step: int) -> float:
-        value = called(what, made, step)
-        if not isinstance(value, int | float | np.number) or not 0 <= value <= LARGEST:
-            raise ConfigError(f"{what}: its rate of step {step} is {value!r}, expected a finite number >= 0")
-        return float(value)
-
     for step in range(0, total, -(-total // 1000)):
-        rate(step)
-    return rate
+        if not isinstance(rate := called(what, made, step), int | float) or not 0 <= rate <= LARGEST:
+            raise ConfigError(f"{what}: its rate of step {step} is {rate!r}, expected a finite number >= 0")
+    return lambda step: float(made(step))
 
 
 def _check(peak: float, total: int, warmup: int) -> None:

@@ -144,17 +144,14 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
-        labels, image = split.labels, called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64))
-        wanted = (("labels", labels, np.int64, (np.size(labels),)), ("image 0", image, np.uint8, (1, *dataset.shape)))
-        for name, array, dtype, shape in wanted:
-            found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            if found != (expected := f"{np.dtype(dtype)} {shape}"):
-                raise ConfigError(f"{what}: {part} {name}: {found}, expected {expected}")
-        least, most, classes = int(labels.min()), int(labels.max()), len(dataset.classes)
-        if split.captions is None and (least < 0 or most >= classes):
-            raise ConfigError(
-                f"{what}: {part} labels: {least} to {most}, expected 0 to {classes - 1}, as there are {classes} classes"
-            )
+        labels, classes = split.labels, len(dataset.classes)
+        inside = split.captions is not None or not set(np.unique(labels).tolist()).difference(range(classes))
+        if not np.size(labels) or np.ndim(labels) != 1 or not inside:
+            raise ConfigError(f"{what}: {part} labels {labels!r}, expected (images,) integers below {classes}")
+        image = np.asarray(called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64)))
+        if (image.dtype, image.shape) != (np.uint8, (1, *dataset.shape)):
+            wanted = f"expected uint8 {(1, *dataset.shape)}"
+            raise ConfigError(f"{what}: {part} image 0: {image.dtype} {image.shape}, {wanted}")
     return dataset
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,17 +12,18 @@ from numpy.typing import NDArray
 from moespec.backends import numpy as reference
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes
+from moespec.models.checks import called
 from moespec.models.families import Tower, family
-from moespec.spec.errors import SpecError
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.own import is_own, own_function
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
-from moespec.training.evaluation.losses import loss_of
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import check
 from moespec.training.progress_bar import Bar
 
-__all__ = ["evaluate", "evaluation_size", "features", "over"]
+__all__ = ["evaluate", "evaluation_size", "features", "loss_of", "over", "try_loss"]
 
 TOP = 5
 
@@ -43,6 +46,25 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
             if size % sizes.devices == 0 and (groups(size) == groups(batch) or parts == 1):
                 return size
     return batch
+
+
+def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
+    """`loss(logits, targets)`, both `(N, classes)`, to the loss of each image, `(N,)`.
+
+    kind: "softmax" (targets are the probabilities of exclusive classes), "sigmoid" (each class by itself, summed over classes), or
+    the user's `package.module:function` of `(B, logits, targets)`, made of operations of `B` and `B.xp`.
+    """
+    if is_own(kind):
+        return partial(own_function("training.loss", kind), B)
+    return {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
+
+
+def try_loss(kind: str, classes: int) -> None:
+    """ConfigError for a loss of the user's own that is not that of each of three images, by NumPy, or not finite."""
+    what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, classes))
+    losses = called(what, loss_of(reference, kind), logits, np.eye(classes)[np.arange(3) % classes])
+    if np.shape(losses) != (3,) or not np.isfinite(losses).all():
+        raise ConfigError(f"{what}: returned {losses!r} of three images, expected (3,) finite numbers")
 
 
 def evaluate(

@@ -1,7 +1,7 @@
 """The evaluations of `[evaluation.NAME]`: their images, their schedule, and what they measure."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,41 +64,37 @@ def load_sets(
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
             raise ConfigError(f"{where}: {shapes}")
-        of_logits = is_own(settings.kind) and _of_logits(f"{where}.kind", settings.kind)
-        kind = "head" if of_logits else settings.kind
-        if wrong := _wrong(config, settings, own, model, len(dataset.classes), kind):
+        needs = replace(settings, kind="head") if is_own(settings.kind) and model.classes else settings
+        if wrong := _wrong(config, needs, own, model, len(dataset.classes)):
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
         numbers: list[str] = []
         if is_own(settings.kind):  # tried before training begins
-            width = model.classes if of_logits else getattr(model, "representation", 0) or model.width
+            width = model.classes or getattr(model, "representation", 0) or model.width
             rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
             numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))
         loaded[name] = EvaluationSet(settings, own, labels, model, numbers)
     return loaded
 
 
-def _of_logits(where: str, kind: str) -> bool:
-    """Whether a metric of the user is a function of `(logits, labels)`, not of `(features, labels)`. Raises ConfigError for another."""
-    takes = list(called(f"{where}={kind!r}", inspect.signature, own_function(where, kind)).parameters)
-    if takes not in (["logits", "labels"], ["features", "labels"]):
-        raise ConfigError(f"{where}={kind!r}: takes {takes}, expected (logits, labels) or (features, labels)")
-    return "logits" in takes
-
-
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
-    """The numbers, by name, that a metric of the user finds of logits or features and labels, NumPy arrays, of the validation images."""
+    """The numbers, by name, that a metric of the user's own finds of the logits of the validation images, or of their features where the
+    model has no head, and of their labels, in NumPy."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
-    numbers = isinstance(made, Mapping) and all(isinstance(each, Real) for each in made.values())
-    if not numbers or not made or {"kind", "step"}.intersection(made):  # which each line of the log has
-        raise ConfigError(f"{where}={kind!r}: returned {made!r}, expected numbers by names other than kind and step")
+    found = {name: type(each).__name__ for name, each in made.items()} if isinstance(made, Mapping) else made
+    if (
+        not found
+        or found is made
+        or {"kind", "step"}.intersection(made)
+        or not all(isinstance(each, Real) for each in made.values())
+    ):
+        raise ConfigError(f"{where}={kind!r}: returned {found!r}, expected numbers by names other than kind and step")
     return {str(name): float(each) for name, each in made.items()}
 
 
-def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int, kind: str) -> str:
-    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run. kind:
-    "head" for a metric of logits."""
-    classes, data = len(own.classes), f".data={settings.data!r}: its images have"
+def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
+    """What the run or the data lack for an evaluation, after its name; nothing if they have it. head: classes of the run."""
+    kind, classes, data = settings.kind, len(own.classes), f".data={settings.data!r}: its images have"
     if kind in ("zero_shot", "retrieval") and config.objective != "lit":
         return f".kind={kind!r}: the run has no tower of texts (objective={config.objective!r})"
     if kind == "retrieval":
@@ -112,7 +108,7 @@ def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Mode
         if names != own.classes and set(names) == set(own.classes):
             return f"{prompts} the classes of the data in another order: {', '.join(own.classes)}"
     if kind == "head" and not model.classes:
-        return f".kind={settings.kind!r}: the model has no head; kind='few_shot' and kind='neighbours' need none"
+        return ".kind='head': the model has no head; kind='few_shot' and kind='neighbours' need none"
     if kind == "head" and classes != head:
         return f": {classes} classes, the head has {head}; kind='few_shot' and kind='neighbours' take any"
     if kind == "neighbours" and max(settings.neighbours) > len(own.train):
@@ -179,12 +175,11 @@ class Evaluations:
         if settings.kind == "retrieval":
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
         if is_own(settings.kind):
-            where, held = f"evaluation.{name}.kind", dataset.validation
-            of_logits = _of_logits(where, settings.kind)
-            outputs = self._function(make_forward if of_logits else make_features, one)
-            extract = (lambda *given: outputs(*given)[0]) if of_logits else outputs
+            make, held = make_forward if model.classes else make_features, dataset.validation
+            outputs = self._function(make, one)
+            extract = (lambda *given: outputs(*given)[0]) if model.classes else outputs
             rows = features(self._B, extract, params, dataset, held, batch=batches[1])
-            return _measured(where, settings.kind, rows, held.labels)
+            return _measured(f"evaluation.{name}.kind", settings.kind, rows, held.labels)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
             seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])

@@ -17,13 +17,14 @@ from moespec.models.memory import check_limits, check_memory
 from moespec.models.options import no_effect
 from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.own import is_own
 from moespec.training.configuration.config import BackendName, Config
 from moespec.training.configuration.length import in_steps, shrunk
 from moespec.training.configuration.modelconfig import ModelConfig, model_config
 from moespec.training.configuration.schedules import Schedule, schedule_of
 from moespec.training.data import datasets
 from moespec.training.data.dataset import Dataset
-from moespec.training.evaluation.losses import try_loss
+from moespec.training.evaluation.evaluate import try_loss
 from moespec.training.objectives.table import objective_of, shapes_of
 
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
@@ -142,7 +143,8 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
-    try_loss(config.training.loss, classes)
+    if is_own(config.training.loss):
+        try_loss(config.training.loss, classes)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))

@@ -13,8 +13,7 @@ from moespec.training.compilation import compile_if
 from moespec.training.configuration.config import Config
 from moespec.training.data.dataset import Dataset
 from moespec.training.data.loader import training_batch
-from moespec.training.evaluation.evaluate import evaluate, evaluation_size
-from moespec.training.evaluation.losses import loss_of
+from moespec.training.evaluation.evaluate import evaluate, evaluation_size, loss_of
 from moespec.training.evaluation.metrics import make_forward, moe_metrics
 from moespec.training.objectives.record import Loss, Objective, trained
 
@@ -24,7 +23,7 @@ __all__ = ["CLASSIFICATION", "make_loss"]
 def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -> Loss:
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
-    kind: see `losses.loss_of`. batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
+    kind: see `loss_of`. batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
     `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass computes each block anew.
     """
     losses, measured = loss_of(B, kind), "own_loss" if is_own(kind) else "cross_entropy"

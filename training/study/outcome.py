@@ -125,10 +125,8 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of what an outcome has of the evaluations by schedule, such as `few_shot/shots_10/accuracy`.
-
-    own: of metrics of the user, by the name of the evaluation.
-    """
+    """The names of what an outcome has of the evaluations by schedule, such as `few_shot/shots_10/accuracy`. own: of metrics of the
+    user, by the name of the evaluation."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():
