@@ -78,8 +78,7 @@ class OptimizerConfig:
     """
 
     name: OptimizerName = "adamw"
-    """adamw (decoupled decay), adam (decay in the gradient), sgd, lamb, adafactor (big_vision's), or an optimiser of your own,
-    package.module:object (docs/own-objects.md)"""
+    """adamw (decoupled decay), adam (decay in the gradient), sgd, lamb, adafactor (big_vision's), or package.module:object"""
     b1: float | None = None
     """adamw, adam, lamb: decay of the first moment (0.9)"""
     b2: float | None = None

@@ -57,9 +57,7 @@ class Optimizer:
     update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
         update `u` and what is kept for the next step, by slot. It computes entry by entry, with the operations `xp` of NumPy, JAX or
         torch: on a mesh `p` is a part of the parameter.
-    slots: what it keeps, of `mu` and `nu`: arrays like `p`, zeros before the first step.
-
-    It is tried here. Raises ConfigError for other slots and shapes.
+    slots: what it keeps, of `mu` and `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]

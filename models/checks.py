@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, load_own, own_name
+from moespec.spec.own import OwnName, own_name
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "check_sources",
     "check_value",
     "described",
-    "imported",
 ]
 
 Natural = Annotated[int, Range(0, 10**18)]
@@ -41,10 +40,7 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command.
-
-    Objects of the user's own are replaced by their names.
-    """
+    """ConfigError for a value outside the `Range` of its field; section="": of a command. Objects of the user's own become names."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
@@ -69,14 +65,6 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
             near = difflib.get_close_matches(name, known, cutoff=0.75)
             has = f"near it: {', '.join(near)}" if near else f"it has {', '.join(known) or 'none'}"
             raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
-
-
-def imported(argument: str, name: str) -> Callable[..., Any]:
-    """The user's function `package.module:function`. Raises ConfigError, which calls it `argument`, when it cannot be imported."""
-    found: Callable[..., Any] = load_own(argument, name)
-    if not callable(found):
-        raise ConfigError(f"{argument}={name!r}: not a function")
-    return found
 
 
 def check_installed(argument: str, package: str, extra: str) -> None:

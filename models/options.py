@@ -18,10 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """The condition under which an option has an effect: another option has `value`, or is not `unless`, or, without both, is set.
-
-    Of a tuple it is one of these, or none of these.
-    """
+    """The condition under which an option has an effect: another has `value`, or is not `unless` (a tuple: any of it), or else is set."""
 
     name: str
     """an option of the same section, or of another by its full name, such as training.loss"""

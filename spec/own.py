@@ -51,9 +51,9 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
     return found
 
 
-def own_function(argument: str, name: str) -> Callable[..., Any]:
-    """The function `package.module:object` of a module that is imported; see `find_own`."""
-    if not callable(found := find_own(argument, name, object)):
+def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
+    """The function `package.module:object` of a module that is imported (see `find_own`), or is now (`load`)."""
+    if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {found!r}")
     return found
 

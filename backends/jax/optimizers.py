@@ -113,7 +113,7 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 
 def _own(own: Optimizer) -> Any:
     """The transformation of one of the user's own, in the state of optax's Adam, of which a slot that it has not is empty."""
-    adam, none = optax.scale_by_adam(), {slot: {} for slot in OWN_SLOTS if slot not in own.slots}
+    adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
 
     def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:
         made: dict[str, Leaves] = {"u": {}, **{slot: {} for slot in own.slots}}

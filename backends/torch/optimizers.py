@@ -60,8 +60,8 @@ def make(
         return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
-    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}.get(optimizer.name, _Named)
-    own = find_own("optimizer.name", optimizer.name, Optimizer) if own_kind is _Named else own
+    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}.get(optimizer.name, _Own)
+    own = find_own("optimizer.name", optimizer.name, Optimizer) if own_kind is _Own else own
     whole = {leaf: extents[path] if extents else Extent(leaf.shape) for path, leaf in leaves.items()}
     return own_kind(groups, own, whole)
 
@@ -115,8 +115,12 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """The update without decay, at step n = 1, 2, ...; changes what is kept."""
-        raise NotImplementedError
+        """The update without decay, at step n = 1, 2, ...; changes what is kept. Here that of an optimiser of the user's own."""
+        own: Optimizer = self.options
+        update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
+        for slot, value in new.items():
+            kept[slot].copy_(value)
+        return update  # type: ignore[no-any-return]
 
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
         return update
@@ -157,17 +161,6 @@ class _Adafactor(_Own):
             u = o.momentum * kept["mu"].to(p.dtype) + (1 - o.momentum) * u
             kept["mu"].copy_(u)
         return u
-
-
-class _Named(_Own):
-    """One of the user's own."""
-
-    def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        own: Optimizer = self.options
-        update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
-        for slot, value in new.items():
-            kept[slot].copy_(value)
-        return update  # type: ignore[no-any-return]
 
 
 ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq"}

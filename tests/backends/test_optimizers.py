@@ -13,13 +13,13 @@ from moespec.backends.optimizer_options import OPTIMIZERS, Optimizer
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
-
-def _damped(xp: Any, p: Any, g: Any, kept: Any, n: Any) -> Any:
-    mu, nu = 0.9 * kept["mu"] + g / n, kept["nu"] + xp.square(g)
-    return mu / (1 + xp.sqrt(nu)), {"mu": mu, "nu": nu}
-
-
-OWN = Optimizer(_damped, ("mu", "nu"))
+OWN = Optimizer(
+    lambda xp, p, g, kept, n: (
+        kept["mu"] / xp.sqrt(1 + kept["nu"]) + g / n,
+        {"mu": kept["mu"] + g, "nu": xp.square(g)},
+    ),
+    ("mu", "nu"),
+)
 COMPILED = ["jax", "torch"]
 AROUND: dict[str, Any] = {"weight_decay": 0.25, "decay": "head/kernel=0.5", "clip": 1.0, "ema": 0.75}
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,6 @@ model or the data when the run starts (`moespec.training.loop.resolve`), and the
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,7 +15,7 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Number, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName
+from moespec.spec.own import OwnName, is_own
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 from moespec.training.configuration.modelconfig import ModelConfig, TextSection
 from moespec.training.data.options import TARGETS, DataConfig
@@ -123,8 +122,7 @@ class TrainingConfig:
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
     loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
-    """cross-entropy of one class of several, or of each class by itself; or a loss of your own, package.module:function
-    (docs/own-objects.md)"""
+    """cross-entropy of one class of several, or of each class by itself, or a loss of your own, package.module:function"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
     cuda_graph: bool = option(False, rare=True)
@@ -261,7 +259,7 @@ class Config:
                 inputs = "texts" if name == "text" else "images"
                 raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
         for each in self.logs:
-            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
+            if each not in TRACKERS and not is_own(each):
                 raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
 
     @property

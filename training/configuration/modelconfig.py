@@ -151,7 +151,7 @@ def _section(kind: Any, text: str, *, name: str, about: str, **extra: str) -> ty
 
 
 HEAD_BIAS = Only(
-    "training.loss", unless="softmax", why="training.loss is 'softmax', the same for any bias of all classes"
+    "training.loss", unless="softmax", why="training.loss is softmax, the same for any bias of all classes"
 )
 IMAGES = {
     "name": "vit_tiny",

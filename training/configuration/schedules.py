@@ -1,7 +1,6 @@
 """Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
 
-Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. One of the user's own is a
-function of the same form, `(peak, *, total, warmup) -> (step -> rate)`, with any rates that are finite and not negative. Source: the code
+Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
 of vmoe and big_vision.
 """
 

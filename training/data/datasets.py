@@ -146,12 +146,12 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
         labels, classes = split.labels, len(dataset.classes)
         inside = split.captions is not None or not set(np.unique(labels).tolist()).difference(range(classes))
-        if not np.size(labels) or np.ndim(labels) != 1 or not inside:
-            raise ConfigError(f"{what}: {part} labels {labels!r}, expected (images,) integers below {classes}")
         image = np.asarray(called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64)))
-        if (image.dtype, image.shape) != (np.uint8, (1, *dataset.shape)):
-            wanted = f"expected uint8 {(1, *dataset.shape)}"
-            raise ConfigError(f"{what}: {part} image 0: {image.dtype} {image.shape}, {wanted}")
+        fits = image.dtype == np.uint8 and image.shape == (1, *dataset.shape)
+        if not np.size(labels) or np.ndim(labels) != 1 or not inside or not fits:
+            parts = f"labels {labels!r}, image 0 {image.dtype} {image.shape}"
+            wanted = f"(images,) integers below {classes}, uint8 {(1, *dataset.shape)}"
+            raise ConfigError(f"{what}: {part} {parts}; expected {wanted}")
     return dataset
 
 

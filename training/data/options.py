@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from moespec.models.checks import Natural, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName
+from moespec.spec.own import OwnName, is_own
 from moespec.spec.ranges import Range, Scalar
 
 __all__ = ["TARGETS", "DataConfig", "numbers"]
@@ -91,8 +91,7 @@ class DataConfig:
         numbers("data.mean", self.mean)
         if min(numbers("data.std", self.std)) <= 0:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")
-        module, colon, function = self.transform.partition(":")
-        if self.transform and not (module and colon and function.isidentifier()):
+        if self.transform and not is_own(self.transform):
             raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
         from PIL import ImageColor  # here, since `moespec ledger` needs no extra
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from moespec.models.checks import called, imported
+from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_function
 from moespec.training.data.dataset import Dataset, as_picture
 from moespec.training.data.options import DataConfig
 from moespec.training.data.randaugment import randaugment
@@ -141,7 +142,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 def user_transform(name: str) -> Transform | None:
     """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
-    return imported("data.transform", name) if name else None
+    return own_function("data.transform", name, load=True) if name else None
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:

@@ -81,14 +81,10 @@ def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]
     """The numbers, by name, that a metric of the user's own finds of the logits of the validation images, or of their features where the
     model has no head, and of their labels, in NumPy."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
-    found = {name: type(each).__name__ for name, each in made.items()} if isinstance(made, Mapping) else made
-    if (
-        not found
-        or found is made
-        or {"kind", "step"}.intersection(made)
-        or not all(isinstance(each, Real) for each in made.values())
-    ):
-        raise ConfigError(f"{where}={kind!r}: returned {found!r}, expected numbers by names other than kind and step")
+    good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
+    if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
+        shown = " ".join(repr(made).split())
+        raise ConfigError(f"{where}={kind!r}: returned {shown}, expected numbers by names other than kind and step")
     return {str(name): float(each) for name, each in made.items()}
 
 
@@ -175,11 +171,10 @@ class Evaluations:
         if settings.kind == "retrieval":
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
         if is_own(settings.kind):
-            make, held = make_forward if model.classes else make_features, dataset.validation
-            outputs = self._function(make, one)
+            outputs = self._function(make_forward if model.classes else make_features, one)
             extract = (lambda *given: outputs(*given)[0]) if model.classes else outputs
-            rows = features(self._B, extract, params, dataset, held, batch=batches[1])
-            return _measured(f"evaluation.{name}.kind", settings.kind, rows, held.labels)
+            rows = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])
+            return _measured(f"evaluation.{name}.kind", settings.kind, rows, dataset.validation.labels)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
             seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])

@@ -17,7 +17,6 @@ from moespec.models.memory import check_limits, check_memory
 from moespec.models.options import no_effect
 from moespec.models.router_options import named, options_of
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.own import is_own
 from moespec.training.configuration.config import BackendName, Config
 from moespec.training.configuration.length import in_steps, shrunk
 from moespec.training.configuration.modelconfig import ModelConfig, model_config
@@ -143,8 +142,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
-    if is_own(config.training.loss):
-        try_loss(config.training.loss, classes)
+    try_loss(config.training.loss, classes)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))

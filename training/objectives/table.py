@@ -20,7 +20,7 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """What a run minimises: of `OBJECTIVES`, or one of the user's own. Raises ConfigError for one that is not imported."""
+    """What a run minimises: of `OBJECTIVES`, or one of the user's own."""
     if is_own(config.objective):
         return find_own("objective", config.objective, Objective)
     if config.objective == "classification" and is_own(loss := config.training.loss):

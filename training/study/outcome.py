@@ -64,6 +64,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     trained, (*_, last) = (read_log(run, kind, some=True) for kind in ("train", "evaluation"))
     rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
     by_name = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
+    own = "|".join(re.escape(name) for name, of in config.evaluation.items() if is_own(of.kind))
     blocks = list(last.get("moe", {}).values())
     busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
     kept = {
@@ -81,11 +82,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "evaluations": {
             path: float(value)
             for path, value in flatten(by_name).items()
-            if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
-            or (
-                is_own(config.evaluation[path.partition("/")[0]].kind)
-                and path.rpartition("/")[2] not in ("kind", "step")
-            )
+            if re.fullmatch(rf"(.*/)?(accuracy|recall_\d+)|({own})/(?!kind$|step$).*", path)
         },
         "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
         "imbalance": statistics.mean(busiest) if blocks else 1.0,
@@ -125,8 +122,7 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of what an outcome has of the evaluations by schedule, such as `few_shot/shots_10/accuracy`. own: of metrics of the
-    user, by the name of the evaluation."""
+    """The names of what an outcome has of the evaluations by schedule, as `few_shot/shots_10/accuracy`. own: the user's."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():
