@@ -32,7 +32,6 @@ SLOTS: Mapping[str, str] = {
 }
 """What optimisers keep of a parameter, by the name that it has in an exported state."""
 OWN_SLOTS = ("mu", "nu")
-"""Those that one of the user's own may have."""
 
 
 ADAM = {"b1": 0.9, "b2": 0.999, "epsilon": 1e-8, "momentum_dtype": "float32"}

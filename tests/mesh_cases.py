@@ -48,7 +48,6 @@ ADAMW = Case(OptimizerConfig(clip=0.5, weight_decay=0.1))
 # What goes into the experts needs no gradient.
 EXPERTS = Case(OptimizerConfig(clip=0.5, rates="experts/=1, .*=0"), exchanges=3)
 MOMENTUM = Optimizer(lambda xp, p, g, kept, n: (kept["mu"] + g, {"mu": 0.9 * kept["mu"] + g}), ("mu",))
-OWN = Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6)  # type: ignore[arg-type]
 LAMB = Case(OptimizerConfig("lamb", weight_decay=0.1, ema=0.9), accumulate=2)
 # What is computed anew in the backward pass is exchanged anew. The epsilon is far above the rounding errors of a gradient
 # that is 0, that of the bias of the keys.
@@ -66,7 +65,7 @@ CASES = {
     "sinkhorn_expert_choice": LAMB,
     # Of what all devices have nothing is trained.
     "sparsity_constrained_expert_choice": EXPERTS,
-    "soft_moe": OWN,
+    "soft_moe": Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6),  # type: ignore[arg-type]
     # It keeps a state.
     "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
     # Each expert has room for all tokens; noise and dropout are drawn for the images; the balance loss is of all devices.

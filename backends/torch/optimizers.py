@@ -118,8 +118,7 @@ class _Own(torch.optim.Optimizer):
         """The update without decay, at step n = 1, 2, ...; changes what is kept. Here that of an optimiser of the user's own."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
-        for slot, value in new.items():
-            kept[slot].copy_(value)
+        kept.update({slot: value.clone() for slot, value in new.items()})  # which may be one of the others, or `p`
         return update  # type: ignore[no-any-return]
 
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:

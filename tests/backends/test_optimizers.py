@@ -13,13 +13,7 @@ from moespec.backends.optimizer_options import OPTIMIZERS, Optimizer
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
-OWN = Optimizer(
-    lambda xp, p, g, kept, n: (
-        kept["mu"] / xp.sqrt(1 + kept["nu"]) + g / n,
-        {"mu": kept["mu"] + g, "nu": xp.square(g)},
-    ),
-    ("mu", "nu"),
-)
+OWN = Optimizer(lambda xp, p, g, kept, n: (g / n + kept["nu"], {"mu": xp.sqrt(g * g), "nu": kept["mu"]}), ("mu", "nu"))
 COMPILED = ["jax", "torch"]
 AROUND: dict[str, Any] = {"weight_decay": 0.25, "decay": "head/kernel=0.5", "clip": 1.0, "ema": 0.75}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -92,11 +86,9 @@ def test_every_optimiser_is_tried() -> None:
     assert {options["name"] for options in OPTIONS.values()} == {*OPTIMIZERS, f"{__name__}:OWN"}
 
 
-def test_one_of_the_users_own_is_that_of_the_specification() -> None:
-    modules = [importlib.import_module(f"moespec.backends.{name}") for name in ("numpy", *COMPILED)]
-    first, *others = [B.export_state(steps(B, OptimizerConfig(OWN, **AROUND), 3)) for B in modules]
-    for other in others:
-        same(other, first, 1e-5)
+def test_one_of_the_users_own_is_that_of_numpy() -> None:
+    modules = [importlib.import_module(f"moespec.backends.{name}") for name in ("torch", "numpy")]
+    same(*(B.export_state(steps(B, OptimizerConfig(OWN, **AROUND), 3)) for B in modules), 1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

@@ -155,8 +155,8 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
         dataset = load_data(config)
         resolved = resolve(config, dataset, backend)
         objective.read(resolved, dataset)
-        sets = load_sets(resolved, dataset)
-        there = outcome.measures(config, {name: one.numbers for name, one in sets.items()})
+        own = {name: one.numbers for name, one in load_sets(resolved, dataset).items()}
+        there = outcome.measures(config, own)
         if measure not in (*([""] if objective.head else []), *there):
             head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
             have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"

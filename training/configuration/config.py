@@ -61,9 +61,6 @@ class ScheduleConfig:
     end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: rate at the end"""
 
-    def __post_init__(self) -> None:
-        check_fields("schedule", self)
-
 
 LENGTHS = ("steps", "epochs", "examples")
 """The fields of `training` that say how long a run is, of which one may be given."""
@@ -254,6 +251,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields("", self)
+        check_fields("schedule", self.schedule)
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"

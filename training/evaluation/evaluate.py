@@ -51,8 +51,7 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
 def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
     """`loss(logits, targets)`, both `(N, classes)`, to the loss of each image, `(N,)`.
 
-    kind: "softmax" (targets are the probabilities of exclusive classes), "sigmoid" (each class by itself, summed over classes), or
-    the user's `package.module:function` of `(B, logits, targets)`, made of operations of `B` and `B.xp`.
+    kind: "softmax" (of exclusive classes), "sigmoid" (each class by itself, summed), or the user's function of `(B, logits, targets)`.
     """
     if is_own(kind):
         return partial(own_function("training.loss", kind), B)
@@ -60,11 +59,9 @@ def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
 
 
 def try_loss(kind: str, classes: int) -> None:
-    """ConfigError for a loss of the user's own that is not that of each of three images, by NumPy, or not finite."""
-    if not is_own(kind):
-        return
-    what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, classes))
-    losses = called(what, loss_of(reference, kind), logits, np.eye(classes)[np.arange(3) % classes])
+    """ConfigError for a loss that is not that of each of three images, by NumPy, or not finite."""
+    what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
+    losses = called(what, loss_of(reference, kind), logits, np.ones_like(logits) / logits.shape[1])
     if np.shape(losses) != (3,) or not np.isfinite(losses).all():
         raise ConfigError(f"{what}: returned {losses!r} of three images, expected (3,) finite numbers")
 

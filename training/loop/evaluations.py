@@ -78,8 +78,7 @@ def load_sets(
 
 
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
-    """The numbers, by name, that a metric of the user's own finds of the logits of the validation images, or of their features where the
-    model has no head, and of their labels, in NumPy."""
+    """The numbers, by name, that a metric of the user's own finds of logits, or features of a model without a head, and labels."""
     made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
     if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
