@@ -65,7 +65,7 @@ CASES = {
     "sinkhorn_expert_choice": LAMB,
     # Of what all devices have nothing is trained.
     "sparsity_constrained_expert_choice": EXPERTS,
-    "soft_moe": Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6),  # type: ignore[arg-type]
+    "soft_moe": Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6),
     # It keeps a state.
     "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
     # Each expert has room for all tokens; noise and dropout are drawn for the images; the balance loss is of all devices.

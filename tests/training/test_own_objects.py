@@ -23,7 +23,7 @@ WRONG = [
     ("training.loss", "lambda B, logits, targets: B.sum(logits, -1) * np.nan", "training.loss='wrong:f': returned array([nan"),
     ("objective", "focal", "objective='wrong:f': expected the name of a Objective, got <function focal"),
     ("data.name", "lambda config, image_size: None", "data.name='wrong:f': returned NoneType, expected moespec."),
-    ("data.name", SPLITS.format("part.read(np.arange(2)), np.array([0, np.nan])"), "training labels array([ "),
+    ("data.name", SPLITS.format("part.read(np.arange(2)), np.array([0, np.nan])"), f"training labels (2,), wrong ones [{-(2**63)}]"),
     ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(2)"), "image 0 uint8 (1, 8, 1); expected (images,)"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: 'fast'", "its rate of step 0 is 'fast', expected a"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: -peak", "its rate of step 0 is -0.01, expected"),

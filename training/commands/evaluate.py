@@ -87,9 +87,8 @@ def main(words: list[str]) -> None:
         five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
         which = "accuracy" if others else f"validation {called(result)}"
         if "loss" in result:
-            print(
-                f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, {objective.measure[1]} {result['loss']:.4f}"
-            )
+            loss = f"{objective.measure[1]} {result['loss']:.4f}"
+            print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, {loss}")
         else:
             rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
             print(f"{which} {result['accuracy']:.4f}, {told(rest)}")

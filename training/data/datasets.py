@@ -145,13 +145,12 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
         raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
         labels, classes = split.labels, len(dataset.classes)
-        inside = split.captions is not None or not set(np.unique(labels).tolist()).difference(range(classes))
+        outside = set(np.unique(labels).tolist()).difference(range(classes)) if split.captions is None else ()
         image = np.asarray(called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64)))
-        fits = image.dtype == np.uint8 and image.shape == (1, *dataset.shape)
-        if not np.size(labels) or np.ndim(labels) != 1 or not inside or not fits:
-            parts = f"labels {labels!r}, image 0 {image.dtype} {image.shape}"
-            wanted = f"(images,) integers below {classes}, uint8 {(1, *dataset.shape)}"
-            raise ConfigError(f"{what}: {part} {parts}; expected {wanted}")
+        found, wanted = f"{image.dtype} {image.shape}", f"uint8 {(1, *dataset.shape)}"
+        if outside or np.ndim(labels) != 1 or not np.size(labels) or found != wanted:
+            parts = f"labels {np.shape(labels)}, wrong ones {sorted(outside)[:3]}, image 0 {found}"
+            raise ConfigError(f"{what}: {part} {parts}; expected (images,) integers below {classes}, {wanted}")
     return dataset
 
 
