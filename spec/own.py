@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["OwnName", "find_own", "is_own", "load_own", "own_function", "own_name"]
-
 Kind = TypeVar("Kind")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
