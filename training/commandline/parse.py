@@ -22,7 +22,7 @@ from moespec.models.options import help_texts, no_effect
 from moespec.models.router_options import RouterSection
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
-from moespec.spec.own import OwnName
+from moespec.spec.own import OwnName, is_own
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import update
 from moespec.training.configuration.modelconfig import SHORT
@@ -270,7 +270,7 @@ def _converted(text: str, kinds: Sequence[Any]) -> Any:
             )
             if text in words:
                 return words[text]
-        else:
+        elif kind is not OwnName or is_own(text):
             with suppress(ValueError):
                 return kind(text)
     raise ValueError(text)
