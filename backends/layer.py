@@ -14,7 +14,7 @@ from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, Router, router_name
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
@@ -107,7 +107,7 @@ def layer_of(
     experts: int,
     *,
     tokens: int,
-    router: RouterName,
+    router: RouterName | Router[Any],
     group_images: int,
     gelu: str,
     expert_init: str,
@@ -124,7 +124,7 @@ def layer_of(
     tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
         another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
         as they are.
-    router: a key of `ROUTERS`.
+    router: a key of `ROUTERS`, or a `Router` of your own.
     group_images: images that are routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
     expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, CLIP's), or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`,
@@ -142,7 +142,7 @@ def layer_of(
     width, hidden, experts, tokens, group_images = (check_at_least(name, value, 1) for name, value in sizes.items())
     seed, shared_experts = check_at_least("seed", seed, 0), check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
-    check_option("router", router, ROUTERS)
+    router = router_name(router)
     check_option("gelu", gelu, ("tanh", "erf"))
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:

@@ -40,6 +40,7 @@ from moespec.backends import patterns
 from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, OptimizerName, Shape, options_of, slots_of
 from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_name
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS
 
@@ -77,7 +78,7 @@ class OptimizerConfig:
     """
 
     name: OptimizerName = "adamw"
-    """adamw (decoupled decay), adam (decay in the gradient), sgd, lamb, or adafactor (big_vision's)"""
+    """adamw (decoupled decay), adam (decay in the gradient), sgd, lamb, adafactor (big_vision's), or package.module:object"""
     b1: float | None = None
     """adamw, adam, lamb: decay of the first moment (0.9)"""
     b2: float | None = None
@@ -113,6 +114,8 @@ class OptimizerConfig:
     """steps in which that decay rises to 1, as half of a cosine does, or None for a constant one"""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
             object.__setattr__(self, name, value)  # the default of this optimiser in place of None
         if not 0.0 <= self.weight_decay <= LARGEST:
@@ -180,6 +183,7 @@ class OptimizerConfig:
         names = list(paths)
         patterns.check_found("decay", self.decay, names)
         patterns.check_found("rates", self.rates, names)
+        slots_of(self.name, vars(self.own), ())  # raises for one that is not imported
         if not any(map(self.rate_of, names)):
             raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
 

@@ -3,15 +3,20 @@
 What an update computes is said in `moespec.backends.numpy.optimizers`, in NumPy, with its source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from moespec.spec import namespace
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, find_own, is_own
 from moespec.spec.ranges import LARGEST
 
-__all__ = ["OPTIMIZERS", "SLOTS", "OptimizerName", "factored_axes", "options_of", "slots_of"]
+__all__ = ["OPTIMIZERS", "OWN_SLOTS", "SLOTS", "Optimizer", "OptimizerName", "factored_axes", "options_of", "slots_of"]
 
-OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"]
+OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"] | OwnName
 Shape = tuple[int, ...]
 
 SMALLEST, BELOW_ONE = 2.0**-126, 1 - 2.0**-24
@@ -26,6 +31,7 @@ SLOTS: Mapping[str, str] = {
     "ema": "the average",
 }
 """What optimisers keep of a parameter, by the name that it has in an exported state."""
+OWN_SLOTS = ("mu", "nu")
 
 
 ADAM = {"b1": 0.9, "b2": 0.999, "epsilon": 1e-8, "momentum_dtype": "float32"}
@@ -43,18 +49,44 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 """Name -> its options with their defaults."""
 
 
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimiser of the user's own. Around it is what is around each (`moespec.backends.optimizer`); the decay is added to its update.
+
+    update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
+        update `u` and what is kept for the next step, by slot. It computes entry by entry, with the operations `xp` of NumPy, JAX or
+        torch: on a mesh `p` is a part of the parameter.
+    slots: what it keeps, of `mu` and `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
+    """
+
+    update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
+    slots: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        tried, shapes = np.ones((2, 3)), dict.fromkeys(("u", *self.slots), (2, 3))
+        u, kept = self.update(namespace, tried, tried, dict.fromkeys(self.slots, tried), 1)
+        made = {name: np.shape(each) for name, each in {"u": u, **kept}.items()}
+        if made != shapes or not set(self.slots) <= set(OWN_SLOTS):
+            raise ConfigError(f"slots={self.slots!r}: of (2, 3) it makes {made}; expected {shapes}, of {OWN_SLOTS}")
+
+    def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
+        """The update with the decay `d`, as `moespec.backends.numpy.optimizers` has them."""
+        u, new = self.update(namespace, p, g, kept, n)
+        return u + d * p, dict(new)
+
+
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the optimiser `name`, where None stands for its default.
 
     Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value outside its range.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}")
-    known, changed = OPTIMIZERS[name], {option: value for option, value in given.items() if value is not None}
+    if name not in OPTIMIZERS and not is_own(name):
+        raise ConfigError(f"name={name!r}: expected one of {', '.join(OPTIMIZERS)}, or package.module:object")
+    known, changed = OPTIMIZERS.get(name, {}), {option: value for option, value in given.items() if value is not None}
     for option, value in changed.items():
         if option not in known:
             raise ConfigError(
-                f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known)}"
+                f"{option}={value!r}: the optimizer {name!r} does not have this option; it has {', '.join(known) or 'none'}"
             )
     options = {**known, **changed}
     _check(options)
@@ -84,6 +116,8 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
     Adam and LAMB keep both moments, SGD the momentum, if there is any. Adafactor keeps the second moment of `factored_axes` as its
     means along each of the two.
     """
+    if is_own(name):
+        return dict.fromkeys(find_own("optimizer.name", name, Optimizer).slots, shape)
     if name not in ("sgd", "adafactor"):
         return {"mu": shape, "nu": shape}
     slot = "trace" if name == "sgd" else "mu"

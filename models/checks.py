@@ -1,9 +1,9 @@
 """Checks of what the user sets: the sections of a configuration, and files to write."""
 
 import difflib
-import importlib
 import importlib.util
 import os
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, own_name
 from moespec.spec.ranges import Range, check, option_types
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Natural",
     "Number",
     "Share",
+    "called",
     "check_fields",
     "check_installed",
     "check_names",
@@ -25,7 +27,6 @@ __all__ = [
     "check_sources",
     "check_value",
     "described",
-    "imported",
 ]
 
 Natural = Annotated[int, Range(0, 10**18)]
@@ -39,9 +40,11 @@ OWN = (
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError for a value outside the `Range` of its field, in a section or, with section="", in the arguments of a command."""
+    """ConfigError for a value outside the `Range` of its field; section="": of a command. Objects of the user's own become names."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
+        if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
+            object.__setattr__(config, name, own_name(f"{section}.{name}".lstrip("."), value))
         if any(isinstance(mark, Range) for part in (hint, *get_args(hint)) for mark in get_args(part)):
             check_value(f"{section}.{name}".lstrip("."), getattr(config, name), hint)
 
@@ -64,22 +67,21 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
             raise ConfigError(f"{prefix}{name}={value!r}: {owner} does not have this option; {has}")
 
 
-def imported(argument: str, name: str) -> Callable[..., Any]:
-    """The user's function `package.module:function`. Raises ConfigError, which calls it `argument`, when it cannot be imported."""
-    module, _, function = name.partition(":")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"{argument}={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
-    if not callable(found):
-        raise ConfigError(f"{argument}={name!r}: not a function")
-    return found
-
-
 def check_installed(argument: str, package: str, extra: str) -> None:
     """ConfigError, naming the extra of moespec that has it, for a package that `argument` needs and that is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{argument}: {package} is not installed. Install it: pip install 'moespec[{extra}]'")
+
+
+def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a function of the user returns. Raises ConfigError, which begins with `what`, if it raises anything."""
+    try:
+        return function(*given, **named)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
 
 
 def described(hint: Any, none: str | None = None) -> str:
@@ -97,7 +99,14 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
-    words = {int: "an integer", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
+    words = {
+        OwnName: "package.module:object",
+        int: "an integer",
+        float: "a number",
+        bool: "True or False",
+        str: "a text",
+        Path: "a path",
+    }
     return words.get(hint, none or "")
 
 

@@ -18,7 +18,7 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """The condition under which an option has an effect: another option has `value`, or is not `unless`, or, without both, is set."""
+    """The condition under which an option has an effect: another has `value`, or is not `unless` (a tuple: any of it), or else is set."""
 
     name: str
     """an option of the same section, or of another by its full name, such as training.loss"""
@@ -36,7 +36,8 @@ class Only:
         if self.value is None and self.unless is None:
             met = bool(found)
         else:
-            met = found == self.value if self.unless is None else found != self.unless
+            wanted = self.value if self.unless is None else self.unless
+            met = (found in wanted if isinstance(wanted, tuple) else found == wanted) is (self.unless is None)
         return "" if met else self.why or f"{prefix * local}{self.name} is {found!r}"
 
 

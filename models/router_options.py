@@ -13,10 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 from moespec.backends.layer import warn_untrained
 from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
-from moespec.spec.names import near_it
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, router_name
 
 __all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
 
@@ -48,15 +47,9 @@ def options_of(router: str) -> dict[str, Any]:
     return option_types(kind)
 
 
-def check_router(router: str) -> None:
-    """ConfigError unless there is such a router."""
-    if router not in ROUTERS:
-        raise ConfigError(f"router={router!r}: expected one of {', '.join(ROUTERS)}{near_it(router, ROUTERS)}")
-
-
 def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
     """ConfigError for an unknown router, an option that it does not have or that is `decided`, or a wrong value."""
-    check_router(router)
+    router_name(router)
     types = {name: hint for name, hint in options_of(router).items() if name not in decided}
     check_names(PREFIX, options, router, types)
     for name, value in options.items():
@@ -108,7 +101,7 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
 
     Raises ConfigError for an unknown router.
     """
-    check_router(router)
+    router_name(router)
     members = []
     for option in fields(ROUTERS[router].Options):
         if option.name not in decided.names:
@@ -118,4 +111,6 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
             members.append((option.name, options_of(router)[option.name], default))
     about = {"owner": router, "decided": decided.names, "described_in": ROUTERS[router].Options}
     namespace = {"__doc__": f"Options of the router {router}.", **about}
-    return make_dataclass(f"{router}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace)
+    return make_dataclass(
+        f"{ROUTERS[router].name}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace
+    )

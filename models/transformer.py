@@ -23,6 +23,7 @@ from moespec.models.parameters import Parameter, constant, glorot_uniform, norma
 from moespec.models.router_options import Decided, check_options, named, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
+from moespec.spec.own import OwnName
 from moespec.spec.ranges import SMALLEST, Count, Range
 from moespec.spec.routers import ROUTERS
 from moespec.spec.routers.names import RouterName
@@ -56,8 +57,8 @@ class TransformerConfig(layers.BlocksConfig):
     moe: str = "none"
     """which blocks are MoE: none, every_2 (1, 3, 5, ...), last_half, first_N, last_N (the first or last N blocks),
     every_2_last_N (the last N of 1, 3, 5, ...), or their numbers from 0, as in 5,11"""
-    router: RouterName = option("soft_moe", only=MOE)
-    """router of the MoE blocks (moespec list routers)"""
+    router: RouterName | OwnName = option("soft_moe", only=MOE)
+    """router of the MoE blocks (moespec list routers), or one of your own, package.module:ROUTER"""
     experts: int = option(0, only=MOE)
     """number of experts"""
     router_options: Mapping[str, bool | int | float | str | None] = option(factory=dict, only=MOE, hash=False)

@@ -16,6 +16,7 @@ Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, 
 
 # ruff: noqa: I001 (the sections are a table of contents)
 
+from moespec.spec import namespace as _namespace
 from moespec.spec.names import public_names as _public_names
 
 # Errors.
@@ -186,5 +187,8 @@ from moespec.spec.algorithms.threefry import box_muller as box_muller
 # Numerics.
 from moespec.spec.numerics import mean as mean
 from moespec.spec.numerics import stop_gradient as stop_gradient
+
+xp = _namespace
+"""The array namespace: `xp.exp`, `xp.where` and so on, which `xp` of each backend has, too."""
 
 __all__ = _public_names(globals())  # all of the above, which test_names compares with the `__all__` of modules

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import ModuleType
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Value = TypeVar("Value")
 
@@ -22,10 +22,15 @@ def near_it(name: object, known: Iterable[str]) -> str:
 
 
 class Names(dict[str, Value]):
-    """A dictionary by name. `table[name]` of an unknown name raises a KeyError that says which names are near."""
+    """A dictionary by name that does not change. `table[name]` of an unknown name raises a KeyError that says which names are near."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not here{near_it(name, self)}")
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        raise TypeError(
+            f"{name!r}: this table does not change; your own has the name 'package.module:object' everywhere"
+        )
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:

@@ -117,23 +117,27 @@ class RouterOptions:
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert by the options of a capacity, of which `eval_capacity_factor` counts at evaluation; see `capacity_of`."""
+    """Slots C of an expert by the options of a capacity, of which `eval_capacity_factor` counts at evaluation; see `capacity_of`.
+
+    A router of the user's own need not have all: without the others, the capacity is the factor's, rounded up.
+    """
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
-    count = options.slots_per_expert
+    rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)
+    count = fixed = getattr(options, "slots_per_expert", None)
     if not train and getattr(options, "eval_capacity_factor", None) is not None:
         name, count = "eval_capacity_factor", None
     factor = getattr(options, name)
     if count is None and factor == math.inf:
         count = tokens
     elif count is None:
-        rule = {"rounding": options.rounding, "multiple_of": options.multiple_of, "instead": "slots_per_expert"}
+        rule = {"rounding": rounding, "multiple_of": multiple_of, "instead": "slots_per_expert"}
         count = capacity_of(name, tokens, options.experts, factor, choices=choices, **rule)
     if options.experts_choose and count > options.tokens:
-        if options.slots_per_expert is not None:
+        if fixed is not None:
             name = "slots_per_expert"
         elif math.ceil(factor * options.tokens / options.experts) <= options.tokens:
             name = "multiple_of"
-        given, room = getattr(options, name), plural(options.tokens, "tokens")
+        given, room = getattr(options, name, multiple_of), plural(options.tokens, "tokens")
         raise ConfigError(f"{name}: {given} gives an expert {count} slots, more than the {room} of a group")
     return int(count)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, is_own
 
 LARGEST = float(np.finfo(np.float32).max)
 """What a number can be in float32, in which the backends compute."""
@@ -74,6 +75,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return value is None
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
+    if kind is OwnName:
+        return is_own(value)
     base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
     if base is str:
         return isinstance(value, str)
@@ -103,6 +106,8 @@ def _described(kind: Any) -> str:
         return "None"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
+    if kind is OwnName:
+        return "package.module:object"
     base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
     finite = "" if limits and limits.high == math.inf and not limits.below else "finite "
     words = {int: "an integer", float: f"a {finite}number", bool: "True or False", str: "a text"}

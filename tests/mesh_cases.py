@@ -14,6 +14,7 @@ import pytest
 from moespec.backends import mesh
 from moespec.backends.mesh import MeshSizes, Pieces
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizer_options import Optimizer
 from moespec.backends.pytrees import leaves
 from moespec.models import layers, vit
 from moespec.models.pytrees import flatten, nested
@@ -46,6 +47,7 @@ class Case(NamedTuple):
 ADAMW = Case(OptimizerConfig(clip=0.5, weight_decay=0.1))
 # What goes into the experts needs no gradient.
 EXPERTS = Case(OptimizerConfig(clip=0.5, rates="experts/=1, .*=0"), exchanges=3)
+MOMENTUM = Optimizer(lambda xp, p, g, kept, n: (kept["mu"] + g, {"mu": 0.9 * kept["mu"] + g}), ("mu",))
 LAMB = Case(OptimizerConfig("lamb", weight_decay=0.1, ema=0.9), accumulate=2)
 # What is computed anew in the backward pass is exchanged anew. The epsilon is far above the rounding errors of a gradient
 # that is 0, that of the bias of the keys.
@@ -63,7 +65,7 @@ CASES = {
     "sinkhorn_expert_choice": LAMB,
     # Of what all devices have nothing is trained.
     "sparsity_constrained_expert_choice": EXPERTS,
-    "soft_moe": ADAFACTOR,
+    "soft_moe": Case(OptimizerConfig(MOMENTUM, weight_decay=0.1, ema=0.9), recompute=True, exchanges=6),
     # It keeps a state.
     "sigmoid_token_choice": LAMB._replace(model={"router_options": {"choices": 2, "bias_update_rate": 0.25}}),
     # Each expert has room for all tokens; noise and dropout are drawn for the images; the balance loss is of all devices.

@@ -19,6 +19,7 @@ from moespec.backends.jax import embeddings as _embeddings
 from moespec.backends.jax import grouped as _grouped
 from moespec.backends.jax import hashing as _hashing
 from moespec.backends.jax import metrics as _metrics
+from moespec.backends.jax import namespace as _namespace
 from moespec.backends.jax import network as _network
 from moespec.backends.jax import slots as _slots
 from moespec.backends.jax.public import formula as _formula, public as _public
@@ -219,6 +220,7 @@ from moespec.backends.jax.export import stablehlo_bytes as stablehlo_bytes
 
 # The backend itself.
 name = "jax"
+xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
 """The routers by name, computed by this backend."""

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax  # type: ignore[import-untyped]
 
+from moespec.backends.jax import namespace
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizer_options import OWN_SLOTS, Optimizer
 from moespec.backends.pytrees import Path
+from moespec.spec.own import find_own, is_own
 
 Leaves = dict[Path, jax.Array]
 
@@ -29,6 +32,8 @@ def transformation(optimizer: OptimizerConfig) -> Any:
         return optax.chain(
             optax.trace(own.momentum, nesterov=own.nesterov) if own.momentum else optax.identity(), decayed
         )
+    if is_own(optimizer.name):
+        return optax.chain(_own(find_own("optimizer.name", optimizer.name, Optimizer)), decayed)
     if optimizer.name == "adafactor":
         scaled = optax.scale_by_factored_rms(
             min_dim_size_to_factor=own.factored_from,
@@ -104,6 +109,22 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
         )
 
     return tuple(map(of_part, state))
+
+
+def _own(own: Optimizer) -> Any:
+    """The transformation of one of the user's own, in the state of optax's Adam, of which a slot that it has not is empty."""
+    adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
+
+    def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:
+        made: dict[str, Leaves] = {"u": {}, **{slot: {} for slot in own.slots}}
+        for path, g in updates.items():
+            kept = {slot: getattr(state, slot)[path] for slot in own.slots}
+            u, new = own.update(namespace, params[path], g, kept, state.count + 1)
+            for name, value in {"u": u, **new}.items():
+                made[name][path] = value.astype(g.dtype)
+        return made.pop("u"), state._replace(count=state.count + 1, **made)
+
+    return optax.GradientTransformation(lambda params: adam.init(params)._replace(**none), update)
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:

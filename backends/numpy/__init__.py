@@ -204,6 +204,7 @@ from moespec.backends.single_device import whole as whole
 
 # The backend itself.
 name = "numpy"
+xp = _spec.xp
 put = from_numpy
 ROUTERS = _routers_of_groups(_sys.modules[__name__])
 """The routers by name, computed by this backend."""

@@ -172,4 +172,9 @@ def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
 def routers_of_groups(B: Any) -> Routers:
     """The routers by name, of the specification, for `B`. Their losses and metrics are means over the groups."""
     of_all = composed(B)
-    return Routers({name: router_of_groups(router, of_all[name]) for name, router in spec.ROUTERS.items()})
+
+    def own(name: str, router: Router[Any]) -> Router[Any]:
+        return router_of_groups(router, of_all[name] if router.compose else router)
+
+    routers = {name: router_of_groups(router, of_all[name]) for name, router in spec.ROUTERS.items()}
+    return Routers(routers, own)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from moespec.backends.directions import derivatives, units
 from moespec.backends.numpy.optimizers import UPDATES
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import SLOTS
+from moespec.backends.optimizer_options import SLOTS, Optimizer
 from moespec.backends.pytrees import Path, flatten, leaves, unflatten
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.own import find_own
 from moespec.spec.routing import Params
 
 __all__ = [
@@ -125,11 +126,12 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
     scale = 1.0 if optimizer.clip is None or norm <= optimizer.clip else optimizer.clip / norm
     old = {name: flatten(tree) for name, tree in state.items() if name != "step"}
     new: dict[str, dict[Path, Array]] = {"params": {}}
+    update = UPDATES.get(optimizer.name) or find_own("optimizer.name", optimizer.name, Optimizer).in_numpy
     for path, g in leaves(gradient):
         p, rate = old["params"][path], optimizer.rate_of(path)
         if rate:
             moments = {slot: old[slot][path] for slot in optimizer.slots(path, p.shape)}
-            u, now = UPDATES[optimizer.name](p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
+            u, now = update(p, scale * g, moments, n, optimizer.decay_of(path), optimizer.own)
             p = p - learning_rate * rate * u
             if optimizer.ema is not None:
                 decay = optimizer.ema_after(n)

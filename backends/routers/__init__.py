@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from moespec.backends.routers import assignments, expert_choice, plans, token_choice
-from moespec.spec.routers import ROUTERS, Routers
+from moespec.spec.errors import ConfigError
+from moespec.spec.routers import ROUTERS, Router, Routers
 from moespec.spec.routing import RouterOutput, State
 
 __all__ = ["composed"]
@@ -52,10 +53,14 @@ UPDATES: Mapping[str, Callable[..., State]] = {
 
 def composed(B: Any) -> Routers:
     """The routers by name, computed by the functions of `B`, a backend or a module with the names of one."""
-    updates = {name: partial(update, B) for name, update in UPDATES.items()}
-    return Routers(
-        {
-            name: replace(router, route=partial(ROUTES[name], B), update=updates.get(name, router.update))
-            for name, router in ROUTERS.items()
-        }
-    )
+
+    def bound(router: Router[Any], compose: Any, update: Any) -> Router[Any]:
+        return replace(router, route=partial(compose, B), update=partial(update, B) if update else router.update)
+
+    def own(_: str, router: Router[Any]) -> Router[Any]:
+        if router.compose is None or (router.stateful and router.compose_update is None):
+            missing = "compose" if router.compose is None else "compose_update"
+            raise ConfigError(f"router {router.name!r}: its Router has no {missing}, by which JAX and torch compute it")
+        return bound(router, router.compose, router.compose_update)
+
+    return Routers({name: bound(router, ROUTES[name], UPDATES.get(name)) for name, router in ROUTERS.items()}, own)

@@ -14,6 +14,7 @@ import sys as _sys
 
 from moespec.backends import common as _common
 from moespec.backends.binding import documented as _documented
+from moespec.backends.torch import namespace as _namespace
 from moespec.backends.torch.binding import formula as _formula
 from moespec.spec.names import public_names as _public_names
 from moespec.backends.routers import composed as _composed
@@ -214,6 +215,7 @@ from moespec.backends.torch.export import export_pt2 as export_pt2
 
 # The backend itself.
 name = "torch"
+xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
 """The routers by name, computed by this backend."""

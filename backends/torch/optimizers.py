@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import factored_axes
+from moespec.backends.optimizer_options import Optimizer, factored_axes
 from moespec.backends.pytrees import Path
-from moespec.backends.torch import private
+from moespec.backends.torch import namespace, private
+from moespec.spec.own import find_own
 
 
 class Extent:
@@ -59,7 +60,8 @@ def make(
         return kind(groups, betas=(own.b1, own.b2), eps=own.epsilon, fused=True)
     if optimizer.name == "sgd":
         return _Sgd(groups, momentum=own.momentum, nesterov=own.nesterov, fused=True)
-    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}[optimizer.name]
+    own_kind = {"adamw": _Adam, "adam": _Adam, "lamb": _Lamb, "adafactor": _Adafactor}.get(optimizer.name, _Own)
+    own = find_own("optimizer.name", optimizer.name, Optimizer) if own_kind is _Own else own
     whole = {leaf: extents[path] if extents else Extent(leaf.shape) for path, leaf in leaves.items()}
     return own_kind(groups, own, whole)
 
@@ -113,8 +115,11 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """The update without decay, at step n = 1, 2, ...; changes what is kept."""
-        raise NotImplementedError
+        """The update without decay, at step n = 1, 2, ...; changes what is kept. Here that of an optimiser of the user's own."""
+        own: Optimizer = self.options
+        update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
+        kept.update({slot: value.clone() for slot, value in new.items()})  # which may be one of the others, or `p`
+        return update  # type: ignore[no-any-return]
 
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
         return update

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from moespec.conformance.failure import Failure
 from moespec.conformance.record.file import PARTS, Gate, write
-from moespec.models.checks import check_output, imported
+from moespec.models.checks import check_output
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_function
 
 __all__ = ["Recorder", "record", "recording", "rows", "tap"]
 
@@ -181,8 +182,8 @@ def record(target: str, module: str | None, data: str | None, path: Path, output
 
     Raises ConfigError for a name that cannot be imported or matches nothing, RunError for a model that raises.
     """
-    adapter = imported("outputs", outputs) if outputs else None
-    model: Any = imported("model", target)
+    adapter = own_function("outputs", outputs, load=True) if outputs else None
+    model: Any = own_function("model", target, load=True)
     with recording(path, None, module or "*", adapter) as recorder:
         if inspect.isclass(model) and _takes_data(model):
             raise ConfigError(f"model={target!r}: a class that takes arguments; name a function that makes the model")
@@ -230,7 +231,7 @@ def _batches(data: str | None, torch: Any) -> Iterator[Any]:
         arrays = {name: torch.from_numpy(a) if torch is not None else a for name, a in _read_npz(data).items()}
         yield tuple(arrays.values()) if all(name.startswith("arr_") for name in arrays) else arrays
         return
-    found = _called(data, "", imported("data", data))
+    found = _called(data, "", own_function("data", data, load=True))
     found = [found] if isinstance(found, (Mapping, tuple)) or hasattr(found, "shape") else found
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         raise ConfigError(f"data={data!r}: returned {found!r:.80}, expected a batch or batches")

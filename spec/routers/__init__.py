@@ -37,9 +37,12 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, LiteralString, get_args, overload
 
-from moespec.spec.names import Names
+from moespec.spec.errors import ConfigError
+from moespec.spec.names import Names, near_it
+from moespec.spec.own import find_own, is_own, own_name
 from moespec.spec.routers import (
     base,
     batch_expert_choice,
@@ -68,7 +71,7 @@ from moespec.spec.routers import (
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routers.record import Router
 
-__all__ = ["ROUTERS", "Router", "Routers"]
+__all__ = ["ROUTERS", "Router", "Routers", "router_name"]
 
 
 MYPY = False  # but to mypy, which knows no `LiteralString`
@@ -79,7 +82,21 @@ class NoSuchRouter:
 
 
 class Routers(Names[Router[Any]]):
-    """Routers by name. To a type checker each has its own options."""
+    """Routers by name, and those of the user by `package.module:object`. To a type checker each has its own options.
+
+    bind: `bind(name, router)` makes of a router of the user the one that this table has.
+    """
+
+    def __init__(self, routers: Mapping[str, Router[Any]], bind: Callable[[str, Router[Any]], Router[Any]]) -> None:
+        super().__init__(routers)
+        self._bind, self._own = bind, dict[str, Router[Any]]()
+
+    def __missing__(self, name: str) -> Any:
+        if not is_own(name):
+            super().__missing__(name)
+        if name not in self._own:
+            self._own[name] = self._bind(name, find_own("router", name, Router))
+        return self._own[name]
 
     @overload
     def __getitem__(self, name: Literal["base"], /) -> Router[base.Options]: ...
@@ -145,5 +162,20 @@ class Routers(Names[Router[Any]]):
         return super().__getitem__(name)
 
 
-ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)})
+ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)}, lambda _, router: router)
 """The routers by name. `ROUTERS` of a backend are those that it computes."""
+
+
+def router_name(router: object) -> str:
+    """The name of a router: of a key of `ROUTERS`, of `package.module:object`, or of a `Router` of the user's own.
+
+    Raises ConfigError for anything else, and for a module that is not imported.
+    """
+    if isinstance(router, Router):
+        return next((name for name, each in ROUTERS.items() if each is router), None) or own_name("router", router)
+    if is_own(router):
+        find_own("router", str(router), Router)
+    elif not isinstance(router, str) or router not in ROUTERS:
+        known = f"one of {', '.join(ROUTERS)}, or package.module:object"
+        raise ConfigError(f"router={router!r}: expected {known}{near_it(router, ROUTERS)}")
+    return str(router)

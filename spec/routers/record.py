@@ -60,6 +60,9 @@ class Router(Generic[OptionsOf]):
     models: published models that route with it, some with options of it.
     balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
         multiply-adds unless it says something else; which tokens may be left without an expert.
+    compose, compose_update: of a router of the user's own, `route` and `update` for JAX and torch: with a backend `B` as first argument,
+        on arrays with a leading axis of groups, `compose(B, params, tokens, options, ...)`. moespec has its own in
+        `moespec.backends.routers`.
     revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
         besides the router itself.
     """
@@ -75,6 +78,8 @@ class Router(Generic[OptionsOf]):
     needs: str = ""
     decays: tuple[str, ...] = ("kernel",)
     frozen: tuple[str, ...] = ()
+    compose: Callable[..., RouterOutput] | None = field(kw_only=True, default=None)
+    compose_update: Callable[..., State] | None = field(kw_only=True, default=None)
     models: tuple[str, ...] = field(kw_only=True, default=())
     balances: str = field(kw_only=True)
     cost: str = field(kw_only=True)

@@ -110,6 +110,8 @@ def _run(name: str, arguments: list[str]) -> int | None:
     module, _, extra = COMMANDS[name]
     if missing := [package for package in EXTRAS[extra] if find_spec(package) is None]:
         raise ConfigError(f"moespec {name} needs {', '.join(missing)}: pip install 'moespec[{extra}]'")
+    if extra == "train":
+        import_module("moespec.training.configuration.own").load_written(arguments)
     status: int | None = import_module(module).main(arguments)
     return status
 

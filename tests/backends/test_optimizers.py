@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from moespec.backends.optimizer import OptimizerConfig
-from moespec.backends.optimizer_options import OPTIMIZERS
+from moespec.backends.optimizer_options import OPTIMIZERS, Optimizer
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
 
+OWN = Optimizer(lambda xp, p, g, kept, n: (g / n + kept["nu"], {"mu": xp.sqrt(g * g), "nu": kept["mu"]}), ("mu", "nu"))
 COMPILED = ["jax", "torch"]
 AROUND: dict[str, Any] = {"weight_decay": 0.25, "decay": "head/kernel=0.5", "clip": 1.0, "ema": 0.75}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -25,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     **{f"{name}_bfloat16": {"name": name, "momentum_dtype": "bfloat16"} for name in ("adamw", "adam", "lamb")},
     "adafactor": {"name": "adafactor", "factored_from": 3},
     "adafactor_float32": {"name": "adafactor", "factored_from": 3, "momentum_dtype": "float32", "decay_cap": 0.3},
+    "own": {"name": f"{__name__}:OWN"},
     "adafactor_no_momentum": {"name": "adafactor", "factored_from": 4, "momentum": 0.0},
 }
 SHAPES = {
@@ -81,7 +83,12 @@ def same(got: Any, want: Any, tolerance: float, where: str = "") -> None:
 
 
 def test_every_optimiser_is_tried() -> None:
-    assert {options["name"] for options in OPTIONS.values()} == set(OPTIMIZERS)
+    assert {options["name"] for options in OPTIONS.values()} == {*OPTIMIZERS, f"{__name__}:OWN"}
+
+
+def test_one_of_the_users_own_is_that_of_numpy() -> None:
+    modules = [importlib.import_module(f"moespec.backends.{name}") for name in ("torch", "numpy")]
+    same(*(B.export_state(steps(B, OptimizerConfig(OWN, **AROUND), 3)) for B in modules), 1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

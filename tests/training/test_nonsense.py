@@ -109,6 +109,8 @@ RELATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("--data.jitter 1", ("data.jitter=1.0", "white at 16")),
     ("--data.background nonsense", ("data.background='nonsense'",)),
     ("--data.broken skip", ("data.broken='skip'", "digits")),
+    ("--training.loss nonsense", ("training.loss='nonsense'", "'sigmoid' or package.module:object")),
+    ("--objective nonsense", ("objective='nonsense'", "package.module:object")),
     ("--data.transform nonsense", ("data.transform='nonsense'", "package.module:function")),
     ("--data folder --data.path .", ("model.image_size is not set", "vit_tiny")),
     ("--data folder --data.path nowhere --model.image-size 8", ("nowhere: there is no such folder",)),

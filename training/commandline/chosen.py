@@ -16,9 +16,11 @@ from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.models.checks import check_fields
 from moespec.models.options import no_effect, option
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 from moespec.training.configuration import configfile
-from moespec.training.configuration.config import LENGTHS, BackendName, Config
+from moespec.training.configuration.config import LENGTHS, TRACKERS, BackendName, Config
 from moespec.training.configuration.modelconfig import SHORT
+from moespec.training.configuration.own import load_named, trusted
 
 __all__ = ["Configured", "OfRun", "check_effect", "check_functions", "check_written", "chosen", "early"]
 
@@ -29,6 +31,8 @@ class Configured:
 
     config: Path | None = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
+    trust: str = ""
+    """objects of your own modules that the run's config.toml names and that may be imported: package.module:object, comma-separated"""
     settings: Config = field(default_factory=Config)
 
 
@@ -42,6 +46,8 @@ class OfRun:
     """framework that computes (default: the run's)"""
     step: int | str | None = None
     """the checkpoint of this step, or best (training.keep_best), instead of the newest"""
+    trust: str = ""
+    """objects of your own modules that the run names and that may be imported: package.module:object, comma-separated"""
 
     def __post_init__(self) -> None:
         check_fields("", self)
@@ -57,13 +63,15 @@ def chosen(arguments: Sequence[str], default: Config) -> Config:
     names: Any = {"model": known["model"], "router": known["router"]}
     saved = Path(known["run"] or "") / "config.toml"
     if known["config"] is not None:
-        base = configfile.read(configfile.find_recipe(known["config"]), default, **names)
+        path = configfile.find_recipe(known["config"])
+        load_named(configfile.values(path), str(path))
+        base = configfile.read(path, default, **names)
     elif known["resume"] and known["run"] and isfile(saved):
         base = configfile.read(saved, **names)
     else:
         base = configfile.with_model(default, known["model"], known["router"])
     base = configfile.with_model(base, known["text"], known["text_router"], section="text")
-    if known["optimizer"] in OPTIMIZERS:
+    if known["optimizer"] in OPTIMIZERS or is_own(known["optimizer"]):
         base = replace(base, optimizer=configfile.changed(base.optimizer, {"name": known["optimizer"]}))
     if any(known[name] is not None for name in LENGTHS):
         base = replace(base, training=configfile.changed(base.training, dict.fromkeys(LENGTHS)))
@@ -111,9 +119,9 @@ def check_functions(arguments: Sequence[str], config: Config) -> None:
 
     The configuration of a run does, which is gone on with or fine-tuned, and may be third-party.
     """
-    known = early(arguments)
+    known, names = early(arguments), trusted(arguments)
     for name, value in config.functions.items() if not known["config"] else ():
-        if known[name] is None:
+        if known[name] is None and not set(value.split(",")).difference(TRACKERS).issubset(names):
             raise ConfigError(
                 f"{name}={value!r}: the run's config.toml names it, and training would import it; "
                 f"if you trust it, add --{name} {shlex.quote(value)}"

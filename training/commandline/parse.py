@@ -22,6 +22,7 @@ from moespec.models.options import help_texts, no_effect
 from moespec.models.router_options import RouterSection
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
+from moespec.spec.own import OwnName, is_own
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import update
 from moespec.training.configuration.modelconfig import SHORT
@@ -30,7 +31,7 @@ __all__ = ["Settings", "options_of", "parse"]
 
 Arguments = TypeVar("Arguments")
 HELP = ("-h", "--help")
-METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "TEXT"}
+METAVARS = {int: "INT", float: "FLOAT", bool: "True|False", Path: "PATH", str: "TEXT", OwnName: "PACKAGE.MODULE:OBJECT"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +270,7 @@ def _converted(text: str, kinds: Sequence[Any]) -> Any:
             )
             if text in words:
                 return words[text]
-        else:
+        elif kind is not OwnName or is_own(text):
             with suppress(ValueError):
                 return kind(text)
     raise ValueError(text)

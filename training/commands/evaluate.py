@@ -122,7 +122,8 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
         five = f", top 5 {result['top5']:.4f}" if "top5" in result else ""
         which = "accuracy" if others else f"validation {called(result)}"
         if "loss" in result:
-            print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, cross-entropy {result['loss']:.4f}")
+            loss = config.training.loss.partition(":")[2] or "cross-entropy"
+            print(f"{which} {result['accuracy']:.4f} ({right} of {total}){five}, {loss} {result['loss']:.4f}")
         else:
             rest = {name: value for name, value in result.items() if name not in ("accuracy", "images")}
             print(f"{which} {result['accuracy']:.4f}, {told(rest)}")
@@ -130,7 +131,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
         if config.optimizer.ema is not None and "loss" in result:
             averaged, _ = trained_params(RunDirectory(run), config, step=loaded.step, average=True)
             result["average"] = average = evaluate(B.from_numpy(averaged))
-            print(f"of the average: {which} {average['accuracy']:.4f}, cross-entropy {average['loss']:.4f}")
+            print(f"of the average: {which} {average['accuracy']:.4f}, {loss} {average['loss']:.4f}")
         for block in sorted(result.get("moe", {}), key=in_order):
             print(f"block {block}: {line(result['moe'][block])}")
         measure = Evaluations(B, config, evaluations).measure

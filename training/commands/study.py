@@ -26,6 +26,7 @@ from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump, values
+from moespec.training.configuration.own import load_written
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -170,6 +171,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
             raise ConfigError(f"{where}: {error}") from error
         flags = words if colon else ["--model.moe", "none"] if name == DENSE else ["--router", name]
         try:
+            load_written(flags)
             config = parse("study", Settings, flags, settings=chosen(flags, base)).settings
             if colon:
                 check_written(flags, config)
@@ -189,15 +191,16 @@ def _resolved(name: str, config: Config, measure: str) -> Config:
     """The configuration that the runs of an entry will have. Errors name the entry."""
     backend, _ = choose_backend(config.backend)
     try:
-        objective, there = objective_of(config), outcome.measures(config)
+        objective = objective_of(config)
+        dataset = load_data(config)
+        resolved = resolve(config, dataset, backend)
+        objective.read(resolved, dataset)
+        own = {name: one.numbers for name, one in load_sets(resolved, dataset).items()}
+        there = outcome.measures(config, own)
         if measure not in (*([""] if objective.head else []), *there):
             head = "the head's accuracy is compared without" if objective.head else f"{config.objective!r} has no head"
             have = f"expected one of {', '.join(there)}" if there else "there is no evaluation by schedule"
             raise ConfigError(f"measure={measure!r}: {have} ([evaluation.NAME]); {head}")
-        dataset = load_data(config)
-        resolved = resolve(config, dataset, backend)
-        objective.read(resolved, dataset)
-        load_sets(resolved, dataset)
         check_share(config.data, dataset)
         try_transform(dataset, config.data)
         return resolved

@@ -76,7 +76,6 @@ def train_command(
     if override and not resume:
         raise RunError("--override changes a run that goes on; it needs --resume")
     check_log(config)
-    check_measure(config, outcome.measures(config))
     for name, text in {"run": run and str(run), **flat(asdict(config))}.items():
         if isinstance(text, str) and text != text.encode(errors="ignore").decode():
             raise ConfigError(f"{name}={text!r}: not UTF-8, and no file of text can have it")
@@ -110,6 +109,7 @@ def train_command(
         check_layout(B, config)
         check_same(B, config, dataset, version())
         sets = load_sets(config, dataset)
+        check_measure(config, outcome.measures(config, {name: one.numbers for name, one in sets.items()}))
         for note in (*(f"data: {note}" for note in dataset.notes), *notes(given, config)):
             say(note)
         if B.sizes.devices > 1:
@@ -121,7 +121,7 @@ def train_command(
 
 def _folder(run: Path | None, config: Config, backend: str) -> Path:
     """The folder of a run. By default it has the names of the data, the router and the backend."""
-    return Path(run or f"runs/{config.data.name}-{label(config)}-{backend}")
+    return Path(run or f"runs/{config.data.name.rpartition(':')[2]}-{label(config)}-{backend}")
 
 
 def _train(

@@ -6,7 +6,6 @@ model or the data when the run starts (`moespec.training.loop.resolve`), and the
 """
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,9 +15,10 @@ from moespec.backends.optimizer import OptimizerConfig
 from moespec.models.checks import Natural, Number, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, is_own
 from moespec.spec.ranges import LARGEST, SMALLEST, Range
 from moespec.training.configuration.modelconfig import ModelConfig, TextSection
-from moespec.training.data.options import DataConfig
+from moespec.training.data.options import TARGETS, DataConfig
 from moespec.training.evaluation.options import EvaluationConfig
 
 __all__ = [
@@ -48,8 +48,8 @@ RSQRT = Only("name", "rsqrt")
 class ScheduleConfig:
     """The learning rate, from step to step (moespec.training.configuration.schedules). None: the default of this schedule."""
 
-    name: Literal["cosine", "rsqrt", "linear"] = "cosine"
-    """how the rate falls after the warm-up"""
+    name: Literal["cosine", "rsqrt", "linear"] | OwnName = "cosine"
+    """how the rate falls after the warm-up, or a schedule of your own, package.module:function (docs/own-objects.md)"""
     peak: float = 1e-3
     """largest learning rate"""
     warmup: int = 0
@@ -58,7 +58,7 @@ class ScheduleConfig:
     """rsqrt: steps of linear decrease to 0 at the end"""
     timescale: float | None = option(None, only=RSQRT)
     """rsqrt: steps after which the rate starts to fall"""
-    end: float | None = option(None, only=Only("name", unless="rsqrt"))
+    end: float | None = option(None, only=Only("name", ("linear", "cosine")))
     """linear, cosine: rate at the end"""
 
 
@@ -118,8 +118,8 @@ class TrainingConfig:
     """compute each block anew in the backward pass in place of keeping what is inside: less memory, a third more work"""
     seed: Annotated[int, Range(0, 2**63)] = 0
     """seed of the initial values, the order of the data, augmentation, noise and dropout"""
-    loss: Literal["softmax", "sigmoid"] = option("softmax", only=Only("objective", "classification"))
-    """cross-entropy of one class of several, or of each class by itself"""
+    loss: Literal["softmax", "sigmoid"] | OwnName = option("softmax", only=TARGETS)
+    """cross-entropy of one class of several, or of each class by itself, or a loss of your own, package.module:function"""
     compile: Literal["auto", "always", "never"] = "auto"
     """torch only: whether to use torch.compile; auto: on a GPU, and on a CPU from 2000 steps on"""
     cuda_graph: bool = option(False, rare=True)
@@ -227,8 +227,9 @@ LIT = Only("objective", "lit", why="the objective is not lit")
 class Config:
     """The whole configuration of a run."""
 
-    objective: Literal["classification", "moco", "lit"] = "classification"
-    """what is trained: the classes of the data; an encoder by MoCo v3, without them; or towers of images and their captions"""
+    objective: Literal["classification", "moco", "lit"] | OwnName = "classification"
+    """what is trained: the classes of the data; an encoder by MoCo v3, without them; towers of images and their captions; or an
+    objective of your own, package.module:object (docs/own-objects.md)"""
     backend: BackendName = "auto"
     """framework that computes; auto: MOESPEC_BACKEND, else the one that is already imported, else the only one
     installed, else jax; numpy: the specification itself, by far too slow to train more than a toy"""
@@ -253,12 +254,14 @@ class Config:
     """evaluations besides that of the run's own validation images: tables `[evaluation.NAME]` of a TOML file"""
 
     def __post_init__(self) -> None:
+        check_fields("", self)
+        check_fields("schedule", self.schedule)
         for name, section in (("model", self.model), ("text", self.text)):
             if isinstance(section, TextSection) != (name == "text"):
                 inputs = "texts" if name == "text" else "images"
                 raise ConfigError(f"{name}.name={section.name!r}: expected a model of {inputs}")
         for each in self.logs:
-            if each not in TRACKERS and not re.fullmatch(r"[\w.]+:\w+", each):
+            if each not in TRACKERS and not is_own(each):
                 raise ConfigError(f"log={each!r}: expected one of {', '.join(TRACKERS)}, or package.module:function")
 
     @property

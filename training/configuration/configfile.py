@@ -25,6 +25,7 @@ from moespec.models.pytrees import flatten
 from moespec.models.router_options import RouterSection, named
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near, near_it
+from moespec.spec.own import OwnName, is_own
 from moespec.training.configuration.config import (
     LENGTHS,
     LIT,
@@ -282,7 +283,7 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
         elif get_origin(option) is tuple:
             if isinstance(value, list | tuple):
                 return tuple(_checked(item, get_args(option)[0], where) for item in value)
-        elif type(value) is option:
+        elif type(value) is option or (option is OwnName and is_own(value)):
             return value
         elif option in (str, Path) and isinstance(value, str | os.PathLike):
             return option(os.fspath(value))

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+from moespec.spec.own import is_own
 from moespec.training.configuration.config import Config, ScheduleConfig, TrainingConfig
 
 __all__ = ["before_cooldown", "images_seen", "in_steps", "notes", "settled", "shrunk"]
@@ -60,7 +61,7 @@ def settled(schedule: ScheduleConfig, steps: int) -> int:
     """Of a run of `steps`, the number of first steps whose rate would be the same if the run were longer."""
     if schedule.name == "rsqrt":
         return steps - (schedule.cooldown or 0)
-    return min(schedule.warmup + 1, steps)
+    return 0 if is_own(schedule.name) else min(schedule.warmup + 1, steps)
 
 
 def before_cooldown(config: Config) -> int | None:

@@ -1,16 +1,18 @@
 """Learning rates: plain functions from a step to a rate, in Python floats, the same for every backend.
 
-Steps are n = 0, 1, ..., total - 1. All schedules warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
+Steps are n = 0, 1, ..., total - 1. All schedules here warm up linearly, `peak * n / warmup` for n < warmup. Source: the code
 of vmoe and big_vision.
 """
 
 import math
 from collections.abc import Callable
 
+from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own, own_function
 from moespec.spec.ranges import LARGEST
 
-__all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt"]
+__all__ = ["SCHEDULES", "Schedule", "cosine", "linear", "rsqrt", "schedule_of"]
 
 Schedule = Callable[[int], float]
 """Step -> learning rate."""
@@ -82,6 +84,18 @@ def linear(peak: float, *, total: int, warmup: int = 0, end: float = 0.0) -> Sch
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"cosine": cosine, "rsqrt": rsqrt, "linear": linear}
 """Name -> schedule, as named in a configuration."""
+
+
+def schedule_of(name: str, peak: float, *, total: int, warmup: int, **options: float) -> Schedule:
+    """The schedule of a name, which may be the user's. Of that, some thousand steps are tried."""
+    if not is_own(name):
+        return SCHEDULES[name](peak, total=total, warmup=warmup, **options)
+    what = f"schedule.name={name!r}"
+    made = called(what, own_function("schedule.name", name), peak, total=total, warmup=warmup)
+    for step in range(0, total, -(-total // 1000)):
+        if not isinstance(rate := called(what, made, step), int | float) or not 0 <= rate <= LARGEST:
+            raise ConfigError(f"{what}: its rate of step {step} is {rate!r}, expected a finite number >= 0")
+    return lambda step: float(made(step))
 
 
 def _check(peak: float, total: int, warmup: int) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.models.checks import called
 from moespec.models.errors import DataError
 from moespec.models.memory import check_memory, cores
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own, own_function
 from moespec.training.data.cifar import KINDS, load_cifar
 from moespec.training.data.dataset import Dataset, Split, read_names
 from moespec.training.data.folder import find_folder
@@ -88,15 +90,15 @@ def load_configured(
     Raises ConfigError for a field or size that does not suit the images, DataError for files that cannot be used.
     """
     name, share = config.name, config.validation_share
-    if name not in DATASETS:
-        raise ConfigError(f"data.name={name!r}: expected one of {', '.join(DATASETS)}")
+    if name not in DATASETS and not is_own(name):
+        raise ConfigError(f"data.name={name!r}: expected one of {', '.join(DATASETS)}, or package.module:function")
     if not 0 < share < 1:
         raise ConfigError(f"data.validation_share={share!r}: expected a scalar between 0 and 1")
     if name == "digits" and config.path:
         raise ConfigError(f"data.path={config.path!r}: the data set 'digits' is in the package and has no path")
-    if name != "digits" and not config.path:
+    if name in DATASETS and name != "digits" and not config.path:
         raise ConfigError(f"data.path is not set: the data set {name!r} is read from a path ({DATASETS[name]})")
-    for field in ("resize", "background", "broken") if name not in PICTURES else ():
+    for field in ("resize", "background", "broken") if name in DATASETS and name not in PICTURES else ():
         if (value := getattr(config, field)) != getattr(DataConfig(), field):
             raise ConfigError(f"data.{field}={value!r}: the data set {name!r} has no pictures to decode")
     path = Path(config.path)
@@ -109,6 +111,8 @@ def load_configured(
         classes, part, held = PICTURES[name](path / only[0] if len(only) == 1 and only[0] in HELD else path)
         held = held or (part if whole else None)
         dataset = load_pictures(path, classes, part, held, size=image_size, config=config, first=first)
+    elif is_own(name):
+        dataset = _resized(_own(config, image_size), image_size)
     elif name == "idx":
         dataset = _resized(load_idx(path), image_size)
     elif name in KINDS:
@@ -130,6 +134,23 @@ def load_configured(
             raise ConfigError(f"data.classes={config.classes!r}: {len(names)} names for {len(dataset.classes)} classes")
         dataset = replace(dataset, classes=names)
     check_changes(dataset, config)
+    return dataset
+
+
+def _own(config: DataConfig, image_size: int | None) -> Dataset:
+    """The data set that a function of the user makes, called with this. Raises ConfigError for one that cannot be trained on."""
+    what = f"data.name={config.name!r}"
+    dataset = called(what, own_function("data.name", config.name), config, image_size)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
+    for part, split in (("training", dataset.train), ("validation", dataset.validation)):
+        labels, classes = split.labels, len(dataset.classes)
+        outside = set(np.unique(labels).tolist()).difference(range(classes)) if split.captions is None else ()
+        image = np.asarray(called(f"{what}, {part} image 0", split.read, np.zeros(1, np.int64)))
+        found, wanted = f"{image.dtype} {image.shape}", f"uint8 {(1, *dataset.shape)}"
+        if outside or np.ndim(labels) != 1 or not np.size(labels) or found != wanted:
+            parts = f"labels {np.shape(labels)}, wrong ones {sorted(outside)[:3]}, image 0 {found}"
+            raise ConfigError(f"{what}: {part} {parts}; expected (images,) integers below {classes}, {wanted}")
     return dataset
 
 

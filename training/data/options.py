@@ -7,25 +7,26 @@ from typing import Annotated, Literal
 from moespec.models.checks import Natural, Share, check_fields
 from moespec.models.options import Only, option
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName, is_own
 from moespec.spec.ranges import Range, Scalar
 
-__all__ = ["DataConfig", "numbers"]
+__all__ = ["TARGETS", "DataConfig", "numbers"]
 
 
 FILES = Only("name", unless="digits")
 DECODED = Only("name", unless="digits", why="the digits have nothing to decode")
 JITTER = Only("jitter")
-TARGETS = Only("objective", "classification", why="the objective has no targets")
+TARGETS = Only("objective", unless=("moco", "lit"), why="the objective has no targets")
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """The images and their augmentation. What is drawn for an image depends on the seed, the step and its place in the batch."""
 
-    name: Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] = (
-        "digits"
-    )
-    """kind of data set (moespec list datasets)"""
+    name: (
+        Literal["digits", "npz", "idx", "cifar10", "cifar100", "folder", "webdataset", "huggingface", "pairs"] | OwnName
+    ) = "digits"
+    """kind of data set (moespec list datasets), or a data set of your own, package.module:function (docs/own-objects.md)"""
     path: str = option("", only=FILES)
     """file or folder of the data set; the digits need none"""
     validation_share: float = 0.2
@@ -92,8 +93,7 @@ class DataConfig:
         numbers("data.mean", self.mean)
         if min(numbers("data.std", self.std)) <= 0:
             raise ConfigError(f"data.std={self.std!r}: expected numbers above 0")
-        module, colon, function = self.transform.partition(":")
-        if self.transform and not (module and colon and function.isidentifier()):
+        if self.transform and not is_own(self.transform):
             raise ConfigError(f"data.transform={self.transform!r}: expected package.module:function")
         from PIL import ImageColor  # here, since `moespec ledger` needs no extra
 

@@ -5,15 +5,15 @@ its place in the batch), and the operation. Switching on one operation does not 
 """
 
 import math
-import traceback
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from moespec.models.checks import imported
+from moespec.models.checks import called
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_function
 from moespec.training.data.dataset import Dataset, as_picture
 from moespec.training.data.options import DataConfig
 from moespec.training.data.randaugment import randaugment
@@ -133,13 +133,7 @@ def try_transform(dataset: Dataset, config: DataConfig) -> None:
 
 
 def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Generator, what: str) -> NDArray[np.uint8]:
-    try:
-        changed = own(image, random)
-    except (Exception, SystemExit) as error:  # whatever the user's function raises
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
+    changed = called(what, own, image, random)
     if not (isinstance(changed, np.ndarray) and changed.shape == image.shape and changed.dtype == np.uint8):
         returned = f"{changed.dtype} {changed.shape}" if isinstance(changed, np.ndarray) else type(changed).__name__
         raise ConfigError(f"{what}: returned {returned}, expected uint8 {image.shape}")
@@ -148,7 +142,7 @@ def _transformed(own: Transform, image: NDArray[np.uint8], random: np.random.Gen
 
 def user_transform(name: str) -> Transform | None:
     """The function `package.module:function`, or None for no name. Raises ConfigError when it cannot be imported."""
-    return imported("data.transform", name) if name else None
+    return own_function("data.transform", name, load=True) if name else None
 
 
 def check_changes(dataset: Dataset, config: DataConfig) -> None:

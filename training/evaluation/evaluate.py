@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moespec.backends import numpy as reference
 from moespec.backends.contract import Backend
 from moespec.backends.mesh import MeshSizes
+from moespec.models.checks import called
 from moespec.models.families import Tower, family
-from moespec.spec import sigmoid_cross_entropy, softmax_cross_entropy
-from moespec.spec.errors import SpecError
+from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.own import is_own, own_function
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
@@ -20,7 +24,7 @@ from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import check
 from moespec.training.progress_bar import Bar
 
-__all__ = ["evaluate", "evaluation_size", "features", "over"]
+__all__ = ["evaluate", "evaluation_size", "features", "loss_of", "over", "try_loss"]
 
 TOP = 5
 
@@ -45,6 +49,24 @@ def evaluation_size(sizes: MeshSizes, model: Tower, batch: int, images: int) -> 
     return batch
 
 
+def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
+    """`loss(logits, targets)`, both `(N, classes)`, to the loss of each image, `(N,)`.
+
+    kind: "softmax" (of exclusive classes), "sigmoid" (each class by itself, summed), or the user's function of `(B, logits, targets)`.
+    """
+    if is_own(kind):
+        return partial(own_function("training.loss", kind), B)
+    return {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
+
+
+def try_loss(kind: str, classes: int) -> None:
+    """ConfigError for a loss that is not that of each of three images, by NumPy, or not finite."""
+    what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
+    losses = called(what, loss_of(reference, kind), logits, np.ones_like(logits) / logits.shape[1])
+    if np.shape(losses) != (3,) or not np.isfinite(losses).all():
+        raise ConfigError(f"{what}: returned {losses!r} of three images, expected (3,) finite numbers")
+
+
 def evaluate(
     B: Backend,
     forward: Callable[[Any, Any], tuple[Any, dict[str, Any]]],
@@ -55,7 +77,7 @@ def evaluate(
     kind: str,
     labels: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Any]:
-    """Means over the validation images: "accuracy", those of `by_class`, "top5", "loss" (cross-entropy of `kind`), "images" and "moe".
+    """Means over the validation images: "accuracy", those of `by_class`, "top5", "loss" (that of `kind`), "images" and "moe".
 
     "accuracy" is the precision at 1. "top5", how often a right label is among the five largest logits, needs more than five
     classes. `forward` is `make_forward`'s; `params` are arrays of `B`. The routing metrics are means over batches, weighted by
@@ -65,7 +87,7 @@ def evaluate(
     no loss, nor anything by class. This is how ImageNet-ReaL is measured (Beyer et al. 2020, arXiv 2006.07159; google-research/big_vision,
     `big_vision/evaluators/classification.py`).
     """
-    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[kind]
+    losses = loss_of(reference, kind)
     seen, images, right, among, loss = 0, 0, 0, 0, 0.0
     metrics: dict[str, Any] = {}
     read: list[NDArray[np.int64]] = []
@@ -82,7 +104,7 @@ def evaluate(
         right += int(correct[np.arange(count), read[-1]].sum())
         best = np.argpartition(-logits, min(TOP, logits.shape[1]) - 1, axis=1)[:, :TOP]
         among += int(np.take_along_axis(correct, best, 1).any(axis=1).sum())
-        loss += float(np.sum(cross_entropy(logits, targets)))
+        loss += float(np.sum(losses(logits, targets)))
         seen += count
         for name, value in part_metrics.items():
             metrics[name] = metrics.get(name, 0.0) + count * np.asarray(value, np.float64)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from moespec.models.checks import check_fields
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import OwnName
 
 __all__ = ["EvaluationConfig"]
 
@@ -12,11 +14,11 @@ __all__ = ["EvaluationConfig"]
 class EvaluationConfig:
     """One evaluation besides that of the run's own validation images: what is measured, on which images, how often."""
 
-    kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] = "head"
+    kind: Literal["head", "few_shot", "neighbours", "zero_shot", "retrieval"] | OwnName = "head"
     """precision of the model's head; few-shot linear evaluation, or nearest neighbours, of its features; with a tower of texts the class
-    whose prompts are nearest, or captions of images and images of captions"""
-    data: Literal["run", "digits", "npz", "idx", "cifar10", "cifar100", "folder", "pairs"] = "run"
-    """kind of data set; run: that which the run trains on"""
+    whose prompts are nearest, or captions of images and images of captions; or a metric of your own, package.module:function"""
+    data: Literal["run", "digits", "npz", "idx", "cifar10", "cifar100", "folder", "pairs"] | OwnName = "run"
+    """kind of data set; run: that which the run trains on; or one of your own, package.module:function"""
     path: str = ""
     """file or folder of the data set"""
     labels: str = ""
@@ -39,6 +41,7 @@ class EvaluationConfig:
     """neighbours: a vote counts exp(cosine / temperature)"""
 
     def __post_init__(self) -> None:
+        check_fields("", self)
         for name in ("every", "seeds", "shots", "neighbours"):
             value = getattr(self, name)
             if not value or (value if isinstance(value, int) else min(value)) < 1:

@@ -150,7 +150,7 @@ def prediction(logits: NDArray[np.float64], classes: Sequence[str], loss: str) -
     """
     if not len(logits):
         return ""
-    likely = {"softmax": softmax, "sigmoid": sigmoid}[loss](logits)
+    likely = (sigmoid if loss == "sigmoid" else softmax)(logits)
     best = int(logits.argmax())
     return f", read as {classes[best]} (probability {likely[best]:.3f})"
 

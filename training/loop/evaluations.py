@@ -1,17 +1,21 @@
 """The evaluations of `[evaluation.NAME]`: their images, their schedule, and what they measure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from moespec.backends.contract import Backend
+from moespec.models.checks import called
 from moespec.models.errors import DataError, Interrupted
 from moespec.models.families import Config as Model
 from moespec.models.files import read_json
 from moespec.models.router_options import named
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own, own_function
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.data import datasets
@@ -39,6 +43,8 @@ class EvaluationSet(NamedTuple):
     dataset: Dataset
     labels: Sequence[Sequence[int]] | None
     model: Model
+    numbers: Sequence[str] = ()
+    """what a metric of the user measures"""
 
 
 def load_sets(
@@ -58,11 +64,27 @@ def load_sets(
         if own.shape != dataset.shape:
             shapes = f"images of {own.shape} (height, width, channels), the model's are {dataset.shape}"
             raise ConfigError(f"{where}: {shapes}")
-        if wrong := _wrong(config, settings, own, model, len(dataset.classes)):
+        needs = replace(settings, kind="head") if is_own(settings.kind) and model.classes else settings
+        if wrong := _wrong(config, needs, own, model, len(dataset.classes)):
             raise ConfigError(f"{where}{wrong}")
         labels = _labels(Path(settings.labels), own) if settings.labels else None
-        loaded[name] = EvaluationSet(settings, own, labels, model)
+        numbers: list[str] = []
+        if is_own(settings.kind):  # tried before training begins
+            width = model.classes or getattr(model, "representation", 0) or model.width
+            rows = np.random.default_rng(0).normal(size=(len(own.validation), width)).astype(np.float32)
+            numbers = list(_measured(f"{where}.kind", settings.kind, rows, own.validation.labels))
+        loaded[name] = EvaluationSet(settings, own, labels, model, numbers)
     return loaded
+
+
+def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
+    """The numbers, by name, that a metric of the user's own finds of logits, or features of a model without a head, and labels."""
+    made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
+    good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
+    if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
+        shown = " ".join(repr(made).split())
+        raise ConfigError(f"{where}={kind!r}: returned {shown}, expected numbers by names other than kind and step")
+    return {str(name): float(each) for name, each in made.items()}
 
 
 def _wrong(config: Config, settings: EvaluationConfig, own: Dataset, model: Model, head: int) -> str:
@@ -138,7 +160,7 @@ class Evaluations:
 
     def measure(self, name: str, params: Any) -> dict[str, Any]:
         """What evaluation `name` finds of `params` (arrays of the backend): numbers, and dicts and lists of these."""
-        settings, dataset, labels, model = one = self._sets[name]
+        settings, dataset, labels, model, _ = one = self._sets[name]
         sizes, most, splits = self._B.sizes, self._training.evaluation_batch, (dataset.train, dataset.validation)
         batches = [evaluation_size(sizes, model, most, len(split)) for split in splits]
         if settings.kind == "head":
@@ -147,6 +169,11 @@ class Evaluations:
             return evaluate(self._B, forward, params, dataset, batch=batches[1], kind=kind, labels=labels)
         if settings.kind == "retrieval":
             return retriever(self._B, self._config, model, compiled=False)(params, dataset)
+        if is_own(settings.kind):
+            outputs = self._function(make_forward if model.classes else make_features, one)
+            extract = (lambda *given: outputs(*given)[0]) if model.classes else outputs
+            rows = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])
+            return _measured(f"evaluation.{name}.kind", settings.kind, rows, dataset.validation.labels)
         extract = self._function(make_features, one)
         if settings.kind == "zero_shot":
             seen = features(self._B, extract, params, dataset, dataset.validation, batch=batches[1])

@@ -20,9 +20,10 @@ from moespec.spec.errors import ConfigError, ShapeError
 from moespec.training.configuration.config import BackendName, Config
 from moespec.training.configuration.length import in_steps, shrunk
 from moespec.training.configuration.modelconfig import ModelConfig, model_config
-from moespec.training.configuration.schedules import SCHEDULES, Schedule
+from moespec.training.configuration.schedules import Schedule, schedule_of
 from moespec.training.data import datasets
 from moespec.training.data.dataset import Dataset
+from moespec.training.evaluation.evaluate import try_loss
 from moespec.training.objectives.table import objective_of, shapes_of
 
 __all__ = ["choose_backend", "load_backend", "load_data", "model_config", "resolve", "schedule", "without_data"]
@@ -141,6 +142,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
+    try_loss(config.training.loss, classes)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))
@@ -168,6 +170,5 @@ def schedule(config: Config) -> Schedule:
     for key, value in options.items():
         if reason := no_effect(config, f"schedule.{key}"):
             raise ConfigError(f"schedule.{key}={value!r} has no effect here: {reason}")
-    make = SCHEDULES[options.pop("name")]
     with named("schedule.", options):
-        return make(**options, total=config.training.total)
+        return schedule_of(**options, total=config.training.total)

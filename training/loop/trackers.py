@@ -18,9 +18,10 @@ from typing import Any
 from tqdm import tqdm
 
 from moespec.backends.contract import Backend
-from moespec.models.checks import check_installed, imported
+from moespec.models.checks import check_installed
 from moespec.models.files import read_record, signed, write_atomically
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_function
 from moespec.training.configuration.config import TRACKERS, Config
 from moespec.training.loop.devices import led
 from moespec.training.loop.hooks import AfterStep, Hook
@@ -35,7 +36,7 @@ def check_log(config: Config) -> None:
     """ConfigError, naming the extra, for a package of `config.log` that is missing, and for a function that cannot be imported."""
     for name in config.logs:
         if name not in TRACKERS:
-            imported("log", name)
+            own_function("log", name, load=True)
         else:
             check_installed(f"log={name!r}", name, TRACKERS[name])
 
@@ -59,7 +60,7 @@ def loggers(B: Backend, config: Config, run: Path, *, begun: bool, say: Callable
                 ids[name] = hook.id
                 write_atomically(file, signed(ids))
             elif name not in TRACKERS:
-                hooks[name] = hook = _told(name, imported("log", name), config, run)
+                hooks[name] = hook = _told(name, own_function("log", name, load=True), config, run)
                 if not callable(hook):
                     raise ConfigError(f"log={name!r}: returned {hook!r}, expected a hook, a function of each step")
         return ids

@@ -8,11 +8,12 @@ from moespec.backends.contract import Backend
 from moespec.models.families import Config as Model
 from moespec.models.families import family
 from moespec.models.layers import returned
+from moespec.spec.own import is_own
 from moespec.training.compilation import compile_if
 from moespec.training.configuration.config import Config
 from moespec.training.data.dataset import Dataset
 from moespec.training.data.loader import training_batch
-from moespec.training.evaluation.evaluate import evaluate, evaluation_size
+from moespec.training.evaluation.evaluate import evaluate, evaluation_size, loss_of
 from moespec.training.evaluation.metrics import make_forward, moe_metrics
 from moespec.training.objectives.record import Loss, Objective, trained
 
@@ -22,17 +23,16 @@ __all__ = ["CLASSIFICATION", "make_loss"]
 def make_loss(B: Backend, model: Model, kind: str, *, recompute: bool = False) -> Loss:
     """`loss(params, batch) -> (loss, metrics)` for `make_step`.
 
-    kind: "softmax" (targets are the probabilities of exclusive classes) or "sigmoid" (each class by itself, summed over
-    classes). batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
+    kind: see `loss_of`. batch: images `(N, H, W, Ch)`, targets `(N, classes)` and, if the model draws random numbers in training,
     `random` `(N, 4)`, see `moespec.models.random_keys`. recompute: the backward pass computes each block anew.
     """
-    cross_entropy = {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
+    losses, measured = loss_of(B, kind), "own_loss" if is_own(kind) else "cross_entropy"
 
     def loss(params: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
         output = trained(B, model, params, batch["images"], batch.get("random"), recompute=recompute)
-        main = B.mean(cross_entropy(output.logits, batch["targets"]), 0)
+        main = B.mean(losses(output.logits, batch["targets"]), 0)
         layers = family(model).moe_layers(model, batch["images"].shape[0])
-        metrics = {"cross_entropy": main, **moe_metrics(layers, output)}
+        metrics = {measured: main, **moe_metrics(layers, output)}
         return returned(sum(output.losses.values(), main), metrics, output.statistics)
 
     return loss

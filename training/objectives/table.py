@@ -6,6 +6,7 @@ from moespec.models import counts, parameters
 from moespec.models.families import Config as Model
 from moespec.models.families import Tower, family
 from moespec.models.families import draws as draws_of
+from moespec.spec.own import find_own, is_own
 from moespec.spec.routing import Params
 from moespec.training.configuration.config import Config
 from moespec.training.objectives.classification import CLASSIFICATION
@@ -19,7 +20,11 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 
 def objective_of(config: Config) -> Objective:
-    """What a run minimises."""
+    """What a run minimises: of `OBJECTIVES`, or one of the user's own."""
+    if is_own(config.objective):
+        return find_own("objective", config.objective, Objective)
+    if config.objective == "classification" and is_own(loss := config.training.loss):
+        return CLASSIFICATION._replace(measure=("own_loss", loss.rpartition(":")[2]))
     return OBJECTIVES[config.objective]
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from moespec.models.errors import RunError
 from moespec.models.families import family
 from moespec.models.files import read_record, signed, write_atomically
 from moespec.models.pytrees import flatten
+from moespec.spec.own import is_own
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.evaluation.evaluate import evaluation_size, features
@@ -64,6 +66,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
     rates = [line["images_per_second"] for line in trained[1:] or trained]  # the first interval has the compilation
     times = dict(zip(TIMES, ([1e3 / rate for rate in rates], timed(B, model, params, batch=batch)), strict=True))
     by_name = {name: read_log(run, f"evaluation/{name}", some=True)[-1] for name in config.evaluation}
+    own = "|".join(re.escape(name) for name, of in config.evaluation.items() if is_own(of.kind))
     blocks = list(last.get("moe", {}).values())
     busiest = [max(load) * len(load) / sum(load) for load in (block["load"] for block in blocks)]
     kept = {
@@ -82,7 +85,7 @@ def make(loaded: LoadedRun, run: Path, path: Path) -> None:
         "evaluations": {
             path: float(value)
             for path, value in flatten(by_name).items()
-            if re.fullmatch(r"accuracy|recall_\d+", path.rpartition("/")[2])
+            if re.fullmatch(rf"(.*/)?(accuracy|recall_\d+)|({own})/(?!kind$|step$).*", path)
         },
         "dropped": statistics.mean(block["dropped"] for block in blocks) if blocks else 0.0,
         "imbalance": statistics.mean(busiest) if blocks else 1.0,
@@ -124,12 +127,12 @@ def right_of(outcome: dict[str, Any]) -> NDArray[np.bool_]:
     return np.unpackbits(packed, count=outcome["images"]).astype(bool)
 
 
-def measures(config: Config) -> list[str]:
-    """The names of what an outcome has of the evaluations by schedule, such as `few_shot/shots_10/accuracy`."""
+def measures(config: Config, own: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names of what an outcome has of the evaluations by schedule, as `few_shot/shots_10/accuracy`. own: the user's."""
     ways = [f"{way}/recall_{k}" for way in ("image_to_text", "text_to_image") for k in RECALLS]
     found: list[str] = []
     for name, of in config.evaluation.items():
         few, near = [f"shots_{n}/accuracy" for n in of.shots], [f"neighbours_{n}/accuracy" for n in of.neighbours]
-        each = {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
+        each = own.get(name) or {"few_shot": few, "neighbours": near, "retrieval": ways}.get(of.kind, ["accuracy"])
         found += [f"{name}/{one}" for one in each]
     return found

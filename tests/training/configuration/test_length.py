@@ -160,7 +160,9 @@ def test_a_run_that_ends_early(runs: Any, tmp_path: Path, said: Any) -> None:
     assert "patience=1 has no effect here: there is no training.keep_best" in said(
         [*train, "--training.patience", "1"], 2
     )
-    assert "='f1': expected one of accuracy, balanced_accuracy, loss, top5" in said([*train, "--training.keep-best", "f1"], 2)
+    assert "='f1': expected one of accuracy, balanced_accuracy, loss, top5" in said(
+        [*train, "--training.keep-best", "f1"], 2
+    )
     train += ["--backend=torch", "--data.balance=1", "--training.keep-best=loss", "--training.patience=1"]
     early = "stopped early: 1 evaluation without a better loss"
     for finished in ("finished", "finished already"):

@@ -1,0 +1,53 @@
+"""Token Choice by the softmax of logits that a learned temperature divides, one for each expert."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moespec.spec import RouterOptions, RouterOutput, balance_loss, router_logits, softmax_affinity, token_choice
+from moespec.spec.ranges import Count, Factor, Weight
+from moespec.spec.routers import Router
+from moespec.spec.routers.common import init_kernel, output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RouterOptions):
+    """Options of `tempered`."""
+
+    choices: Count = 1
+    capacity_factor: Factor = 1.0
+    balance_weight: Weight = 0.01
+
+
+def init(generator, options):
+    """`kernel` (width, experts), and `temperature` (experts,) of 1."""
+    return {**init_kernel(generator, options), "temperature": np.ones(options.experts, np.float32)}
+
+
+def route(params, tokens, options, *, noise=None, train=False):
+    """In NumPy, of one group: what the router computes."""
+    scores = softmax_affinity(router_logits(tokens, params["kernel"]) / params["temperature"])
+    routing = token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
+    return output(options, routing, {"balance": balance_loss(scores)})
+
+
+def compose(B, params, tokens, options, *, noise=None, train=False):
+    """The same for JAX and torch, of several groups: `B` is the backend."""
+    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]) / params["temperature"])
+    routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
+    loss = B.balance_loss(scores)
+    metrics = {**B.routing_metrics(routing), "balance_loss": loss}
+    return RouterOutput(routing, {"balance": options.balance_weight * loss}, metrics)
+
+
+ROUTER = Router(
+    __name__,
+    "an example",
+    Options,
+    init,
+    route,
+    compose=compose,
+    balances="the load of the experts, by a loss",
+    cost="T D E",
+    drops="tokens beyond the capacity",
+)

@@ -1,0 +1,70 @@
+"""Names of the user's own, `package.module:object`, which stand wherever something is chosen by name.
+
+Such a name means an object of a module that is already imported. Only `load` imports a module; the command line calls it with what its
+user wrote. So a third-party file that names a module runs no code.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from moespec.spec.errors import ConfigError
+
+Kind = TypeVar("Kind")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+class OwnName(str):
+    """The type of a field that may have such a name, beside the names that moespec has. The value itself is a plain text."""
+
+
+def is_own(name: object) -> bool:
+    """Whether this is a name of the form `package.module:object`."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def load_own(argument: str, name: str) -> Any:
+    """The object `package.module:object`, whose module is imported if need be. Raises ConfigError if that fails."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"{argument}={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
+
+
+def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
+    """The object `package.module:object` of a module that is imported.
+
+    Raises ConfigError, which names the argument, if the module is not imported or has no such object of this kind.
+    """
+    module, _, attribute = name.partition(":")
+    if (imported := sys.modules.get(module)) is None:
+        raise ConfigError(
+            f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
+        )
+    if not isinstance(found := getattr(imported, attribute, None), kind):
+        raise ConfigError(f"{argument}={name!r}: expected the name of a {kind.__name__}, got {found!r}")
+    return found
+
+
+def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
+    """The function `package.module:object` of a module that is imported (see `find_own`), or is now (`load`)."""
+    if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
+        raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {found!r}")
+    return found
+
+
+def own_name(argument: str, value: object) -> str:
+    """The name `package.module:object` of an object that the user gives in place of a name.
+
+    Raises ConfigError for an object that no imported module has under a name.
+    """
+    for module, imported in [*sys.modules.items()]:
+        for attribute, found in [*getattr(imported, "__dict__", {}).items()]:
+            if found is value and is_own(name := f"{module}:{attribute}"):
+                return name
+    raise ConfigError(
+        f"{argument}={value!r}: expected an object that a module has under a name, so that runs can name it"
+    )
