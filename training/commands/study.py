@@ -116,8 +116,8 @@ def main(words: list[str]) -> None:
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
     """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
 
-    An entry is written as a router (`soft_moe`; `package.module:ROUTER`, called by its module's name), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
-    (`hash2: --router hash --model.router-options.hashes 2`).
+    An entry is written as a router (`soft_moe`; `package.module:ROUTER`, called by its module's name), as `dense` for no MoE blocks,
+    or as a name and any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
     """
     configs: dict[str, Config] = {}
     for text in texts:
