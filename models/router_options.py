@@ -110,7 +110,8 @@ def section(router: str, decided: Decided) -> type[RouterSection]:
 
     Raises ConfigError for an unknown router, and for an option without a default.
     """
-    return _section(router_name(router), ROUTERS[router].Options, decided)
+    kind: Any = ROUTERS[router_name(router)].Options
+    return _section(router, kind, decided)
 
 
 @cache

@@ -81,9 +81,9 @@ class Router(Generic[OptionsOf]):
     compose: Callable[..., RouterOutput] | None = field(kw_only=True, default=None)
     compose_update: Callable[..., State] | None = field(kw_only=True, default=None)
     models: tuple[str, ...] = field(kw_only=True, default=())
-    balances: str = field(kw_only=True)
-    cost: str = field(kw_only=True)
-    drops: str = field(kw_only=True)
+    balances: str = field(kw_only=True, default="")
+    cost: str = field(kw_only=True, default="")
+    drops: str = field(kw_only=True, default="")
     revision: int = field(kw_only=True, default=1)
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
@@ -101,25 +101,28 @@ class Router(Generic[OptionsOf]):
         """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
-        passed = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
-        passed |= {self.needs: None} if self.needs else {}
-        words = {
-            "init": "generator, options",
-            "noise": "options",
-            "state": "options",
-            "route": "params, tokens, options",
+        named: dict[str, Any] = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
+        named |= {self.needs: None} if self.needs else {}
+        arguments = {
+            **{
+                "init": "generator, options",
+                "noise": "options",
+                "state": "options",
+                "route": "params, tokens, options",
+            },
+            **{"update": "options, state, statistics", "compose": "B, params, tokens, options"},
+            "compose_update": "B, options, state, statistics",
         }
-        words |= {"update": "options, state, statistics", "compose": "B, params, tokens, options"}
-        words |= {"compose_update": "B, options, state, statistics"}
-        for name, arguments in words.items():
-            if (function := getattr(self, name)) is None:
-                continue
-            named = passed if name in ("route", "compose") else {}
-            expected = f"expected a function of ({', '.join([arguments, *(['*', *named] if named else [])])})"
+        for name, words in arguments.items():
+            given = named if name in ("route", "compose") else {}
             try:
-                inspect.signature(function).bind(*arguments.split(", "), **named)
+                if (function := getattr(self, name)) is not None:
+                    inspect.signature(function).bind(*words.split(", "), **given)
             except TypeError as error:
-                raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
+                expected = ", ".join([words, *(["*", *given] if given else [])])
+                raise ConfigError(
+                    f"router {self.name!r}: {name}: expected a function of ({expected}): {error}"
+                ) from None
 
     def _check_output(self, output: Any) -> RouterOutput:
         """What `route` returns. Raises ConfigError unless it is a RouterOutput, whose losses are scalars: means over the groups."""
