@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from moespec.spec import numerics
 from moespec.spec.numerics import sigmoid as sigmoid
 from moespec.spec.numerics import softmax as softmax
 from moespec.spec.numerics import softplus as softplus
@@ -24,23 +23,6 @@ def promote(x: Array) -> Array:
     return np.asarray(x, np.result_type(x, np.float64))
 
 
-def abs(x: Array) -> Array:
-    """The absolute value."""
-    return np.where(x.real < 0, -x, x)
-
-
 def maximum(x: Array, least: float) -> Array:
     """`x`, at least `least`."""
     return np.where(x.real < least, least, x)
-
-
-def max(x: Array, axis: int, *, keepdims: bool = False) -> Array:
-    """The largest entry."""
-    largest = np.take_along_axis(x, np.argmax(x.real, axis, keepdims=True), axis)
-    return largest if keepdims else np.squeeze(largest, axis)
-
-
-def logsumexp(x: Array, axis: int, *, keepdims: bool = False) -> Array:
-    """The logarithm of the sum of the exponentials."""
-    result = numerics.logsumexp(x, axis)
-    return np.expand_dims(result, axis) if keepdims else result
