@@ -43,7 +43,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS, Router
 
-__all__ = ["STATE", "OptimizerConfig", "check_parameters", "is_decayed", "is_fixed"]
+__all__ = ["STATE", "OptimizerConfig", "initial_params", "is_decayed", "is_fixed"]
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
@@ -61,12 +61,12 @@ _KINDS = {
 user's own says is added when it is made."""
 
 
-def check_parameters(router: Router[Any], params: Any) -> None:
-    """Keeps what a router says of its parameters (`Router.decays`, `Router.frozen`), for `is_decayed` and `is_fixed`.
+def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
+    """`router.init`, of which the optimiser is told what decays and what is frozen, by the name of the parameter.
 
-    Raises ConfigError for parameters that are no NumPy arrays by name, and for one that another router of this process treats
-    differently: the optimiser knows the parameters of routers by their names.
+    Raises ConfigError for what is no dict of NumPy arrays, and for a parameter that another router of this process treats differently.
     """
+    params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
         raise ConfigError(f"router {router.name!r}: init: expected NumPy arrays by name, got {params!r}")
     for name in params:
@@ -74,6 +74,7 @@ def check_parameters(router: Router[Any], params: Any) -> None:
         if kinds != (others := _KINDS.setdefault(name, kinds)):
             clash = f"(decays, frozen) is {kinds}, and {others} of another router's parameter of this name"
             raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; give it another name")
+    return params
 
 
 def is_decayed(path: Sequence[str]) -> bool:
