@@ -52,11 +52,7 @@ STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
 
-_KINDS = {
-    name: (name in router.decays, name in router.frozen)
-    for router in ROUTERS.values()
-    for name in (*router.decays, *router.frozen)
-}
+_KINDS = {name: (name in r.decays, name in r.frozen) for r in ROUTERS.values() for name in r.decays + r.frozen}
 """Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
 user's own says is added when it is made."""
 
@@ -183,9 +179,8 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        if not path or is_fixed(path):
-            return 0.0
-        return patterns.first(self._decays, path, self.weight_decay if is_decayed(path) else 0.0)
+        default = self.weight_decay * is_decayed(path)
+        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, default)
 
     def rate_of(self, path: Sequence[str]) -> float:
         """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.

@@ -5,10 +5,9 @@ import importlib
 from functools import cache
 from typing import Any
 
-import my_routers.nearest
-import my_routers.tempered  # noqa: F401 (found by name)
 import numpy as np
 import pytest
+from my_routers import nearest, tempered
 
 from moespec.backends.optimizer import OptimizerConfig, initial_params
 from moespec.backends.optimizer_options import OPTIMIZERS
@@ -159,7 +158,7 @@ def test_what_decays(path: str) -> None:
     assert OptimizerConfig(weight_decay=0.25).decay_of(path.split("/") if path else ()) == 0.25 * (path in DECAYING)
 
 
-@pytest.mark.parametrize("name", [*ROUTERS, "my_routers.nearest:ROUTER", "my_routers.tempered:ROUTER"])
+@pytest.mark.parametrize("name", [*ROUTERS, *(f"{own.__name__}:ROUTER" for own in (nearest, tempered))])
 def test_a_router_says_what_decays_and_what_is_frozen(name: str) -> None:
     """By names of its parameters, which no other router means otherwise."""
     router, optimizer = ROUTERS[name], OptimizerConfig(weight_decay=0.25)

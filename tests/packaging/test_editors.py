@@ -28,9 +28,7 @@ NUMPY = re.compile(
 
 
 RIGHT = """
-    from moespec.models import create
     MoE(4, 8, experts=2, tokens=8, router=ROUTERS["hash"])
-    create("vit_tiny", router=ROUTERS["hash"])
     def experts(name: str) -> int:
         return ROUTERS[name].options(width=4, experts=2, tokens=8).experts
 """
