@@ -14,8 +14,7 @@ from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.routers import ROUTERS, Router, router_name
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import ROUTERS, Router, RouterName, router_name
 from moespec.spec.routing import Params
 
 __all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained", "with_shared"]

@@ -226,6 +226,7 @@ def test_what_ends_a_run_is_one_line_and_it_goes_on_to_the_same_bits(  # type: i
 def test_a_router_of_one_s_own_goes_on_as_the_message_says(  # type: ignore[no-untyped-def]
     runs, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, handlers: None, backend: str
 ) -> None:
+    pytest.importorskip(backend)
     command = ["train", "--backend", backend, "--router", "my_routers.averaged:ROUTER", *runs.flags, "--run"]
     monkeypatch.setattr("moespec.training.commands.train.write_report", lambda *_, **__: None)
     assert cli.main([*command, str(tmp_path / "whole")]) == 0
