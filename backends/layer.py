@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moespec.backends.optimizer import STATE
+from moespec.backends.optimizer import STATE, initial_params
 from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.routers import ROUTERS, Router, router_name
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import ROUTERS, Router, RouterName, router_name
 from moespec.spec.routing import Params
 
 __all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained", "with_shared"]
@@ -142,22 +141,22 @@ def layer_of(
     width, hidden, experts, tokens, group_images = (check_at_least(name, value, 1) for name, value in sizes.items())
     seed, shared_experts = check_at_least("seed", seed, 0), check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
-    router = router_name(router)
+    chosen = router_name(router)
     check_option("gelu", gelu, ("tanh", "erf"))
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
-    known = {each.name for each in fields(ROUTERS[router].Options)}
+    known = {each.name for each in fields(ROUTERS[chosen].Options)}
     decided = (
-        {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
+        {"ids": tokens} if ROUTERS[chosen].needs == "ids" else {"images": group_images} if "images" in known else {}
     )
     options = {**decided, **router_options}
-    of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
+    of_router = ROUTERS[chosen].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
-    warn_untrained(router, of_router)
+    warn_untrained(chosen, of_router)
     first = (hidden, expert_init, seed, expert_bias, shared_experts)
-    return Layer(router, of_router, group_images, gelu, expert_activation, *first)
+    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first)
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
@@ -213,7 +212,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
     experts, are integers.
     """
     generator = np.random.default_rng(layer.seed)
-    for name, value in ROUTERS[layer.router].init(generator, layer.options).items():
+    for name, value in initial_params(ROUTERS[layer.router], generator, layer.options).items():
         if "router" in parts:
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):

@@ -11,7 +11,7 @@ with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi mi
 `update` is that of the optimiser, see `moespec.backends.numpy.optimizers`. So the clip comes before whatever the optimiser does,
 and a rate multiplies the decay, too.
 
-The decay is `weight_decay` for the parameters that `DECAYED` names and 0 for all others, unless `decay` has a rate of its
+The decay is `weight_decay` for the parameters that `is_decayed` names and 0 for all others, unless `decay` has a rate of its
 own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
 
 A parameter whose rate is 0 is frozen: its bits stay, it has no gradient (the norm does not see it), and nothing is kept
@@ -42,14 +42,9 @@ from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import own_name
 from moespec.spec.ranges import LARGEST
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, Router
 
-__all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "is_fixed"]
-
-_OF_ROUTERS = "|".join(sorted({name for router in ROUTERS.values() for name in router.decays}))
-DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2|w3)$"
-"""The paths of the parameters that `weight_decay` applies to: what routers say of theirs (`Router.decays`), and of all others the
-matrices, but neither biases, norms nor positions."""
+__all__ = ["STATE", "OptimizerConfig", "initial_params", "is_decayed", "is_fixed"]
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
@@ -58,8 +53,39 @@ STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
 
+_KINDS = {name: (name in r.decays, name in r.frozen) for r in ROUTERS.values() for name in r.decays + r.frozen}
+"""Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
+user's own says is added when it is made."""
+
+
+def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
+    """`router.init`, of which the optimiser is told what decays and what is frozen, by the name of the parameter.
+
+    Raises ConfigError for what is no dict of NumPy arrays, and for a parameter that another router of this process treats differently.
+    """
+    params: Any = router.init(generator, options)
+    if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
+        raise ConfigError(f"router {router.name!r}: init: expected NumPy arrays by name, got {params!r}")
+    for name in params:
+        kinds = name in router.decays, name in router.frozen
+        if kinds != (others := _KINDS.setdefault(name, kinds)):
+            clash = f"(decays, frozen) is {kinds}, and {others} of another router's parameter of this name"
+            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; give it another name")
+    return params
+
+
+def is_decayed(path: Sequence[str]) -> bool:
+    """Whether `weight_decay` applies to what is at `path`: what routers say of theirs (`Router.decays`), and of all others the matrices,
+    but neither biases, norms nor positions."""
+    if "router" in path[-2:-1]:
+        return _KINDS.get(path[-1], (False, False))[0]
+    return re.search(r"^(.*[_/])?(kernel|w1|w2|w3)$", "/".join(path)) is not None
+
+
 def is_fixed(path: Sequence[str]) -> bool:
     """Whether what is at `path` of the parameters is not trained: a constant, or part of the state of a router."""
+    if "router" in path[-2:-1] and path[-1] in _KINDS:
+        return _KINDS[path[-1]][1]
     return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
 
 
@@ -143,7 +169,7 @@ class OptimizerConfig:
 
     @cached_property
     def _decays(self) -> list[patterns.Pattern]:
-        return [*patterns.parsed("decay", self.decay), (re.compile(DECAYED), self.weight_decay)]
+        return list(patterns.parsed("decay", self.decay))
 
     @cached_property
     def _rates(self) -> list[patterns.Pattern]:
@@ -156,7 +182,8 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, 0.0)
+        default = self.weight_decay * is_decayed(path)
+        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, default)
 
     def rate_of(self, path: Sequence[str]) -> float:
         """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.

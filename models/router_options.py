@@ -15,9 +15,9 @@ from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS, router_name
+from moespec.spec.routers import ROUTERS, Router, router_name
 
-__all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
+__all__ = ["Decided", "RouterSection", "check_options", "named", "named_routers", "options_of", "section", "settings"]
 
 PREFIX = "router_options."
 
@@ -39,6 +39,13 @@ def named(prefix: str, names: Collection[str]) -> Iterator[None]:
         if about and about[0] in names:
             raise ConfigError(f"{prefix}{error}") from None
         raise
+
+
+def named_routers(value: Any) -> Any:
+    """A field `router` or `block`, with the name of each router that is given as a `Router`."""
+    if isinstance(value, Mapping):
+        return {key: named_routers(each) for key, each in value.items()}
+    return router_name(value) if isinstance(value, Router) else value
 
 
 def options_of(router: str) -> dict[str, Any]:
@@ -96,20 +103,19 @@ class RouterSection:
 
 
 @cache
-def section(router: str, decided: Decided) -> type[RouterSection]:
-    """The class of the section for a router in a model, without the options that the model decides.
+def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
+    """The class of the section for a router with options of the class `kind` in a model, without the options that the model decides.
 
-    Raises ConfigError for an unknown router.
+    Raises ConfigError for an option without a default.
     """
-    router_name(router)
     members = []
-    for option in fields(ROUTERS[router].Options):
+    for option in fields(kind):
         if option.name not in decided.names:
             default = dict(decided.defaults).get(option.name, option.default)
             if default is MISSING:
-                raise TypeError(f"{router}: the option {option.name} has no default, and no model decides it")
+                raise ConfigError(f"router={router!r}: its option {option.name} needs a default")
             members.append((option.name, options_of(router)[option.name], default))
-    about = {"owner": router, "decided": decided.names, "described_in": ROUTERS[router].Options}
+    about = {"owner": router, "decided": decided.names, "described_in": kind}
     namespace = {"__doc__": f"Options of the router {router}.", **about}
     return make_dataclass(
         f"{ROUTERS[router].name}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace

@@ -44,6 +44,8 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
         raise ConfigError(
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
+    if module == "__main__" and not hasattr(imported, attribute):
+        raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         raise ConfigError(f"{argument}={name!r}: expected the name of a {kind.__name__}, got {found!r}")
     return found
@@ -61,8 +63,9 @@ def own_name(argument: str, value: object) -> str:
 
     Raises ConfigError for an object that no imported module has under a name.
     """
-    for module, imported in [*sys.modules.items()]:
-        for attribute, found in [*getattr(imported, "__dict__", {}).items()]:
+    # The module that defines it comes before those that import it, as a script does, too.
+    for module in [getattr(value, "__module__", ""), *(name for name in sys.modules if name[:2] != "__"), "__main__"]:
+        for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name
     raise ConfigError(

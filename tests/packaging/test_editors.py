@@ -28,6 +28,7 @@ NUMPY = re.compile(
 
 
 RIGHT = """
+    MoE(4, 8, experts=2, tokens=8, router=ROUTERS["hash"])
     def experts(name: str) -> int:
         return ROUTERS[name].options(width=4, experts=2, tokens=8).experts
 """

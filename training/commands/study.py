@@ -20,7 +20,8 @@ from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
-from moespec.spec.routers import ROUTERS
+from moespec.spec.own import find_own, is_own
+from moespec.spec.routers import ROUTERS, Router
 from moespec.training.commandline.chosen import Configured, check_written, chosen
 from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
@@ -55,7 +56,8 @@ class StudyArguments(Configured):
     """
 
     routers: tuple[str, ...] = ()
-    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    """entries: routers, one of your own as package.module:ROUTER, dense, or NAME: OPTIONS of train, as in
+    'hash2: --router hash --model.router-options.hashes 2'"""
     grid: Path | None = None
     """sweep: a TOML file with a list of values for each option, as in schedule.peak = [1e-3, 3e-3]; each combination is an entry"""
     out: Path
@@ -149,13 +151,17 @@ def combinations(path: Path, base: Config) -> list[str]:
 def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> dict[str, Config]:
     """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
 
-    An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
-    (`hash2: --router hash --model.router-options.hashes 2`). swept: those of a grid, see `combinations`.
+    An entry is written as a router (`soft_moe`; `package.module:ROUTER`, called by its module's name), as `dense` for no MoE blocks,
+    or as a name and any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
+    swept: those of a grid, see `combinations`.
     """
     configs: dict[str, Config] = {}
     for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
         where = f"grid: {name}" if text in swept else f"routers={text!r}"
+        if is_own(text):
+            load_written(["--router", text])
+            name, colon, options = find_own("routers", text, Router).name, ":", f"--router {text}"
         if not re.fullmatch(r"[A-Za-z0-9][\w.,=+-]{0,199}", name):
             raise ConfigError(
                 f"{where}: expected a router, or NAME: OPTIONS (in NAME letters, digits, _.,=+-, at most 200)"
@@ -177,7 +183,7 @@ def entries(texts: Sequence[str], base: Config, swept: Sequence[str] = ()) -> di
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:
+                if name in ROUTERS and (router := config.model.router) != name:  # also of an own one, named like it
                     raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moespec.models import families, mixer, sparse_mlp, text, vit
 from moespec.models.checks import check_names
 from moespec.models.options import Only, marks, option
-from moespec.models.router_options import RouterSection, named, section
+from moespec.models.router_options import RouterSection, named, named_routers, section
+from moespec.spec.own import is_own
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, router_name
 
 __all__ = [
     *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config"),
@@ -55,12 +56,16 @@ class ModelConfig:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
+        for field in {"router", "block"}.intersection(vars(self)):
+            object.__setattr__(self, field, named_routers(getattr(self, field)))
         # Any mapping will do; and options of another router, which come from a change of the router, are those that are not
         # its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
-                kind = section(self.router or self.kind.router, module.DECIDED)
+                router = router_name(self.router or self.kind.router)
+            of_router: Any = ROUTERS[router].Options
+            kind = section(router, of_router, module.DECIDED)
             if type(options) is not kind:
                 values = options.changed() if isinstance(options, RouterSection) else options
                 check_names("model.router_options.", values, kind.owner, _fields(kind))
@@ -80,7 +85,7 @@ class ModelConfig:
         """Whether the model has MoE blocks with a router that needs token ids."""
         routers = [getattr(self, "router", None) or self.default_of("router")]
         routers += [own.get("router") for own in getattr(self, "block", {}).values()]
-        return any(router.needs == "ids" and name in routers for name, router in ROUTERS.items())
+        return any(ROUTERS[name].needs == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""

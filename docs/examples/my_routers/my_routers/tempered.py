@@ -47,7 +47,4 @@ ROUTER = Router(
     init,
     route,
     compose=compose,
-    balances="the load of the experts, by a loss",
-    cost="T D E",
-    drops="tokens beyond the capacity",
 )
