@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.compare import CONSTANTS, LARGE
-from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
+from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError, path_parts
 from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.manifest import read
-from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS, OWN
 from moespec.models.files import read_file
+from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 from moespec.version import version
 
 __all__ = [
     *("CLASSES", "VECTORS", "about", "case", "class_of", "digest", "ids", "is_installed", "load", "manifests"),
-    *("problems", "require", "sha256", "verify"),
+    *("problems", "require", "sha256", "verify", "where"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -80,15 +83,24 @@ def require(wanted: str) -> None:
         raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version()} is installed")
 
 
+def where(folder: Path, trusted: Collection[str]) -> str:
+    """The end of a command that reads the vectors of a folder and may import these names of the user's own."""
+    options = {"vectors": str(folder) if folder != VECTORS else "", "trust": ",".join(trusted)}
+    return "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
+
+
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """The manifests of the cases whose id `only` accepts, after a comparison with `suite.json`.
 
-    Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed.
+    Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed. Rows that are
+    not ours are known from then on (`OWN`).
     """
     path = folder.parent / "suite.json"
     try:
         suite = json.loads(read_file(path))
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
+        own = [name for name in committed if name not in ALGORITHMS]
+        OWN.update({name: Algorithm(name, "", int(suite["algorithms"][name]["revision"])) for name in own})
     except OSError as error:
         raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -161,7 +173,8 @@ def problems(case: Case) -> Iterator[str]:
 
 
 def _case(case: Case) -> Problems:
-    yield case.algorithm not in ALGORITHMS, f"there is no algorithm {case.algorithm!r}"
+    own = any(is_own(part) for stage in case.stages for part in path_parts(stage.call))
+    yield case.algorithm not in ALGORITHMS and not own, f"there is no algorithm {case.algorithm!r}"
     yield case.expect is None and not any(stage.outputs for stage in case.stages), "nothing is expected"
     for name, tensor in case.inputs.items():
         yield from _tensor(name, tensor, finite=case.kind != "negative")
@@ -197,7 +210,8 @@ def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
 
 
 def _calls(place: str, path: str) -> Problems:
-    yield path.split(".")[0] not in {*FUNCTIONS, "identity"}, f"{place}: there is no function {path!r}"
+    name = path_parts(path)[0]
+    yield name not in {*FUNCTIONS, "identity"} and not is_own(name), f"{place}: there is no function {path!r}"
 
 
 def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Mapping[str, Stage]) -> Problems:
@@ -209,7 +223,7 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
             yield from _reference(f"{place}, {name}", each, inputs, earlier)
     elif reference is not None and reference not in inputs:
         name, _, part = reference.partition("/")
-        described = FUNCTIONS[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
+        described = function(path_parts(earlier[name].call)[0]).outputs if name in earlier else {}
         known = name in earlier and (not part or part in {"routing", *earlier[name].outputs, *described})
         yield not known, f"{place}: reads {reference!r}, which nothing before it computes"
 

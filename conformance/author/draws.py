@@ -12,7 +12,7 @@ from moespec.conformance.author.definition import Definition, Routed, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.reference import Arrays
 from moespec.conformance.author.tie_margins import choices, margin, ordered
-from moespec.conformance.author.trace import Recorder
+from moespec.conformance.author.trace import Recorder, TraceError
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec import ContractError
 
@@ -87,7 +87,12 @@ def recorded(
         taken["state"] = {name: values[path] for name, path in state.items()}
     options = router.options(**routed.options)
     output = recorder.router(routed.router).route(params, values["tokens"], options, train=routed.train, **taken)
-    return recorder, recorder.name_of(output.routing)
+    try:
+        return recorder, recorder.name_of(output.routing)
+    except KeyError:
+        raise TraceError(
+            f"{routed.router}: its routing is not the result of a public call, such as token_choice"
+        ) from None
 
 
 def drawn(definition: Definition) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The recorder: the specification, noting each public call that a router makes and what its arguments are.
 
 The calls are the stages of the router's vectors. An argument is an input, the result of an earlier call or a part of
-it; anything else is an error of the router, whose steps could not be followed.
+it; anything else is an error of the router, whose steps could not be followed. A router of the user's own may compute between its calls:
+what it calls on the result is then no stage.
 """
 
 import functools
@@ -16,6 +17,7 @@ from typing import Any
 from moespec import spec
 from moespec.conformance.format import Stage
 from moespec.conformance.functions import FUNCTIONS
+from moespec.spec.own import find_own, is_own
 from moespec.spec.routers import Router, common, plan
 from moespec.spec.routing import RouterOutput
 
@@ -24,6 +26,8 @@ __all__ = ["Recorder", "TraceError"]
 ALIASES = ("stop_gradient", "cast")
 """Operations whose result is, for a reader, their argument."""
 PLAIN = (bool, int, float, str)
+UNKNOWN = "?"
+"""The reference of an array that no input and no recorded call gives."""
 EXTENSIONS: Mapping[str, Mapping[str, str]] = {
     "token_choice": {"hold": "keep", "slot_order": ""},
     "normalize_selected": {"norm": "", "epsilon": ""},
@@ -35,14 +39,22 @@ _signature = cache(inspect.signature)
 
 
 @cache
-def _imported(router: str) -> list[tuple[dict[str, Any], str, Any]]:
-    """The functions to be noted that the module of a router and those that it shares have imported: names, name, and function."""
-    modules = (sys.modules[router], common, plan)
+def _imported(router: str) -> list[tuple[dict[str, Any], str, Any, str]]:
+    """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and its path.
+
+    Of a router of the user's own they are those of its package, which may call `spec.token_choice`, too: of the specification itself.
+    """
+    package, own = router.partition(".")[0], {}
+    modules = [sys.modules[router], common, plan]
+    if package != "moespec":
+        each = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package]
+        modules = [*each, common, plan, spec]
+        own = {id(find_own("call", path, Callable)): path for path in FUNCTIONS if path.partition(".")[0] == package}  # type: ignore[arg-type]
     return [
-        (vars(module), name, value)
+        (vars(module), name, value, own.get(id(value), name))
         for module in modules
         for name, value in vars(module).items()
-        if name in FUNCTIONS or name in ALIASES
+        if ((name in FUNCTIONS or name in ALIASES) and callable(value)) or id(value) in own
     ]
 
 
@@ -56,7 +68,8 @@ class Recorder:
     inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and what it
     returned. followed: whether arguments must be known; if not, as in a model, whose arrays are computed with between
     calls, each call is recorded as often as it is made. stages: what was recorded, in order. given: for each stage the
-    arguments as they were.
+    arguments as they were. lost: those of a router of the user's own that cannot be followed, each with the argument that
+    was computed between two calls, or an empty string where it reads the result of one of them.
     """
 
     def __init__(
@@ -70,6 +83,8 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
+        self.lost: dict[str, str] = {}
+        self._may_lose, self._inside = False, False
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -81,7 +96,7 @@ class Recorder:
 
     def router(self, name: str) -> Router[Any]:
         """A router of the specification whose calls are noted."""
-        router = spec.ROUTERS[name]
+        router, self._may_lose = spec.ROUTERS[name], is_own(name)
 
         def route(*arguments: Any, **options: Any) -> RouterOutput:
             with self._in_place_of(name):
@@ -93,12 +108,12 @@ class Recorder:
     def _in_place_of(self, router: str) -> Iterator[None]:
         """The noted functions in place of those that the modules of a router have imported."""
         imported = _imported(spec.ROUTERS[router].Options.__module__)
-        for names, name, _ in imported:
-            names[name] = getattr(self, name)
+        for names, name, function, path in imported:
+            names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)
         try:
             yield
         finally:
-            for names, name, function in imported:
+            for names, name, function, _ in imported:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
@@ -123,22 +138,35 @@ class Recorder:
 
         @functools.wraps(function)
         def note(*positional: Any, **named: Any) -> Any:
+            if self._inside:
+                return function(*positional, **named)
             given = parameters.bind(*positional, **named).arguments
             defaults = {k: parameter.default for k, parameter in parameters.parameters.items()}
             given = {k: v for k, v in given.items() if v is not None or defaults[k] is not None}
             for option, argument in EXTENSIONS.get(name, {}).items():
                 if argument not in given and given.get(option) == defaults[option]:
                     given.pop(option, None)
+            if is_own(name):
+                given.pop("B", None)
             arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
+            lost = [k for k, v in arguments.items() if self._is_lost(v)]
             options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
-            for stage in self.stages if self.followed else ():
+            for stage in self.stages if self.followed and not lost else ():
                 if (stage.call, stage.arguments, stage.options) == (name, arguments, options):
                     return self._made[stage.name]
             count = sum(stage.call == name for stage in self.stages)
-            stage = Stage(name if not count else f"{name}_{count + 1}", name, arguments, options)
+            called = name.rpartition(":")[2]
+            stage = Stage(called if not count else f"{called}_{count + 1}", name, arguments, options)
             self.stages.append(stage)
+            if lost:
+                self.lost[stage.name] = next((k for k in lost if UNKNOWN in str(arguments[k])), "")
             self.given[stage.name] = given
-            result = self._made[stage.name] = self.change(stage, function(*positional, **named))
+            self._inside = is_own(name)
+            try:
+                returned = function(*positional, **named)
+            finally:
+                self._inside = False
+            result = self._made[stage.name] = self.change(stage, returned)
             self._know(stage.name, result)
             parts = result._asdict() if hasattr(result, "_asdict") else result if isinstance(result, Mapping) else {}
             for part, value in parts.items():
@@ -147,6 +175,11 @@ class Recorder:
 
         return note
 
+    def _is_lost(self, reference: Any) -> bool:
+        if isinstance(reference, Mapping):
+            return any(map(self._is_lost, reference.values()))
+        return reference is not None and (reference == UNKNOWN or reference.partition("/")[0] in self.lost)
+
     def _reference(self, call: str, argument: str, value: Any) -> Any:
         if value is None:
             return None
@@ -154,6 +187,8 @@ class Recorder:
             return {key: self._reference(call, f"{argument}[{key!r}]", part) for key, part in value.items()}
         if id(value) not in self._known and not self.followed:
             return None
+        if id(value) not in self._known and self._may_lose:
+            return UNKNOWN
         if id(value) not in self._known:
             raise TraceError(f"{call}: the argument {argument} is neither an input nor the result of a public call")
         return self._known[id(value)][0]

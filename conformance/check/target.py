@@ -107,8 +107,8 @@ class Target:
         for wrong in filter(None, map(problem, declared)):
             raise ConfigError(f"not_offered: {wrong}")
 
-    def facts(self) -> "Facts":
-        """What is to be known of it before it is run in this dtype."""
+    def facts(self, own: Sequence[str] = ()) -> "Facts":
+        """What is to be known of it before it is run in this dtype. own: paths of the user's own that its cases call."""
         try:
             with self.context():
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
@@ -118,7 +118,7 @@ class Target:
             checks_values=bool(getattr(self.module, "checks_values", False)),
             strides=hasattr(array, "is_contiguous"),
             without_gradients=self.without_gradients(),
-            missing=call.missing(self.module),
+            missing=call.missing(self.module, own),
             not_offered=dict(getattr(self.module, "not_offered", {})),
         )
 

@@ -29,6 +29,7 @@ from moespec.conformance.format import Case
 from moespec.conformance.manifest import decoded
 from moespec.models import tensors
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import load_own
 
 __all__ = ["Answer", "answers", "main", "pack", "unpack"]
 
@@ -61,15 +62,23 @@ def unpack(body: bytes) -> tuple[Any, Arrays]:
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
-def main(interface: str, name: str, descriptor: int, memory: int) -> None:
+def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
     """Answer requests about the target `name` until there are no more.
 
-    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any.
+    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any. trusted: what
+    of the user's own is imported.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     module, _, kind = interface.partition(":")
-    opened = cache(lambda dtype: getattr(importlib.import_module(module), kind)(name, ALL_DTYPES[dtype]))
+
+    @cache
+    def opened(dtype: str) -> Target:
+        for each in trusted:
+            load_own("trust", each)
+        target: Target = getattr(importlib.import_module(module), kind)(name, ALL_DTYPES[dtype])
+        return target
+
     os.set_inheritable(descriptor, False)
     stream = socket.socket(fileno=descriptor).makefile("rwb")
     while head := stream.read(8):
@@ -95,7 +104,7 @@ def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple
         told, arrays = _told([each if isinstance(each, Failure) else lost for each in found])
         return {**told, "last": True}, arrays
     if "dtype" in entry:
-        return asdict(opened(entry["dtype"]).facts()), {}
+        return asdict(opened(entry["dtype"]).facts(entry["own"])), {}
     return _checked(opened), {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from moespec.conformance import suite
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.process import claims
+from moespec.conformance.check.process import TRUSTED, claims
 from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import MODES, Target
@@ -21,7 +21,7 @@ from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case, GoldenError, VectorError
 from moespec.conformance.manifest import encode, to_text
-from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.conformance.matrix_rows import ALGORITHMS, OWN
 from moespec.conformance.report import matrix
 from moespec.conformance.report.report import ReportError, distinct, read, write
 from moespec.conformance.scaffold import commands, start
@@ -157,12 +157,14 @@ def _waivers(options: argparse.Namespace) -> list[Waiver]:
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
+    TRUSTED[:] = options.trust
     try:
         claimed = claims(interface, name)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from error
     fresh_cases = {"seed": options.fresh, "size": options.size, "repeat": options.repeat}
-    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **fresh_cases)
+    where = suite.where(options.vectors, options.trust)
+    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, where=where, **fresh_cases)
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
     return Plan(report, ids, *how)
@@ -182,7 +184,8 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
     if unseen := [name for name in report.not_differentiated if name in differentiated]:
         text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
         report = replace(report, problems=[*report.problems, text])
-    algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in report.results}]
+    ran = {result.algorithm for result in report.results}
+    algorithms = options.algorithm or [name for name in (*ALGORITHMS, *OWN) if name in ran]
     if text := matrix.summary(report, algorithms, everything=options.all):
         print(text)
     if options.report:
@@ -205,8 +208,13 @@ def _status(reports: Sequence[Report]) -> int:
 def _golden(options: argparse.Namespace) -> int:
     _check_installed("moespec conformance golden", "tqdm")
     from moespec.conformance.golden.generate import StaleError, generate
+    from moespec.conformance.golden.own import publish
 
+    if (options.cases is None) != (options.out is None):
+        raise ConfigError("--cases MODULE and --out FOLDER: one needs the other")
     try:
+        if options.cases is not None:
+            return publish(options.cases, options.out, check=options.check)
         generate(options.vectors, check=options.check, only=_only(options))
     except (StaleError, GoldenError) as error:
         print(error, file=sys.stderr)
@@ -333,6 +341,8 @@ def main(arguments: list[str]) -> int:
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
     options.pytest = options_of_pytest
+    if hasattr(options, "vectors") and (options.vectors / "suite.json").is_file():
+        options.vectors /= "vectors"  # of a folder that `golden --out` wrote
     if getattr(options, "size", "small") != "small" and options.fresh is None:
         parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]

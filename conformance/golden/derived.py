@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -31,7 +32,7 @@ from moespec.conformance.functions.describe import GROUPS
 from moespec.conformance.golden.wide import wide
 from moespec.spec.ranges import Range, option_types
 
-__all__ = ["all_definitions", "derived", "valid_calls"]
+__all__ = ["all_definitions", "derived", "invalid_options", "valid_calls"]
 
 SIZES = ("tokens", "experts", "width")
 """What the options of every router have."""
@@ -357,7 +358,7 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
     known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
     for path, definition in valid.items():
         if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
-            types = _option_types(definition.algorithm)
+            types = _option_types(definition.routed.router)
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)
@@ -370,6 +371,13 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
                 cases = [wrong for wrong in filled if _sort(wrong.expected_error.error) == sort]
                 if cases and (path, sort) not in known:
                     yield _definition(min(cases, key=_rank), definition, _case_name(definition, path, sort))
+
+
+def invalid_options(definition: Definition, routed: Routed) -> Iterator[Definition]:
+    """An error case for each option of a router, from a valid case of it."""
+    for option, hint in _option_types(routed.router).items():
+        for value in islice(_outside(hint), 1):
+            yield invalid(_small(definition, routed), option, "ConfigError", option, options={option: value})
 
 
 def _case_name(definition: Definition, path: str, name: str) -> str:

@@ -9,8 +9,9 @@ the revision that the vectors of an algorithm are of.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.build import build
+from moespec.conformance.author.definition import Definition
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
 from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
-from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.conformance.matrix_rows import row
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
 
@@ -57,6 +59,7 @@ def generate(
     check: bool = False,
     only: Callable[[str], bool] = lambda id: True,
     report: Callable[[str], None] = print,
+    own: Mapping[str, Definition] | None = None,
 ) -> int:
     """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
 
@@ -64,15 +67,16 @@ def generate(
     all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
     is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
     anything is made, where there is nothing to compare with, or where it would write over what is not its own.
+    own: definitions of the user's own, by id, in place of ours.
     """
-    chosen = [id for id in all_definitions() if only(id)]
+    chosen = [id for id in (all_definitions() if own is None else own) if only(id)]
     _check_folder(folder, chosen if check else ())
     revisions = _revisions(folder)
     stale: list[str] = []
     advice, written = "", 0
-    for id, future in _built(chosen):
+    for id, result in _built(chosen) if own is None else ((id, partial(_twice, own[id])) for id in chosen):
         try:
-            case = future.result()
+            case = result()
         except Exception as error:
             stale.append(f"{id}: {type(error).__name__}: {error}")
             continue
@@ -86,7 +90,7 @@ def generate(
             difference = differences(committed, case)
             if not difference:
                 continue
-            if check or ALGORITHMS[case.algorithm].revision <= revisions.get(case.algorithm, 0):
+            if check or row(case.algorithm).revision <= revisions.get(case.algorithm, 0):
                 stale.append(f"{case.id}: {difference}")
                 advice = ADVICE
                 continue
@@ -94,7 +98,7 @@ def generate(
         written += 1
     stale += _undefined(folder, set(chosen), only)
     for name in sorted({id.split("/")[0] for id in chosen}) if check else ():
-        if name in revisions and revisions[name] != (now := ALGORITHMS[name].revision):
+        if name in revisions and revisions[name] != (now := row(name).revision):
             stale.append(f"{name}: suite.json has revision {revisions[name]}, the specification {now}")
     if stale:
         raise StaleError("\n".join(sorted(stale)) + advice)
@@ -144,7 +148,7 @@ def suite_text(folder: Path = VECTORS) -> str:
         },
         "algorithms": {
             name: {
-                "revision": ALGORITHMS[name].revision,
+                "revision": row(name).revision,
                 "cases": len(paths),
                 "sha256": {path.stem: sha256(path) for path in paths},
             }
@@ -154,17 +158,28 @@ def suite_text(folder: Path = VECTORS) -> str:
     return json.dumps(content, sort_keys=True, indent=1) + "\n"
 
 
-def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
-    """The cases as they are made, by as many processes as there are cores."""
+def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """What returns each case, as they are made by as many processes as there are cores."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
         for future in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
-            yield waiting[future], future
+            yield waiting[future], future.result
 
 
 def _build(id: str) -> Case:
-    case = build(all_definitions()[id])
+    return _checked(build(all_definitions()[id]))
+
+
+def _twice(definition: Definition) -> Case:
+    """A case of a router of the user's own, which must compute the same each time."""
+    case, again = _checked(build(definition)), build(definition)
+    if difference := differences(case, again):
+        raise GoldenError(f"computed twice, it is not the same: {difference}")
+    return case
+
+
+def _checked(case: Case) -> Case:
     for problem in problems(case):
         raise GoldenError(problem)
     return case
