@@ -12,7 +12,7 @@ MODELS = (
 ALGORITHMS: dict[str, Algorithm] = {**spec.ALGORITHMS, **{model.name: model for model in MODELS}}
 """The rows by name: the functions, the routers, the models."""
 OWN: dict[str, Algorithm] = {}
-"""The rows of routers of the user's own whose vectors this process makes or checks."""
+"""The rows of routers of the user's own whose vectors this process makes or checks; the one function of each is the router's name."""
 
 
 def row(name: str) -> Algorithm:

@@ -100,7 +100,8 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
         suite = json.loads(read_file(path))
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
         own = [name for name in committed if name not in ALGORITHMS]
-        OWN.update({name: Algorithm(name, "", int(suite["algorithms"][name]["revision"])) for name in own})
+        for name, entry in ((name, suite["algorithms"][name]) for name in own):
+            OWN[name] = Algorithm(name, "", int(entry["revision"]), (str(entry["router"]),))
     except OSError as error:
         raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -158,6 +158,9 @@ def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
     TRUSTED[:] = options.trust
+    own = {OWN[row].functions[0] for row in {id.partition("/")[0] for id in ids} & OWN.keys()}
+    if name.startswith("moespec.backends.") and (lacking := ",".join(sorted(own.difference(options.trust)))):
+        raise ConfigError(f"--vectors: they are of {lacking}; if you trust it, have it imported: --trust {lacking}")
     try:
         claimed = claims(interface, name)
     except ConfigError as error:

@@ -21,11 +21,12 @@ from tqdm import tqdm
 from moespec.conformance.author.build import build
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
+from moespec.conformance.failure import trace
 from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
-from moespec.conformance.matrix_rows import row
+from moespec.conformance.matrix_rows import OWN, row
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
 
@@ -47,6 +48,9 @@ ADVICE = (
     "the algorithm in its module of moespec.spec and make the vectors again."
 )
 """Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
+OWN_ADVICE = (
+    "\nWhere the router computes something else, and that is meant, raise its revision, Router(..., revision=2)."
+)
 
 
 class StaleError(Exception):
@@ -73,12 +77,14 @@ def generate(
     _check_folder(folder, chosen if check else ())
     revisions = _revisions(folder)
     stale: list[str] = []
+    failed: dict[str, list[str]] = {}
     advice, written = "", 0
     for id, result in _built(chosen) if own is None else ((id, partial(_twice, own[id])) for id in chosen):
         try:
             case = result()
         except Exception as error:
-            stale.append(f"{id}: {type(error).__name__}: {error}")
+            told = f"{type(error).__name__}: {error}"
+            failed.setdefault(told if own is None else f"{told}\n{trace(error)}".rstrip(), []).append(id)
             continue
         path = folder / f"{case.id}.json"
         committed = read(path) if path.exists() else None
@@ -92,10 +98,11 @@ def generate(
                 continue
             if check or row(case.algorithm).revision <= revisions.get(case.algorithm, 0):
                 stale.append(f"{case.id}: {difference}")
-                advice = ADVICE
+                advice = ADVICE if own is None else OWN_ADVICE
                 continue
         write(case, folder)
         written += 1
+    stale += [f"{ids[0]}{f', and {len(ids) - 1} more' if ids[1:] else ''}: {text}" for text, ids in failed.items()]
     stale += _undefined(folder, set(chosen), only)
     for name in sorted({id.split("/")[0] for id in chosen}) if check else ():
         if name in revisions and revisions[name] != (now := row(name).revision):
@@ -149,6 +156,7 @@ def suite_text(folder: Path = VECTORS) -> str:
         "algorithms": {
             name: {
                 "revision": row(name).revision,
+                **({"router": OWN[name].functions[0]} if name in OWN else {}),
                 "cases": len(paths),
                 "sha256": {path.stem: sha256(path) for path in paths},
             }

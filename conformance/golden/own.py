@@ -18,7 +18,7 @@ from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.draws import drawn, recorded, route_of
 from moespec.conformance.author.reference import Making
 from moespec.conformance.check import process
-from moespec.conformance.check.results import Report, counts
+from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import DEFAULT, Target
 from moespec.conformance.compare import DTYPES
@@ -88,7 +88,7 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, Definition]]:
     by_id = {each.id: each for each in written}
     if len(by_id) != len(written):
         raise ConfigError(f"cases={name!r}: two cases, or two routers, have one name")
-    OWN.update({row.name: row for row in (ROUTERS[router].algorithm for router in routers)})
+    OWN.update({ROUTERS[router].name: replace(ROUTERS[router].algorithm, functions=(router,)) for router in routers})
     for row in {each.algorithm for each in written} & ALGORITHMS.keys():
         raise ConfigError(
             f"cases={name!r}: moespec has a row {row!r}; give your Router another name, its first argument"
@@ -121,12 +121,15 @@ def _report(vectors: Path, backend: str, routers: Sequence[str]) -> Report:
 
 
 def _table(rows: Sequence[str], reports: Mapping[str, Report]) -> str:
-    """The rows of the matrix as Markdown: how many cases of a router pass, of those that can be decided, in each dtype."""
+    """The rows of the matrix as Markdown: how many cases of a router pass in each dtype, of those that can be decided in it."""
     lines = [f"| router | backend | {' | '.join(DTYPES)} |", "|---|---|" + "---|" * len(DTYPES)]
     for row, (backend, report) in product(rows, reports.items()):
-        own = [result for result in report.results if result.algorithm == row]
-        passed = [counts([result for result in own if result.dtype == dtype]) for dtype in DTYPES]
-        lines.append(f"| {row} | {backend} | {' | '.join(f'{k} of {k + failed}' for k, failed, _ in passed)} |")
+        cells = []
+        for dtype in DTYPES:
+            own = [result for result in report.results if (result.algorithm, result.dtype) == (row, dtype)]
+            failed, ran = ({r.id for r in own if r.state in states} for states in (FAILED, (*FAILED, "pass")))
+            cells.append(f"{len(ran - failed)} of {len(ran)}" if ran else "")
+        lines.append(f"| {row} | {backend} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

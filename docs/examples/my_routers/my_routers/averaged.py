@@ -39,7 +39,7 @@ def compose(B, params, tokens, options, *, state, noise=None, train=False):
 def compose_update(B, options, state, statistics):
     """Once a step, with the load of all groups, parts of the batch and devices."""
     part = statistics["load"] / B.xp.sum(statistics["load"])
-    return {"load": (1 - options.rate) * state["load"] + options.rate * part}
+    return {"load": (1 - options.rate) * B.xp.promote(state["load"]) + options.rate * part}
 
 
 ROUTER = Router(
