@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moespec.backends.optimizer import STATE
+from moespec.backends.optimizer import STATE, check_parameters
 from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
@@ -213,7 +213,9 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
     experts, are integers.
     """
     generator = np.random.default_rng(layer.seed)
-    for name, value in ROUTERS[layer.router].init(generator, layer.options).items():
+    params = ROUTERS[layer.router].init(generator, layer.options)
+    check_parameters(ROUTERS[layer.router], params)
+    for name, value in params.items():
         if "router" in parts:
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):

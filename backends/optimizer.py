@@ -41,12 +41,12 @@ from moespec.backends.optimizer_options import BELOW_ONE, SLOTS, SMALLEST, Optim
 from moespec.backends.pytrees import Path, leaves, unflatten
 from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, Router
 
-__all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "is_fixed"]
+__all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "check_parameters", "is_decayed", "is_fixed"]
 
-_OF_ROUTERS = "|".join(sorted({name for router in ROUTERS.values() for name in router.decays}))
-DECAYED = rf"(^|/)router/({_OF_ROUTERS})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2|w3)$"
+_OF_ROUTERS = sorted({name for router in ROUTERS.values() for name in router.decays})
+DECAYED = rf"(^|/)router/({'|'.join(_OF_ROUTERS)})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2|w3)$"
 """The paths of the parameters that `weight_decay` applies to: what routers say of theirs (`Router.decays`), and of all others the
 matrices, but neither biases, norms nor positions."""
 
@@ -57,8 +57,38 @@ STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
 
+_KINDS = {**dict.fromkeys(_OF_ROUTERS, (True, False)), **dict.fromkeys(CONSTANTS, (False, True))}
+"""Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
+user's own says is added when it is made."""
+
+
+def check_parameters(router: Router[Any], params: Any) -> None:
+    """Keeps what a router says of its parameters (`Router.decays`, `Router.frozen`), for `is_decayed` and `is_fixed`.
+
+    Raises ConfigError for parameters that are no NumPy arrays by name, and for one that another router of this process treats
+    differently: the optimiser knows the parameters of routers by their names.
+    """
+    if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
+        raise ConfigError(f"router {router.name!r}: init: expected NumPy arrays by name, got {params!r}")
+    for name in params:
+        kinds = name in router.decays, name in router.frozen
+        if kinds != (others := _KINDS.setdefault(name, kinds)):
+            mine, other = ({(1, 0): "decays", (0, 1): "frozen"}.get(each, "neither") for each in (kinds, others))
+            clash = f"in decays or frozen: {mine}, and that of this name of another router: {other}"
+            raise ConfigError(f"router {router.name!r}: its parameter {name!r} is {clash}; give it another name")
+
+
+def is_decayed(path: Sequence[str]) -> bool:
+    """Whether `weight_decay` applies to the parameter at `path`, unless it is fixed."""
+    if "router" in path[-2:-1] and path[-1] in _KINDS:
+        return _KINDS[path[-1]][0]
+    return re.search(DECAYED, "/".join(path)) is not None
+
+
 def is_fixed(path: Sequence[str]) -> bool:
     """Whether what is at `path` of the parameters is not trained: a constant, or part of the state of a router."""
+    if "router" in path[-2:-1] and path[-1] in _KINDS:
+        return _KINDS[path[-1]][1]
     return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
 
 
@@ -140,7 +170,7 @@ class OptimizerConfig:
 
     @cached_property
     def _decays(self) -> list[patterns.Pattern]:
-        return [*patterns.parsed("decay", self.decay), (re.compile(DECAYED), self.weight_decay)]
+        return list(patterns.parsed("decay", self.decay))
 
     @cached_property
     def _rates(self) -> list[patterns.Pattern]:
@@ -153,7 +183,9 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, 0.0)
+        if not path or is_fixed(path):
+            return 0.0
+        return patterns.first(self._decays, path, self.weight_decay if is_decayed(path) else 0.0)
 
     def rate_of(self, path: Sequence[str]) -> float:
         """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.

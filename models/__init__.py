@@ -8,6 +8,7 @@ one with its trained weights. A model's own module
 from typing import TYPE_CHECKING, Any
 
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import Router
 from moespec.spec.routers.names import RouterName
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ else:
 __all__ = ["Model", "create", "list_models"]
 
 
-def create(name: str, *, router: RouterName | None = None, **overrides: Any) -> "Model":
+def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
     """The model `name` with fields of its config replaced, on the backend chosen at import.
 
     Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
-    is dense unless `moe` says which blocks are MoE. `router` is one of the fields, with a type of its own for editors.
+    is dense unless `moe` says which blocks are MoE. `router` is one of the fields, a name or a `Router` of your own.
 
     Raises ConfigError for an unknown name, an unknown field, or fields of the MoE blocks
     given without `moe`.

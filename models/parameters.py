@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.optimizer import STATE, is_fixed
+from moespec.backends.optimizer import STATE, check_parameters, is_fixed
 from moespec.spec import initial as draws
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
@@ -171,7 +171,9 @@ def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -
     """The router's parameters and state, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
     # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
-    names = {name: np.shape(value) for name, value in route.init(np.random.default_rng(0), settings).items()}
+    params = route.init(np.random.default_rng(0), settings)
+    check_parameters(route, params)
+    names = {name: np.shape(value) for name, value in params.items()}
 
     def draw(name: str) -> Draw:
         return lambda generator, shape: route.init(generator, settings)[name]

@@ -15,9 +15,9 @@ from moespec.models.checks import check_names, check_value
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS, router_name
+from moespec.spec.routers import ROUTERS, Router, router_name
 
-__all__ = ["Decided", "RouterSection", "check_options", "named", "options_of", "section", "settings"]
+__all__ = ["Decided", "RouterSection", "check_options", "named", "named_routers", "options_of", "section", "settings"]
 
 PREFIX = "router_options."
 
@@ -39,6 +39,16 @@ def named(prefix: str, names: Collection[str]) -> Iterator[None]:
         if about and about[0] in names:
             raise ConfigError(f"{prefix}{error}") from None
         raise
+
+
+def named_routers(block: Any) -> Any:
+    """The tables of single blocks, by number, with the names of routers that are given as a `Router`."""
+    if not isinstance(block, Mapping) or not all(isinstance(own, Mapping) for own in block.values()):
+        return block
+    return {
+        number: {**own, "router": router_name(own["router"])} if isinstance(own.get("router"), Router) else own
+        for number, own in block.items()
+    }
 
 
 def options_of(router: str) -> dict[str, Any]:
@@ -95,21 +105,26 @@ class RouterSection:
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
 
-@cache
 def section(router: str, decided: Decided) -> type[RouterSection]:
     """The class of the section for a router in a model, without the options that the model decides.
 
-    Raises ConfigError for an unknown router.
+    Raises ConfigError for an unknown router, and for an option without a default.
     """
-    router_name(router)
+    return _section(router_name(router), ROUTERS[router].Options, decided)
+
+
+@cache
+def _section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
     members = []
-    for option in fields(ROUTERS[router].Options):
+    for option in fields(kind):
         if option.name not in decided.names:
             default = dict(decided.defaults).get(option.name, option.default)
             if default is MISSING:
-                raise TypeError(f"{router}: the option {option.name} has no default, and no model decides it")
+                raise ConfigError(
+                    f"router={router!r}: its option {option.name} has no default, and no model decides it"
+                )
             members.append((option.name, options_of(router)[option.name], default))
-    about = {"owner": router, "decided": decided.names, "described_in": ROUTERS[router].Options}
+    about = {"owner": router, "decided": decided.names, "described_in": kind}
     namespace = {"__doc__": f"Options of the router {router}.", **about}
     return make_dataclass(
         f"{ROUTERS[router].name}_options", members, bases=(RouterSection,), frozen=True, namespace=namespace

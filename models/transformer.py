@@ -20,12 +20,12 @@ from moespec.models.hashing import multi_hash
 from moespec.models.layers import Experts, MoeLayer
 from moespec.models.options import MOE, option
 from moespec.models.parameters import Parameter, constant, glorot_uniform, normal
-from moespec.models.router_options import Decided, check_options, named, options_of, settings
+from moespec.models.router_options import Decided, check_options, named, named_routers, options_of, settings
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.own import OwnName
 from moespec.spec.ranges import SMALLEST, Count, Range
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, router_name
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params, RouterOutput
 
@@ -82,6 +82,8 @@ class TransformerConfig(layers.BlocksConfig):
     its activation) and after each MLP or MoE layer"""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "router", router_name(self.router))
+        object.__setattr__(self, "block", named_routers(self.block))
         super().__post_init__()
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads!r} does not divide width={self.width!r}")
@@ -107,7 +109,9 @@ class TransformerConfig(layers.BlocksConfig):
         router = own.get("router", self.router)
         if router == self.router:
             options = {**self.router_options, **options}
-        with named(f"block.{number}.", {*OF_BLOCK, *(options_of(router) if router in list(ROUTERS) else ())}):
+        with named(f"block.{number}.", OF_BLOCK):
+            has = options_of(router_name(router))
+        with named(f"block.{number}.", {*OF_BLOCK, *has}):
             return replace(self, **{**own, "router_options": options, "moe": number, "block": {}})
 
     @property

@@ -27,10 +27,10 @@ class Names(dict[str, Value]):
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not here{near_it(name, self)}")
 
-    def __setitem__(self, name: str, value: Any) -> NoReturn:
-        raise TypeError(
-            f"{name!r}: this table does not change; your own has the name 'package.module:object' everywhere"
-        )
+    def _changed(self, *values: Any, **named: Any) -> NoReturn:
+        raise TypeError("this table does not change; your own has the name 'package.module:object' everywhere")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _changed
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:

@@ -55,7 +55,9 @@ def own_name(argument: str, value: object) -> str:
 
     Raises ConfigError for an object that no imported module has under a name.
     """
-    for module, imported in [*sys.modules.items()]:
+    defined = getattr(value, "__module__", "")  # before other modules that import it, which a script is, too
+    modules = sorted(sys.modules.items(), key=lambda item: (item[0] != defined, item[0] == "__main__"))
+    for module, imported in modules:
         for attribute, found in [*getattr(imported, "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name

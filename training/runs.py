@@ -39,7 +39,7 @@ def load_run(run: Path, backend: str | None = None, step: int | None = None) -> 
 
 def label(config: Config) -> str:
     """What a run is called by: the router of a ViT, the name of any other model."""
-    return str(config.model.router) if isinstance(config.model, VitSection) else config.model.name
+    return str(config.model.router).replace(":", ".") if isinstance(config.model, VitSection) else config.model.name
 
 
 def left_out(path: Path, wrong: Sequence[str], count: int) -> list[str]:

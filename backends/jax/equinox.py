@@ -23,6 +23,7 @@ from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
 from moespec.backends.layer import PARTS, Layer, documented, initial, layer_of
 from moespec.backends.optimizer import STATE
+from moespec.spec.routers import Router
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import State
 
@@ -52,7 +53,7 @@ class MoE(eqx.Module):  # type: ignore[misc]
         experts: int,
         *,
         tokens: int,
-        router: RouterName = "soft_moe",
+        router: RouterName | Router[Any] = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",

@@ -25,7 +25,8 @@ from moespec.backends import jax as B
 from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
 from moespec.backends.layer import PARTS, documented, initial, layer_of
-from moespec.backends.optimizer import CONSTANTS, STATE
+from moespec.backends.optimizer import STATE, is_fixed
+from moespec.spec.routers import Router
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import Params
 
@@ -87,7 +88,7 @@ class MoE(nnx.Module):  # type: ignore[misc]
         experts: int,
         *,
         tokens: int,
-        router: RouterName = "soft_moe",
+        router: RouterName | Router[Any] = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",
@@ -165,7 +166,7 @@ def update_states(model: nnx.Module, captured: Any) -> None:
 
 
 def _variable(name: str, value: Array) -> nnx.Variable:
-    if name in CONSTANTS:
+    if is_fixed(("router", name)):
         return Constant(value)
     if name not in AXES:
         return nnx.Param(value)

@@ -12,6 +12,8 @@ hash layers N hashes, V ids.
 
 import sys as _sys
 
+from torch.compiler import assume_constant_result as _assume_constant_result
+
 from moespec.backends import common as _common
 from moespec.backends.binding import documented as _documented
 from moespec.backends.torch import namespace as _namespace
@@ -218,6 +220,7 @@ name = "torch"
 xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
+_assume_constant_result(type(ROUTERS).find)
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

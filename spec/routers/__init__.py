@@ -89,14 +89,15 @@ class Routers(Names[Router[Any]]):
 
     def __init__(self, routers: Mapping[str, Router[Any]], bind: Callable[[str, Router[Any]], Router[Any]]) -> None:
         super().__init__(routers)
-        self._bind, self._own = bind, dict[str, Router[Any]]()
+        self._bind, self._found, self._bound = bind, dict[str, Router[Any]](), dict[str, Router[Any]]()
 
-    def __missing__(self, name: str) -> Any:
+    def find(self, name: str) -> None:
+        """Finds the router of the user by this name. torch.compile calls it while it traces, and traces a look at the dict alone."""
         if not is_own(name):
-            super().__missing__(name)
-        if name not in self._own:
-            self._own[name] = self._bind(name, find_own("router", name, Router))
-        return self._own[name]
+            self.__missing__(name)
+        found = find_own("router", name, Router)
+        if self._found.get(name) is not found:  # a notebook may define it again
+            self._found[name], self._bound[name] = found, self._bind(name, found)
 
     @overload
     def __getitem__(self, name: Literal["base"], /) -> Router[base.Options]: ...
@@ -159,7 +160,10 @@ class Routers(Names[Router[Any]]):
     @overload
     def __getitem__(self, name: str, /) -> Router[Any]: ...
     def __getitem__(self, name: str, /) -> Any:
-        return super().__getitem__(name)
+        if name in self:
+            return super().__getitem__(name)
+        self.find(name)
+        return self._bound[name]
 
 
 ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)}, lambda _, router: router)

@@ -88,9 +88,47 @@ class Router(Generic[OptionsOf]):
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "__module__", self.name)  # of a router of the user's own, by which it is found
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
+        self._check_functions()
         object.__setattr__(self, "route", self._checked_route(self.route))
         object.__setattr__(self, "update", self._checked_update(self.update))
+
+    def __repr__(self) -> str:
+        return f"Router({self.name!r})"
+
+    def _check_functions(self) -> None:
+        """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
+        if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
+            raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
+        passed = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
+        passed |= {self.needs: None} if self.needs else {}
+        words = {
+            "init": "generator, options",
+            "noise": "options",
+            "state": "options",
+            "route": "params, tokens, options",
+        }
+        words |= {"update": "options, state, statistics", "compose": "B, params, tokens, options"}
+        words |= {"compose_update": "B, options, state, statistics"}
+        for name, arguments in words.items():
+            if (function := getattr(self, name)) is None:
+                continue
+            named = passed if name in ("route", "compose") else {}
+            expected = f"expected a function of ({', '.join([arguments, *(['*', *named] if named else [])])})"
+            try:
+                inspect.signature(function).bind(*arguments.split(", "), **named)
+            except TypeError as error:
+                raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
+
+    def _check_output(self, output: Any) -> RouterOutput:
+        """What `route` returns. Raises ConfigError unless it is a RouterOutput, whose losses are scalars: means over the groups."""
+        if not isinstance(output, RouterOutput):
+            raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
+        for name, loss in output.losses.items():
+            if shape := tuple(getattr(loss, "shape", ())):
+                raise ConfigError(f"router {self.name!r}: losses[{name!r}]: expected a scalar, got the shape {shape}")
+        return output
 
     @property
     def options(self) -> type[OptionsOf]:
@@ -118,7 +156,7 @@ class Router(Generic[OptionsOf]):
             if self._check_state(options, state):
                 given["state"] = state
             try:
-                return route(params, tokens, options, **given)
+                return self._check_output(route(params, tokens, options, **given))
             except KeyError as error:
                 (name,) = error.args
                 if name in params or not isinstance(name, str):
@@ -135,7 +173,9 @@ class Router(Generic[OptionsOf]):
             self._check_options(options)
             if not self._check_state(options, state):
                 raise ConfigError(f"state: {self.name} keeps none")
-            return update(options, state, statistics)
+            new = update(options, state, statistics)
+            self._check_state(options, new)
+            return new
 
         return checked
 

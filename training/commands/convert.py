@@ -44,6 +44,8 @@ class ConvertArguments:
     """a field of the model, as in --set heads=6 --set gelu=tanh"""
     step: int | None = None
     """of a run: the checkpoint of this step instead of the newest"""
+    trust: str = ""
+    """objects of your own modules that the source names and that may be imported: package.module:object, comma-separated"""
 
 
 def main(words: list[str]) -> None:

@@ -51,11 +51,14 @@ class ExportArguments:
     """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
     step: int | None = None
     """of a run: the checkpoint of this step instead of the newest"""
+    trust: str = ""
+    """objects of your own modules that the source names and that may be imported: package.module:object, comma-separated"""
 
 
 def main(words: list[str]) -> None:
     """Runs the command."""
-    export_command(**vars(parse("export", ExportArguments, words)))
+    given = parse("export", ExportArguments, words)
+    export_command(given.source, format=given.format, out=given.out, step=given.step)
 
 
 class Format(NamedTuple):

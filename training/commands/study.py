@@ -17,12 +17,14 @@ from moespec.models.checks import Number
 from moespec.models.errors import BusyError, Interrupted, RunError
 from moespec.spec.errors import ConfigError, SpecError
 from moespec.spec.names import near_it
-from moespec.spec.routers import ROUTERS
+from moespec.spec.own import find_own, is_own
+from moespec.spec.routers import ROUTERS, Router
 from moespec.training.commandline.chosen import Configured, check_written, chosen
 from moespec.training.commandline.parse import Settings, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump
+from moespec.training.configuration.own import load_written
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
 from moespec.training.loop.config_compatibility import changes, described
@@ -50,7 +52,8 @@ class StudyArguments(Configured):
     """
 
     routers: tuple[str, ...]
-    """entries: routers, dense, or NAME: OPTIONS of train, as in 'hash2: --router hash --model.router-options.hashes 2'"""
+    """entries: routers, one of your own as package.module:ROUTER, dense, or NAME: OPTIONS of train, as in
+    'hash2: --router hash --model.router-options.hashes 2'"""
     out: Path
     """folder of the study"""
     seeds: Number = 5
@@ -69,6 +72,8 @@ def main(words: list[str]) -> None:
     parsed = parse("study", StudyArguments, words, settings=base)
     if (seed := parsed.settings.training.seed) != base.training.seed:
         raise ConfigError(f"training.seed={seed!r}: a study has seeds of its own, --seeds N")
+    for text in parsed.routers:  # what the command line names
+        load_written(["--router", text] if is_own(text) else text.split())
     found, out, measure = entries(parsed.routers, parsed.settings), parsed.out, parsed.measure
     check_written(words, parsed.settings, *found.values())
     if any((out / name).exists() for name in ("config.toml", "checkpoints")):
@@ -111,12 +116,14 @@ def main(words: list[str]) -> None:
 def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
     """The configurations of a study by name: `base` with the options of each entry. Raises ConfigError for a wrong entry.
 
-    An entry is written as a router (`soft_moe`), as `dense` for no MoE blocks, or as a name and any options of `moespec train`
-    (`hash2: --router hash --model.router-options.hashes 2`).
+    An entry is written as a router (`soft_moe`; `package.module:ROUTER`, called by its module's name), as `dense` for no MoE blocks,
+    or as a name and any options of `moespec train` (`hash2: --router hash --model.router-options.hashes 2`).
     """
     configs: dict[str, Config] = {}
     for text in texts:
         name, colon, options = (part.strip() for part in text.partition(":"))
+        if is_own(text):
+            name, colon, options = find_own("routers", text, Router).name, ":", f"--router {text}"
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ConfigError(f"routers={text!r}: expected a router, or NAME: OPTIONS (letters, digits, _ . - in NAME)")
         if name in configs:
@@ -135,7 +142,7 @@ def entries(texts: Sequence[str], base: Config) -> dict[str, Config]:
                 check_written(flags, config)
                 if name == DENSE and config.model.moe != "none":
                     raise ConfigError(f"model.moe={config.model.moe!r}: expected 'none', or another name than {name!r}")
-                if name in ROUTERS and (router := config.model.router) != name:
+                if name in ROUTERS and (router := config.model.router) != name:  # also of an own one, named like it
                     raise ConfigError(f"model.router={router!r}: expected {name!r}, or another name than {name!r}")
             if config.training.seed != base.training.seed:
                 raise ConfigError(f"training.seed={config.training.seed!r}: a study has seeds of its own, --seeds N")

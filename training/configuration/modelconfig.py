@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from moespec.models import families, mixer, sparse_mlp, text, vit
 from moespec.models.checks import check_names
 from moespec.models.options import Only, marks, option
-from moespec.models.router_options import RouterSection, named, section
+from moespec.models.router_options import RouterSection, named, named_routers, section
+from moespec.spec.own import is_own
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS
+from moespec.spec.routers import ROUTERS, Router, router_name
 
 __all__ = [
     *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config"),
@@ -55,6 +56,10 @@ class ModelConfig:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
+        if isinstance(getattr(self, "router", None), Router):
+            object.__setattr__(self, "router", router_name(self.router))
+        if hasattr(self, "block"):
+            object.__setattr__(self, "block", named_routers(self.block))
         # Any mapping will do; and options of another router, which come from a change of the router, are those that are not
         # its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
@@ -80,7 +85,7 @@ class ModelConfig:
         """Whether the model has MoE blocks with a router that needs token ids."""
         routers = [getattr(self, "router", None) or self.default_of("router")]
         routers += [own.get("router") for own in getattr(self, "block", {}).values()]
-        return any(router.needs == "ids" and name in routers for name, router in ROUTERS.items())
+        return any(ROUTERS[name].needs == "ids" for name in routers if name in ROUTERS or is_own(name))
 
     def set(self) -> dict[str, Any]:
         """The fields that are not None, and of the router's options those that are not its defaults."""

@@ -9,7 +9,6 @@ from moespec.models import vit
 from moespec.models.families import Config as Model
 from moespec.models.families import family, names, of_name
 from moespec.spec.errors import ConfigError
-from moespec.spec.routers import ROUTERS
 from moespec.spec.routing import Params
 from moespec.training.configuration.config import Config, ModelConfig
 from moespec.training.configuration.configfile import digits
@@ -62,7 +61,7 @@ def model_of(weights: Weights) -> ModelConfig:
 
 def _options(config: vit.VitConfig) -> dict[str, Any]:
     options = dict(config.router_options)
-    if ROUTERS[config.router].name == "soft_moe":
+    if config.router == "soft_moe":
         options["slots_per_expert"] = vit.router_config(config).capacity()
     return options
 

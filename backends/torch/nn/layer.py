@@ -20,6 +20,7 @@ from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.checks import check_non_negative
 from moespec.spec.errors import ConfigError, ShapeError
+from moespec.spec.routers import Router
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routing import RouterOutput
 
@@ -54,7 +55,7 @@ class MoE(Reporting, HubMixin):
         experts: int,
         *,
         tokens: int,
-        router: RouterName = "soft_moe",
+        router: RouterName | Router[Any] = "soft_moe",
         group_images: int = 1,
         gelu: str = "tanh",
         expert_init: str = "independent",
@@ -70,6 +71,8 @@ class MoE(Reporting, HubMixin):
         start: Any = {"group_images": group_images, "gelu": gelu, "expert_init": expert_init, "seed": seed}
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
+        if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
+            saved["router"] = layer.router  # the name, of a router that was given as a `Router`
         # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
         # compiled before would be a symbol to it, and capacities need its value.
         self._text = repr(layer)
@@ -82,7 +85,7 @@ class MoE(Reporting, HubMixin):
         router_arrays = {name: values for _, name, values in drawn(layer, ["router"])}
         self.router = ParameterTree(router_arrays, device=device, dtype=dtype)
         if STATE in router_arrays:
-            self._state.rule = router, layer.options
+            self._state.rule = layer.router, layer.options
         of_experts: Any = {"gated": layer.gated, "bias": expert_bias, "device": device, "dtype": dtype}
         width, shared = layer.options.width, layer.shared_experts * layer.hidden
         self.experts = Experts(width, layer.hidden, layer.options.experts, **layer.form, **of_experts)
@@ -98,7 +101,7 @@ class MoE(Reporting, HubMixin):
         experts: int,
         *,
         tokens: int,
-        router: RouterName = KEEPING,
+        router: RouterName | Router[Any] = KEEPING,
         seed: int = 0,
         noise: float = 0.0,
         **options: Any,

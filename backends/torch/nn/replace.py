@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from moespec.backends.torch.nn.layer import KEEPING, MoE
 from moespec.backends.torch.nn.perceptron import linears
 from moespec.spec.errors import ConfigError
+from moespec.spec.routers import Router, router_name
 from moespec.spec.routers.names import RouterName
 from moespec.version import version
 
@@ -25,7 +26,7 @@ def replace_mlps(
     *,
     tokens: int,
     blocks: Sequence[int] | None = None,
-    router: RouterName = KEEPING,
+    router: RouterName | Router[Any] = KEEPING,
     **options: Any,
 ) -> dict[str, float]:
     """Puts `MoE.from_mlp` in place of MLPs of a model, in place, and returns how much each differs from what was there.
@@ -43,7 +44,7 @@ def replace_mlps(
 
     Raises ConfigError for a model without such blocks, a number that no block has, or an MLP that computes something else.
     """
-    options["router"] = router
+    options["router"] = router_name(router)
     places = list(_places(model))
     if not places:
         raise ConfigError(f"model: {type(model).__name__} has no block with `mlp`, or with `intermediate` and `output`")

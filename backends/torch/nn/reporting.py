@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moespec.backends.optimizer import DECAYED
+from moespec.backends.optimizer import is_decayed
 from moespec.spec.errors import ConfigError
 
 PASSES = 256
@@ -16,7 +16,7 @@ PASSES = 256
 TORCHSCRIPT = (
     "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
 )
-KERNELS = re.compile(rf"{DECAYED}|(^|/)(experts|shared)/fc[123]/weight$")
+KERNELS = re.compile(r"(^|/)(experts|shared)/fc[123]/weight$")
 
 
 class Reporting(nn.Module):
@@ -62,7 +62,8 @@ class Reporting(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay does not apply to, as timm's optimisers ask for them: all but kernels, and the
         scale of Soft MoE's router."""
-        return {name for name, _ in self.named_parameters() if not KERNELS.search(name.replace(".", "/"))}
+        paths = {name: name.split(".") for name, _ in self.named_parameters()}
+        return {name for name, path in paths.items() if not is_decayed(path) and not KERNELS.search("/".join(path))}
 
     def __prepare_scriptable__(self) -> None:
         raise ConfigError(TORCHSCRIPT)

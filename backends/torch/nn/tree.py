@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from moespec.backends.optimizer import CONSTANTS, STATE
+from moespec.backends.optimizer import STATE, is_fixed
 from moespec.backends.torch.expert_parallel import is_split
 from moespec.backends.torch.nn.state import RouterState
 
@@ -36,7 +36,7 @@ class ParameterTree(nn.Module):
                 self.add_module(name, RouterState(value, device))
             elif isinstance(value, Mapping):
                 self.add_module(name, ParameterTree(value, device=device, dtype=dtype))
-            elif name in CONSTANTS:
+            elif is_fixed(("router", name)):
                 self.register_buffer(name, torch.from_numpy(_constant(name, value)).to(device))
             else:
                 self.register_parameter(
