@@ -115,7 +115,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
         sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts, where branches have logits, too
-    best, clearest = -1.0, None
+    best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
         tokens = grid(
@@ -130,18 +130,22 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         margins: list[float] = []
         try:
             recorded(definition, values, partial(_judge, routed, margins, best))
-        except (ContractError, _WorseError):  # no input of the router, or none that is wanted
+        except (ContractError, _WorseError) as error:  # no input of the router, or none that is wanted
+            refused = error
             continue
         best, clearest = min(margins), (tokens, noise)
         if best >= routed.draws.enough:
             break
     if clearest is None:
-        raise ValueError(f"{key}: no draw is accepted")
+        raise ValueError(f"no draw of tokens is accepted; of the last: {refused}")
     return clearest
 
 
 class _WorseError(Exception):
     """A draw is no better than another."""
+
+    def __str__(self) -> str:
+        return "the choices are too close to a tie, or not those that the case wants"
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:

@@ -7,11 +7,13 @@ what it calls on the result is then no stage.
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from moespec import spec
@@ -39,17 +41,17 @@ _signature = cache(inspect.signature)
 
 
 @cache
-def _imported(router: str) -> list[tuple[dict[str, Any], str, Any, str]]:
+def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
     """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and its path.
 
     Of a router of the user's own they are those of its package, which may call `spec.token_choice`, too: of the specification itself.
     """
-    package, own = router.partition(".")[0], {}
-    modules = [sys.modules[router], common, plan]
+    package, own = router.__name__.partition(".")[0], {}
+    modules = [router, common, plan]
     if package != "moespec":
         each = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package]
         modules = [*each, common, plan, spec]
-        own = {id(find_own("call", path, Callable)): path for path in FUNCTIONS if path.partition(".")[0] == package}  # type: ignore[arg-type]
+        own = {id(find_own("call", path, Callable)): path for path in FUNCTIONS if re.match(rf"{package}[.:]", path)}  # type: ignore[arg-type]
     return [
         (vars(module), name, value, own.get(id(value), name))
         for module in modules
@@ -107,7 +109,7 @@ class Recorder:
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
         """The noted functions in place of those that the modules of a router have imported."""
-        imported = _imported(spec.ROUTERS[router].Options.__module__)
+        imported = _imported(sys.modules[spec.ROUTERS[router].Options.__module__])
         for names, name, function, path in imported:
             names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)
         try:

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any, cast
 
 from moespec.conformance import suite
 from moespec.conformance.author.definition import Definition
@@ -135,14 +136,15 @@ def _table(rows: Sequence[str], reports: Mapping[str, Report]) -> str:
 
 def _page(name: str, cases: Sequence[Case], reports: Mapping[str, Report]) -> str:
     """The page of a router."""
-    router, texts = ROUTERS[name], help_texts(ROUTERS[name].Options)
+    router, kind = ROUTERS[name], cast("Any", ROUTERS[name].Options)  # mypy takes the class of a dataclass for unhashable
+    texts = help_texts(kind)
     values = next(case for case in cases if case.kind != "negative")
     params = [(key.removeprefix("router/"), t.axes) for key, t in values.inputs.items() if key.startswith("router/")]
     facts = {"source": router.source, "balances": router.balances, "cost": router.cost, "drops": router.drops}
     facts |= {"parameters": ", ".join(f"`{key}` ({', '.join(axes)})" for key, axes in params)}
     options = [
         f"| `{f.name}` | {'' if f.default is MISSING else f'`{f.default}`'} | {texts.get(f.name, '')} |"
-        for f in fields(router.Options)
+        for f in fields(kind)
     ]
     steps = {case.id: ", ".join(f"`{stage.name}`" for stage in case.stages if stage.outputs) for case in cases}
     return "\n".join(
