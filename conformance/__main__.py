@@ -22,7 +22,7 @@ def keep_apart(arguments: Sequence[str]) -> None:
     folder = os.getcwd()
     if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # by `python -m`
         del sys.path[0]
-    if arguments[:1] == ["record"] or any(word.partition("=")[0] == "--cases" for word in arguments):
+    if arguments[:1] == ["record"] or any(word.startswith("--cases") for word in arguments):
         sys.path.insert(0, folder)
         return
     from moespec.conformance.check import process

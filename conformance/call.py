@@ -4,7 +4,6 @@ What a stage reads are arrays: inputs of its case and expected results of earlie
 does not cascade. Where it reads a routing, that call is made on the module: a target has a routing of its own.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,7 +13,6 @@ from moespec import spec
 from moespec.conformance.format import Case, Reference, Stage, Tensor, path_parts, routing_arrays
 from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.functions.describe import ROUTE, Function
-from moespec.spec.own import find_own, is_own
 
 __all__ = ["arrays", "at", "earlier", "given", "golden", "identity", "missing", "names", "needs", "reads", "result"]
 
@@ -90,13 +88,13 @@ def _needs(described: Function, path: str) -> tuple[str, ...]:
     return described.needs or ((path,) if described.run is None else ())
 
 
-def missing(module: Any, own: Collection[str] = ()) -> dict[str, str]:
+def missing(module: Any) -> dict[str, str]:
     """The paths that stages may need and the module does not have, each with the first part that is missing.
 
-    One that raises anything else than an AttributeError is there: it raises in the case that calls it. own: paths of the user's own.
+    One that raises anything else than an AttributeError is there: it raises in the case that calls it.
     """
     parts: dict[str, str] = {}
-    for path in (*_paths(), *own):
+    for path in _paths():
         with suppress(Exception):
             if part := _missing(module, path):
                 parts[path] = part
@@ -117,16 +115,12 @@ def _paths() -> Iterator[str]:
 def _missing(module: Any, path: str) -> str:
     """The first part of a path that a module does not have, or an empty string."""
     owner, name = module, ""
-    for part in path_parts(path):
+    for part in path.split("."):
         if isinstance(owner, Mapping):
             name = f"{name}[{part!r}]"
-            try:
-                owner = owner[part]
-            except KeyError:
+            if part not in owner:
                 return name
-        elif is_own(part):
-            if (owner := _own(owner, part)) is None:
-                return part
+            owner = owner[part]
         else:
             name = f"{name}.{part}" if name else part
             if not hasattr(owner, part):
@@ -156,7 +150,7 @@ def given(
     getters = {name: _argument(module, each, stages, known) for name, each in stage.arguments.items()}
     options = function(stage.call).prepare({**stage.options, **(more or {})})
     if "options" in options:  # of a router: the record that it makes of them
-        owner = stage.call.rpartition(".")[0]  # what has the method
+        owner = stage.call.rpartition(".")[0]
         record = getattr(at(module, owner), "options", None) or at(spec, owner).options
         options = {**options, "options": record(**options["options"])}
     return lambda values: {**{name: get(values) for name, get in getters.items()}, **options}
@@ -187,28 +181,11 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def at(module: Any, path: str) -> Any:
-    """What is at a path of names and keys."""
+    """What is at a path of names and keys; a function of the user's own has its name without the module."""
     value = module
     for part in path_parts(path):
-        if isinstance(value, Mapping):
-            value = value[part]
-            continue
-        value = _own(value, part) if is_own(part) else getattr(value, part)
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part.rpartition(":")[2])
     return value
-
-
-def _own(module: Any, name: str) -> Any:
-    """A function of the user's own, `package.module:function`, on a module, or None.
-
-    That is what the module has under this name. The specification has the function itself; one that takes a backend `B` each backend has.
-    """
-    is_target, found = hasattr(module, "from_numpy"), getattr(module, name.partition(":")[2], None)
-    if found is not None or (is_target and not hasattr(module, "xp")):
-        return found
-    written: Callable[..., Any] = find_own("call", name, Callable)  # type: ignore[arg-type]
-    if next(iter(inspect.signature(written).parameters), "") == "B":
-        return partial(written, module if is_target else spec)
-    return None if is_target else written
 
 
 def arrays(returned: Any, wanted: Collection[str]) -> Values:

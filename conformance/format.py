@@ -10,6 +10,7 @@ manifest as its key in the safetensors file, under `tensor`. NaN and infinity in
 strings "nan", "inf", "-inf"; an infinite option, such as `capacity_factor`, is the string "inf".
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,12 +62,7 @@ class Value:
 
 def path_parts(call: str) -> list[str]:
     """The names and keys of the path of a call. A name of the user's own, `package.module:object`, is one of them."""
-    start, colon, end = call.partition(":")
-    if not colon:
-        return call.split(".")
-    name, *methods = end.split(".")
-    table = ["ROUTERS"] if start.startswith("ROUTERS.") else []
-    return [*table, f"{start.removeprefix('ROUTERS.')}:{name}", *methods]
+    return re.findall(r"(?!ROUTERS\.)\w[\w.]*:\w+|\w+", call)
 
 
 Reference = str | dict[str, Any] | None

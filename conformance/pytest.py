@@ -12,19 +12,18 @@ the command that shows it. What is not implemented, or cannot be decided in a dt
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from moespec.conformance import suite
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.process import TRUSTED, claims
+from moespec.conformance.check.process import claims
 from moespec.conformance.check.results import Report
 from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import Target
 from moespec.conformance.check.waivers import Waiver
 from moespec.conformance.compare import ALL_DTYPES, DTYPES, SHORT
-from moespec.conformance.matrix_rows import ALGORITHMS, OWN
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.plugin import settle
 from moespec.spec.errors import ConfigError
 
@@ -40,7 +39,6 @@ class VectorCase:
     interface: str
     name: str
     waivers: tuple[Waiver, ...] = ()
-    vectors: Path = suite.VECTORS
 
     def __str__(self) -> str:
         return f"{self.id}-{self.dtype}"
@@ -49,7 +47,7 @@ class VectorCase:
         """Run the case op by op. Fails the test with the suite's diagnosis, or skips it with the reason."""
         __tracebackhide__ = True
         report = Report(self.interface, self.name, "", [])
-        plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers, self.vectors)
+        plan = Plan(report, [self.id], [self.dtype], ["eager"], self.waivers)
         settle(plan.check(self.dtype, "eager", [self.id])[self.id])
 
 
@@ -62,8 +60,6 @@ def parametrize(
     dtypes: Sequence[str] = tuple(DTYPES),
     expected_failures: Mapping[str, str] | None = None,
     require_suite: str | None = None,
-    vectors: Path | str | None = None,
-    trust: Sequence[str] = (),
 ) -> pytest.MarkDecorator:
     """The mark that gives a test function a `case`, a VectorCase, of every case and dtype in turn.
 
@@ -71,8 +67,7 @@ def parametrize(
     of them. algorithms, classes: of the cases, as of `run --algorithm` and `run --class`; by default all. dtypes: by
     default float64, float32 and bfloat16. expected_failures: patterns of ids of cases, or of cases and dtypes such as
     "token_choice/tied-bfloat16", with reasons; such a test must fail or be skipped, and is a failure if it passes.
-    require_suite: the version of moespec whose suite it must be, such as "0.1". vectors: a folder that `moespec conformance golden
-    --out` wrote, in place of ours; trust: routers of it, "package.module:ROUTER", that the target's process may import.
+    require_suite: the version of moespec whose suite it must be, such as "0.1".
 
     Raises ConfigError for an unknown word, a target that cannot be run, and a pattern that no test matches.
     """
@@ -80,21 +75,17 @@ def parametrize(
         raise ConfigError(f"target={target!r}, adapter={adapter!r}: expected one of them")
     if require_suite is not None:
         suite.require(require_suite)
-    folder = suite.VECTORS if vectors is None else Path(vectors) / "vectors"
-    if vectors is not None:
-        suite.verify(folder)
-    TRUSTED.extend(name for name in trust if name not in TRUSTED)
-    _check_words("algorithms", algorithms, {**ALGORITHMS, **OWN})
+    _check_words("algorithms", algorithms, ALGORITHMS)
     _check_words("classes", classes, suite.CLASSES)
     _check_words("dtypes", dtypes, {**SHORT, **ALL_DTYPES})
     interface, name = (Target, target) if target is not None else (Adapter, str(adapter))
     claims(interface, name)
     expected = tuple(Waiver(pattern, reason) for pattern, reason in (expected_failures or {}).items())
     cases = [
-        VectorCase(id, SHORT.get(dtype, dtype), interface.kind, name, expected, folder)
-        for id in sorted(suite.ids(folder))
+        VectorCase(id, SHORT.get(dtype, dtype), interface.kind, name, expected)
+        for id in sorted(suite.ids())
         if (algorithms is None or id.partition("/")[0] in algorithms)
-        and (classes is None or suite.class_of(id, folder) in classes)
+        and (classes is None or suite.class_of(id) in classes)
         for dtype in dict.fromkeys(dtypes)
     ]
     if not cases:

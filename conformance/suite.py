@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from moespec.conformance.compare import CONSTANTS, LARGE
 from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError, path_parts
 from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.manifest import read
-from moespec.conformance.matrix_rows import ALGORITHMS, OWN
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
 from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
@@ -23,7 +22,7 @@ from moespec.version import version
 
 __all__ = [
     *("CLASSES", "VECTORS", "about", "case", "class_of", "digest", "ids", "is_installed", "load", "manifests"),
-    *("problems", "require", "sha256", "verify", "where"),
+    *("problems", "require", "sha256", "verify"),
 ]
 
 VECTORS = Path(__file__).parent / "vectors"
@@ -83,25 +82,19 @@ def require(wanted: str) -> None:
         raise ConfigError(f"suite: version {wanted!r} is required, and moespec {version()} is installed")
 
 
-def where(folder: Path, trusted: Collection[str]) -> str:
-    """The end of a command that reads the vectors of a folder and may import these names of the user's own."""
-    options = {"vectors": str(folder) if folder != VECTORS else "", "trust": ",".join(trusted)}
-    return "".join(f" --{name} {shlex.quote(value)}" for name, value in options.items() if value)
-
-
 def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """The manifests of the cases whose id `only` accepts, after a comparison with `suite.json`.
 
-    Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed. Rows that are
-    not ours are known from then on (`OWN`).
+    Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed.
+    Rows of routers of somebody's own are known from then on.
     """
     path = folder.parent / "suite.json"
     try:
         suite = json.loads(read_file(path))
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
-        own = [name for name in committed if name not in ALGORITHMS]
-        for name, entry in ((name, suite["algorithms"][name]) for name in own):
-            OWN[name] = Algorithm(name, "", int(entry["revision"]), (str(entry["router"]),))
+        for name, entry in suite["algorithms"].items():
+            if "router" in entry:
+                ALGORITHMS.setdefault(name, Algorithm(name, "", int(entry["revision"])))
     except OSError as error:
         raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -174,7 +167,7 @@ def problems(case: Case) -> Iterator[str]:
 
 
 def _case(case: Case) -> Problems:
-    own = any(is_own(part) for stage in case.stages for part in path_parts(stage.call))
+    own = any(map(is_own, (stage.router for stage in case.stages)))
     yield case.algorithm not in ALGORITHMS and not own, f"there is no algorithm {case.algorithm!r}"
     yield case.expect is None and not any(stage.outputs for stage in case.stages), "nothing is expected"
     for name, tensor in case.inputs.items():

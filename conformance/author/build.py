@@ -10,14 +10,14 @@ from moespec.conformance.author.reference import Making
 from moespec.conformance.author.reference_gradients import gradients
 from moespec.conformance.author.tie_margins import decision
 from moespec.conformance.format import Case, Edit, Expectation, Stage
-from moespec.conformance.matrix_rows import row
+from moespec.conformance.matrix_rows import ALGORITHMS
 
 __all__ = ["build"]
 
 
 def build(definition: Definition) -> Case:
     """Compute everything that a definition leaves to the specification."""
-    algorithm = row(definition.algorithm)
+    algorithm = ALGORITHMS[definition.algorithm]
     case = Case(
         definition.id,
         algorithm.name,
@@ -70,8 +70,7 @@ def _route(making: Making, definition: Definition, also: tuple[Stage, ...]) -> N
     route = route_of(definition)
     recorder, making.routing = recorded(definition, making.groups(route)[0])
     making.trace = tuple(recorder.stages)
-    followed = [stage for stage in making.trace if stage.name not in recorder.lost]
-    for stage in (*followed, *also, route, *updates_of(definition), layer_of(definition)):
+    for stage in (*making.trace, *also, route, *updates_of(definition), layer_of(definition)):
         _make(making, stage, unrounded=definition.unrounded)
 
 

@@ -12,7 +12,7 @@ from moespec.conformance.author.definition import Definition, Routed, tensor
 from moespec.conformance.author.inputs import grid
 from moespec.conformance.author.reference import Arrays
 from moespec.conformance.author.tie_margins import choices, margin, ordered
-from moespec.conformance.author.trace import Recorder, TraceError
+from moespec.conformance.author.trace import Recorder
 from moespec.conformance.format import Stage, Tensor
 from moespec.spec import ContractError
 
@@ -87,12 +87,7 @@ def recorded(
         taken["state"] = {name: values[path] for name, path in state.items()}
     options = router.options(**routed.options)
     output = recorder.router(routed.router).route(params, values["tokens"], options, train=routed.train, **taken)
-    try:
-        return recorder, recorder.name_of(output.routing)
-    except KeyError:
-        raise TraceError(
-            f"{routed.router}: its routing is not the result of a public call, such as token_choice"
-        ) from None
+    return recorder, recorder.name_of(output.routing)
 
 
 def drawn(definition: Definition) -> dict[str, Tensor]:
@@ -137,15 +132,12 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         if best >= routed.draws.enough:
             break
     if clearest is None:
-        raise ValueError(f"no draw of tokens is accepted; of the last: {refused}")
+        raise ValueError(f"{key}: no draw is accepted: {refused}")
     return clearest
 
 
 class _WorseError(Exception):
     """A draw is no better than another."""
-
-    def __str__(self) -> str:
-        return "the choices are too close to a tie, or not those that the case wants"
 
 
 def _judge(routed: Routed, margins: list[float], best: float, stage: Stage, given: dict[str, Any]) -> None:

@@ -135,8 +135,7 @@ class Making:
 
     def wanted(self, stage: Stage) -> Collection[str]:
         """The names of its results; a router has those of the routing that its calls end with."""
-        calls = {each.name: each.call for each in self.trace}
-        return function(calls[self.routing] if stage.router else stage.call).outputs
+        return function(self.stages[self.routing].call if stage.router else stage.call).outputs
 
     def output(self, stage: Stage, name: str) -> Output:
         """The description of a result."""

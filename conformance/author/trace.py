@@ -1,13 +1,11 @@
 """The recorder: the specification, noting each public call that a router makes and what its arguments are.
 
 The calls are the stages of the router's vectors. An argument is an input, the result of an earlier call or a part of
-it; anything else is an error of the router, whose steps could not be followed. A router of the user's own may compute between its calls:
-what it calls on the result is then no stage.
+it; anything else is an error of the router, whose steps could not be followed.
 """
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +26,6 @@ __all__ = ["Recorder", "TraceError"]
 ALIASES = ("stop_gradient", "cast")
 """Operations whose result is, for a reader, their argument."""
 PLAIN = (bool, int, float, str)
-UNKNOWN = "?"
-"""The reference of an array that no input and no recorded call gives."""
 EXTENSIONS: Mapping[str, Mapping[str, str]] = {
     "token_choice": {"hold": "keep", "slot_order": ""},
     "normalize_selected": {"norm": "", "epsilon": ""},
@@ -42,21 +38,26 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and its path.
+    """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and path.
 
-    Of a router of the user's own they are those of its package, which may call `spec.token_choice`, too: of the specification itself.
+    Of a router of the user's own these are the modules of its package, and the specification, which it may call as `spec.token_choice`.
     """
-    package, own = router.__name__.partition(".")[0], {}
-    modules = [router, common, plan]
+    package, modules = router.__name__.partition(".")[0], [router, common, plan]
+    own = {
+        id(find_own("FUNCTIONS", path, object)): path for path in FUNCTIONS if is_own(path) and path.startswith(package)
+    }
     if package != "moespec":
-        each = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package]
-        modules = [*each, common, plan, spec]
-        own = {id(find_own("call", path, Callable)): path for path in FUNCTIONS if re.match(rf"{package}[.:]", path)}  # type: ignore[arg-type]
+        modules = [
+            *(each for name, each in sys.modules.items() if name.partition(".")[0] == package),
+            common,
+            plan,
+            spec,
+        ]
     return [
         (vars(module), name, value, own.get(id(value), name))
         for module in modules
         for name, value in vars(module).items()
-        if ((name in FUNCTIONS or name in ALIASES) and callable(value)) or id(value) in own
+        if callable(value) and (name in FUNCTIONS or name in ALIASES or id(value) in own)
     ]
 
 
@@ -70,8 +71,7 @@ class Recorder:
     inputs: arrays by reference. change: `(stage, result) -> result`, called with each recorded call and what it
     returned. followed: whether arguments must be known; if not, as in a model, whose arrays are computed with between
     calls, each call is recorded as often as it is made. stages: what was recorded, in order. given: for each stage the
-    arguments as they were. lost: those of a router of the user's own that cannot be followed, each with the argument that
-    was computed between two calls, or an empty string where it reads the result of one of them.
+    arguments as they were.
     """
 
     def __init__(
@@ -85,8 +85,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
-        self.lost: dict[str, str] = {}
-        self._may_lose, self._inside = False, False
+        self._inside = False  # a function of the user's own, whose calls are its own
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -98,7 +97,7 @@ class Recorder:
 
     def router(self, name: str) -> Router[Any]:
         """A router of the specification whose calls are noted."""
-        router, self._may_lose = spec.ROUTERS[name], is_own(name)
+        router = spec.ROUTERS[name]
 
         def route(*arguments: Any, **options: Any) -> RouterOutput:
             with self._in_place_of(name):
@@ -119,7 +118,9 @@ class Recorder:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a value. Raises KeyError for one that nothing recorded gave."""
+        """The reference of a routing. Raises TraceError for one that nothing recorded gave."""
+        if id(value) not in self._known:
+            raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]
 
     def _alias(self, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,17 +152,14 @@ class Recorder:
             if is_own(name):
                 given.pop("B", None)
             arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
-            lost = [k for k, v in arguments.items() if self._is_lost(v)]
             options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
-            for stage in self.stages if self.followed and not lost else ():
+            for stage in self.stages if self.followed else ():
                 if (stage.call, stage.arguments, stage.options) == (name, arguments, options):
                     return self._made[stage.name]
             count = sum(stage.call == name for stage in self.stages)
             called = name.rpartition(":")[2]
             stage = Stage(called if not count else f"{called}_{count + 1}", name, arguments, options)
             self.stages.append(stage)
-            if lost:
-                self.lost[stage.name] = next((k for k in lost if UNKNOWN in str(arguments[k])), "")
             self.given[stage.name] = given
             self._inside = is_own(name)
             try:
@@ -177,11 +175,6 @@ class Recorder:
 
         return note
 
-    def _is_lost(self, reference: Any) -> bool:
-        if isinstance(reference, Mapping):
-            return any(map(self._is_lost, reference.values()))
-        return reference is not None and (reference == UNKNOWN or reference.partition("/")[0] in self.lost)
-
     def _reference(self, call: str, argument: str, value: Any) -> Any:
         if value is None:
             return None
@@ -189,8 +182,6 @@ class Recorder:
             return {key: self._reference(call, f"{argument}[{key!r}]", part) for key, part in value.items()}
         if id(value) not in self._known and not self.followed:
             return None
-        if id(value) not in self._known and self._may_lose:
-            return UNKNOWN
         if id(value) not in self._known:
             raise TraceError(f"{call}: the argument {argument} is neither an input nor the result of a public call")
         return self._known[id(value)][0]

@@ -28,7 +28,7 @@ params, which may lack the state. The compiled mode needs `compile(function)`, b
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -182,7 +182,7 @@ class Adapter(Target):
         """As of any target, if its arrays are NumPy's: the `to_numpy` of an adapter is for its output alone."""
         return super().copies(arrays) if self.on_numpy else {}
 
-    def facts(self, own: Sequence[str] = ()) -> Facts:
+    def facts(self) -> Facts:
         """Nothing is missing: an adapter says so by NotImplementedError."""
         return replace(super().facts(), missing={})
 

@@ -64,8 +64,8 @@ class Process:
     """A process that answers about one target; see `worker.py`. It has no terminal, and prints where errors go."""
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
-        self.key = (interface, name, memory, *TRUSTED)
-        self.facts: dict[tuple[str, ...], Facts] = {}
+        self.key = (interface, name, memory)
+        self.facts: dict[str, Facts] = {}
         self.socket, its = socket.socketpair()
         path = f"{interface.__module__}:{interface.__qualname__}"
         arguments, where = (path, name, its.fileno(), memory, TRUSTED), [str(each) for each in sys.path]
@@ -141,7 +141,7 @@ _running: list[Process] = []
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
     """The process of a target: that of the last call, or a new one, for which any other is ended."""
-    if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
+    if not _running or _running[0].key != (interface, name, memory):
         end()
         _running.append(Process(interface, name, memory))
     return _running[0]
@@ -192,13 +192,13 @@ class Remote:
         self.called: list[str] = []
         relieve()
 
-    def facts(self, own: Sequence[str] = ()) -> Facts:
+    def facts(self) -> Facts:
         """As of any target. What is imported is imported here, and takes no time of a case. Raises EndedError."""
-        running, key = process(*self.key), (self.dtype.name, *own)
-        if key not in running.facts:
-            request, limit = pack({"dtype": self.dtype.name, "own": own}, {}), max(self.limit, LIMIT)
-            running.facts[key] = running.ask(request, limit, ROOM, lambda entry, _: decoded(Facts, entry, {}))
-        return running.facts[key]
+        running, dtype = process(*self.key), self.dtype.name
+        if dtype not in running.facts:
+            request, limit = pack({"dtype": dtype}, {}), max(self.limit, LIMIT)
+            running.facts[dtype] = running.ask(request, limit, ROOM, lambda entry, _: decoded(Facts, entry, {}))
+        return running.facts[dtype]
 
     def answers(self, jobs: Sequence[Job], mode: str, *, gradient: bool = False) -> list[Answer]:
         """As `worker.answers`: all together if they are compiled, else, or where that ends the process, one by one."""

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from moespec.conformance.compare import Outcome
-from moespec.conformance.matrix_rows import row
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import CLASSES, is_installed
 from moespec.version import version
 
@@ -147,8 +147,7 @@ class Report:
     matches: the known variants that failures equal. seed: of fresh cases, which were not those of the vectors, and size:
     theirs. repeat: whether everything was computed twice. claims: the version of the specification that the target claims
     to follow, or an empty string. left_out: the cases of the same rows that were not run, by id, each with the word
-    for it of `--class`. called: the functions of moespec that the target was seen to call. where: options of a command that
-    name vectors which are not ours, and what is imported for them.
+    for it of `--class`. called: the functions of moespec that the target was seen to call.
     """
 
     interface: str
@@ -164,7 +163,6 @@ class Report:
     repeat: bool = False
     left_out: dict[str, str] = field(default_factory=dict)
     called: list[str] = field(default_factory=list)
-    where: str = ""
 
     @property
     def notes(self) -> list[str]:
@@ -202,7 +200,7 @@ class Report:
         parts = [f"{counts(own)[0]} of {len(own)} cases ({place})" for place, own in groups.items()]
         parts += [f"0 of {each.cases} ({each.dtype}, not supported)" for each in self.unsupported]
         names = sorted({result.algorithm for result in self.results})
-        which = [f"{name} revision {row(name).revision}" for name in names]
+        which = [f"{name} revision {ALGORITHMS[name].revision}" for name in names]
         suite = f"suite {self.suite[:8]}, {', '.join(which) if len(which) < 6 else f'{len(which)} algorithms'}"
         return f"{self.title} passes {', '.join(parts) or 'no case'} of moespec {version()} conformance; {suite}"
 

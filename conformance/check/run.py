@@ -186,7 +186,7 @@ def run_cases(target: Target | Remote, cases: Sequence[Case], mode: str, repeat:
 
     None where arrays of the target cannot be strided, and are to be. A Target is called in this process.
     """
-    facts = target.facts(sorted({s.call for c in cases for s in c.stages if ":" in s.call}))
+    facts = target.facts()
     if mode == STRIDED and not facts.strides:
         return []
     ask = target.answers if isinstance(target, Remote) else partial(answers, target)

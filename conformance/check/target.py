@@ -38,6 +38,7 @@ from moespec.conformance.failure import MalformedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
 from moespec.conformance.functions import function
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 
 __all__ = [
     *("DEFAULT", "MODES", "STRIDED", "Facts", "Job", "Target", "Values", "check_unchanged", "claimed", "compilers"),
@@ -107,8 +108,8 @@ class Target:
         for wrong in filter(None, map(problem, declared)):
             raise ConfigError(f"not_offered: {wrong}")
 
-    def facts(self, own: Sequence[str] = ()) -> "Facts":
-        """What is to be known of it before it is run in this dtype. own: paths of the user's own that its cases call."""
+    def facts(self) -> "Facts":
+        """What is to be known of it before it is run in this dtype."""
         try:
             with self.context():
                 array = self.module.from_numpy({"": np.zeros(1, np.float32)}, self.dtype.name)[""]
@@ -118,7 +119,7 @@ class Target:
             checks_values=bool(getattr(self.module, "checks_values", False)),
             strides=hasattr(array, "is_contiguous"),
             without_gradients=self.without_gradients(),
-            missing=call.missing(self.module, own),
+            missing=call.missing(self.module),
             not_offered=dict(getattr(self.module, "not_offered", {})),
         )
 
@@ -145,7 +146,8 @@ class Target:
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        return next((f"{facts.missing[path]} is missing" for path in needs if path in facts.missing), "")
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # a step, which no target needs
+        return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
         """Why the target has no gradients, or an empty string."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from moespec.conformance.check.results import FAILED, CaseResult
 from moespec.conformance.compare import ALL_DTYPES, SHORT, Outcome
-from moespec.conformance.matrix_rows import ALGORITHMS, OWN, row
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
 
 __all__ = ["Waiver", "WaiverError", "read", "waived"]
@@ -92,7 +92,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     dtype = str(entry.get("dtype", ""))
     waiver = Waiver(entry["case"], entry["reason"], SHORT.get(dtype, dtype), entry.get("mode", ""))
     is_pattern = any(sign in waiver.case for sign in "*?[")
-    if is_pattern and waiver.case.partition("/")[0] not in {**ALGORITHMS, **OWN}:
+    if is_pattern and waiver.case.partition("/")[0] not in ALGORITHMS:
         raise WaiverError(f"{place}: the pattern {waiver.case!r} must begin with an algorithm, whose revision it has")
     if not any(waiver.matches(id) for id in ids):
         text = "no case matches" if is_pattern else "there is no case"
@@ -100,7 +100,7 @@ def _waiver(entry: Any, place: str, ids: Collection[str], modes: Collection[str]
     for key, value, known in (("dtype", waiver.dtype, ALL_DTYPES), ("mode", waiver.mode, modes)):
         if value and value not in known:
             raise WaiverError(f"{place}: unknown {key} {value!r}; expected {', '.join(known)}")
-    revision = row(waiver.case.split("/")[0]).revision
+    revision = ALGORITHMS[waiver.case.split("/")[0]].revision
     if entry["revision"] != revision:
         raise WaiverError(f"{place}: {waiver.case} has revision {revision} now, and the waiver {entry['revision']}")
     return waiver

@@ -65,25 +65,20 @@ def unpack(body: bytes) -> tuple[Any, Arrays]:
 def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
     """Answer requests about the target `name` until there are no more.
 
-    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any. trusted: what
-    of the user's own is imported.
+    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any. trusted:
+    objects of the user's own, which are imported.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     module, _, kind = interface.partition(":")
-
-    @cache
-    def opened(dtype: str) -> Target:
-        for each in trusted:
-            load_own("trust", each)
-        target: Target = getattr(importlib.import_module(module), kind)(name, ALL_DTYPES[dtype])
-        return target
-
+    opened = cache(lambda dtype: getattr(importlib.import_module(module), kind)(name, ALL_DTYPES[dtype]))
     os.set_inheritable(descriptor, False)
     stream = socket.socket(fileno=descriptor).makefile("rwb")
     while head := stream.read(8):
         entry, arrays = unpack(stream.read(int.from_bytes(head, "little")))
         try:
+            for each in trusted:
+                load_own("trust", each)
             reply = pack(*_reply(opened, entry, arrays))
         except BaseException as error:  # also what ends a process, and what is too much for its memory
             reply = pack({"failure": asdict(Failure.of(error))}, {})
@@ -104,7 +99,7 @@ def _reply(opened: Callable[[str], Target], entry: Any, arrays: Arrays) -> tuple
         told, arrays = _told([each if isinstance(each, Failure) else lost for each in found])
         return {**told, "last": True}, arrays
     if "dtype" in entry:
-        return asdict(opened(entry["dtype"]).facts(entry["own"])), {}
+        return asdict(opened(entry["dtype"]).facts()), {}
     return _checked(opened), {}
 
 

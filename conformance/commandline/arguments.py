@@ -19,7 +19,6 @@ from moespec.models.checks import check_output
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.names import near_it
-from moespec.spec.own import is_own
 
 __all__ = ["parser", "spread"]
 
@@ -105,10 +104,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         text = "the memory that the target's process may address; a case that needs more is an error "
         text += "(default: no limit, for JAX and GPUs reserve many times what they use)"
         added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
-        text = (
-            "comma-separated, package.module:ROUTER: routers that the vectors name and the target's process may import"
-        )
-        added.add_argument("--trust", metavar="NAMES", type=_names, default=[], help=text)
+        text = "routers that the vectors name and that may be imported: package.module:ROUTER, comma-separated"
+        added.add_argument("--trust", metavar="NAMES", default="", help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "cases generated on the fly from a seed, a whole number: values, ties, overflow and gradients; "
@@ -155,10 +152,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     golden = command("golden", "Make the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
-    text = "package.module with cases of routers of your own, which is imported; their vectors go to --out"
-    golden.add_argument("--cases", metavar="MODULE", help=text)
-    text = "folder for suite.json, the vectors and a page of each router; every backend that is installed is checked on them"
-    golden.add_argument("--out", metavar="FOLDER", type=Path, help=text)
+    golden.add_argument("--cases", metavar="MODULE", help="cases of routers of your own: a module, which is imported")
+    text = "folder for their vectors and a page (default: vectors); the backends that are installed are checked on them"
+    golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
     text = "Try the suite on known variants: each must fail."
     algorithms(command("variants", text))
@@ -226,13 +222,6 @@ def _one_dtype(text: str) -> str:
     if name not in DTYPES:
         raise argparse.ArgumentTypeError(f"unknown {text!r}; expected one of {', '.join(DTYPES)}")
     return name
-
-
-def _names(text: str) -> list[str]:
-    for name in (names := text.split(",")):
-        if not is_own(name):
-            raise argparse.ArgumentTypeError(f"{name!r}: expected package.module:ROUTER")
-    return names
 
 
 def _positive(text: str) -> float:

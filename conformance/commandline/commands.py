@@ -21,7 +21,7 @@ from moespec.conformance.commandline.arguments import parser, spread
 from moespec.conformance.compare import ALL_DTYPES, DTYPES
 from moespec.conformance.format import Case, GoldenError, VectorError
 from moespec.conformance.manifest import encode, to_text
-from moespec.conformance.matrix_rows import ALGORITHMS, OWN
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report import matrix
 from moespec.conformance.report.report import ReportError, distinct, read, write
 from moespec.conformance.scaffold import commands, start
@@ -157,17 +157,13 @@ def _waivers(options: argparse.Namespace) -> list[Waiver]:
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
-    TRUSTED[:] = options.trust
-    own = {OWN[row].functions[0] for row in {id.partition("/")[0] for id in ids} & OWN.keys()}
-    if name.startswith("moespec.backends.") and (lacking := ",".join(sorted(own.difference(options.trust)))):
-        raise ConfigError(f"--vectors: they are of {lacking}; if you trust it, have it imported: --trust {lacking}")
+    TRUSTED[:] = filter(None, options.trust.split(","))
     try:
         claimed = claims(interface, name)
     except ConfigError as error:
         raise ConfigError(f"--{error}") from error
     fresh_cases = {"seed": options.fresh, "size": options.size, "repeat": options.repeat}
-    where = suite.where(options.vectors, options.trust)
-    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, where=where, **fresh_cases)
+    report = Report(interface.kind, name, suite.digest(options.vectors), [], claims=claimed, **fresh_cases)
     listed = _waivers(options) if options.command == "run" else []
     how = (options.dtype, options.mode, listed, options.vectors, options.timeout, options.memory)
     return Plan(report, ids, *how)
@@ -187,8 +183,7 @@ def _conclude(options: argparse.Namespace, report: Report) -> int:
     if unseen := [name for name in report.not_differentiated if name in differentiated]:
         text = f"the backward pass of {', '.join(unseen)} is not checked; run without gradients by --forward-only"
         report = replace(report, problems=[*report.problems, text])
-    ran = {result.algorithm for result in report.results}
-    algorithms = options.algorithm or [name for name in (*ALGORITHMS, *OWN) if name in ran]
+    algorithms = options.algorithm or [name for name in ALGORITHMS if name in {r.algorithm for r in report.results}]
     if text := matrix.summary(report, algorithms, everything=options.all):
         print(text)
     if options.report:
@@ -213,8 +208,6 @@ def _golden(options: argparse.Namespace) -> int:
     from moespec.conformance.golden.generate import StaleError, generate
     from moespec.conformance.golden.own import publish
 
-    if (options.cases is None) != (options.out is None):
-        raise ConfigError("--cases MODULE and --out FOLDER: one needs the other")
     try:
         if options.cases is not None:
             return publish(options.cases, options.out, check=options.check)

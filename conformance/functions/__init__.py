@@ -17,14 +17,11 @@ _MODULES = (affinities, allocations, hashing, layers, losses, models)
 FUNCTIONS: dict[str, Function] = {
     known.name: known for known in (ROUTE, *(known for module in _MODULES for known in module.FUNCTIONS))
 }
-"""The descriptions by the name of the function. Making vectors adds functions of the user's own, `package.module:function`."""
+"""The descriptions by the name of the function; `golden --cases` adds those of the user's own, `package.module:function`."""
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, by the first part of it.
-
-    A check knows a function of the user's own by its vectors alone.
-    """
+    """The description of the function at a path, by the first part of it. One of somebody's own is known by its vectors alone."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import islice
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -32,7 +31,7 @@ from moespec.conformance.functions.describe import GROUPS
 from moespec.conformance.golden.wide import wide
 from moespec.spec.ranges import Range, option_types
 
-__all__ = ["all_definitions", "derived", "invalid_options", "valid_calls"]
+__all__ = ["all_definitions", "derived", "three_each", "valid_calls", "valid_definitions"]
 
 SIZES = ("tokens", "experts", "width")
 """What the options of every router have."""
@@ -253,7 +252,7 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
 # Those of the suite.
 
 
-def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
+def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition]:
     """A valid call of each public function, of its own algorithm, and of each router, by path, on inputs that are known
     before anything is computed."""
     own: dict[str, list[Case]] = {}
@@ -287,12 +286,12 @@ SORTS = ("shape", "dtype", "value")
 @cache
 def all_definitions() -> Mapping[str, Definition]:
     """Every case of the suite by id: those of `cases`, the wide ones, and the error cases."""
-    valid, written = _calls(definitions().values()), []
+    valid, written = valid_definitions(definitions().values()), []
     for path, wrong in WRONG.items():
         for number, each in enumerate(wrong, 1):
             name = _case_name(valid[path], path, f"{each.argument}_{number}")
             written.append(_written(valid[path], name, each))
-    more = (*wide(valid, _ones()), *wide_routers(), *written, *_three_each(valid, written))
+    more = (*wide(valid, _ones()), *wide_routers(), *written, *three_each(valid, written))
     known = {**definitions(), **{each.id: each for each in more}}
     if len(known) != len(definitions()) + len(more):
         raise ValueError("two cases have one name")
@@ -348,7 +347,7 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
     )
 
 
-def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
+def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
 
     A router, whose arrays are those of public functions, has at least one of an option.
@@ -371,13 +370,6 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
                 cases = [wrong for wrong in filled if _sort(wrong.expected_error.error) == sort]
                 if cases and (path, sort) not in known:
                     yield _definition(min(cases, key=_rank), definition, _case_name(definition, path, sort))
-
-
-def invalid_options(definition: Definition, routed: Routed) -> Iterator[Definition]:
-    """An error case for each option of a router, from a valid case of it."""
-    for option, hint in _option_types(routed.router).items():
-        for value in islice(_outside(hint), 1):
-            yield invalid(_small(definition, routed), option, "ConfigError", option, options={option: value})
 
 
 def _case_name(definition: Definition, path: str, name: str) -> str:

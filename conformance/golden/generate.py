@@ -21,14 +21,14 @@ from tqdm import tqdm
 from moespec.conformance.author.build import build
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
-from moespec.conformance.failure import trace
 from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.golden.derived import all_definitions
 from moespec.conformance.manifest import SCHEMA, encode, first_difference, read, to_text, write
-from moespec.conformance.matrix_rows import OWN, row
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 
 __all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
 
@@ -45,12 +45,9 @@ PROVENANCE = (
 
 ADVICE = (
     "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
-    "the algorithm in its module of moespec.spec and make the vectors again."
+    "the algorithm in its module of moespec.spec, or of your Router, and make the vectors again."
 )
 """Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
-OWN_ADVICE = (
-    "\nWhere the router computes something else, and that is meant, raise its revision, Router(..., revision=2)."
-)
 
 
 class StaleError(Exception):
@@ -73,18 +70,16 @@ def generate(
     anything is made, where there is nothing to compare with, or where it would write over what is not its own.
     own: definitions of the user's own, by id, in place of ours.
     """
-    chosen = [id for id in (all_definitions() if own is None else own) if only(id)]
+    chosen = [id for id in own or all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
     revisions = _revisions(folder)
     stale: list[str] = []
-    failed: dict[str, list[str]] = {}
     advice, written = "", 0
-    for id, result in _built(chosen) if own is None else ((id, partial(_twice, own[id])) for id in chosen):
+    for id, result in ((id, partial(_build, id, own)) for id in chosen) if own else _built(chosen):
         try:
             case = result()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            failed.setdefault(told if own is None else f"{told}\n{trace(error)}".rstrip(), []).append(id)
+            stale.append(f"{id}: {type(error).__name__}: {error}")
             continue
         path = folder / f"{case.id}.json"
         committed = read(path) if path.exists() else None
@@ -96,16 +91,15 @@ def generate(
             difference = differences(committed, case)
             if not difference:
                 continue
-            if check or row(case.algorithm).revision <= revisions.get(case.algorithm, 0):
+            if check or ALGORITHMS[case.algorithm].revision <= revisions.get(case.algorithm, 0):
                 stale.append(f"{case.id}: {difference}")
-                advice = ADVICE if own is None else OWN_ADVICE
+                advice = ADVICE
                 continue
         write(case, folder)
         written += 1
-    stale += [f"{ids[0]}{f', and {len(ids) - 1} more' if ids[1:] else ''}: {text}" for text, ids in failed.items()]
     stale += _undefined(folder, set(chosen), only)
     for name in sorted({id.split("/")[0] for id in chosen}) if check else ():
-        if name in revisions and revisions[name] != (now := row(name).revision):
+        if name in revisions and revisions[name] != (now := ALGORITHMS[name].revision):
             stale.append(f"{name}: suite.json has revision {revisions[name]}, the specification {now}")
     if stale:
         raise StaleError("\n".join(sorted(stale)) + advice)
@@ -155,8 +149,8 @@ def suite_text(folder: Path = VECTORS) -> str:
         },
         "algorithms": {
             name: {
-                "revision": row(name).revision,
-                **({"router": OWN[name].functions[0]} if name in OWN else {}),
+                "revision": ALGORITHMS[name].revision,
+                **({"router": router} if is_own(router := "".join(ALGORITHMS[name].functions)) else {}),
                 "cases": len(paths),
                 "sha256": {path.stem: sha256(path) for path in paths},
             }
@@ -175,19 +169,10 @@ def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
             yield waiting[future], future.result
 
 
-def _build(id: str) -> Case:
-    return _checked(build(all_definitions()[id]))
-
-
-def _twice(definition: Definition) -> Case:
-    """A case of a router of the user's own, which must compute the same each time."""
-    case, again = _checked(build(definition)), build(definition)
-    if difference := differences(case, again):
+def _build(id: str, own: Mapping[str, Definition] | None = None) -> Case:
+    case = build((own or all_definitions())[id])
+    if own and (difference := differences(case, build(own[id]))):
         raise GoldenError(f"computed twice, it is not the same: {difference}")
-    return case
-
-
-def _checked(case: Case) -> Case:
     for problem in problems(case):
         raise GoldenError(problem)
     return case

@@ -178,7 +178,7 @@ def command(report: Report, result: CaseResult) -> str:
     fresh = "" if report.seed is None else f" --fresh {report.seed}"
     fresh += "" if report.size == "small" else f" --size {report.size}"
     fresh += " --repeat" if report.repeat else ""
-    return f"moespec conformance show {result.id} {interface} --dtype {result.dtype}{mode}{fresh}{report.where}"
+    return f"moespec conformance show {result.id} {interface} --dtype {result.dtype}{mode}{fresh}"
 
 
 def skips(report: Report) -> list[str]:

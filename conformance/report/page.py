@@ -18,7 +18,7 @@ from moespec.conformance.check.reproduce import code
 from moespec.conformance.check.results import COLUMNS, FAILED, STATES, CaseResult, Report
 from moespec.conformance.format import Case, Stage
 from moespec.conformance.functions import function
-from moespec.conformance.matrix_rows import ALGORITHMS, row
+from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.report.matrix import LEGEND, causes, cell, command, missed, total
 from moespec.conformance.suite import VECTORS
 from moespec.models.pages import render
@@ -68,8 +68,7 @@ def flags() -> Mapping[str, Mapping[str, Any]]:
 def page(reports: Sequence[Report], cases: Sequence[Case], flags: Mapping[str, Mapping[str, Any]]) -> str:
     """The text of the HTML file. `flags` are the meanings of flags."""
     columns = _columns(reports)
-    names = dict.fromkeys([*ALGORITHMS, *(case.algorithm for case in cases)])
-    algorithms = [_algorithm(name, [case for case in cases if case.algorithm == name]) for name in names]
+    algorithms = [_algorithm(name, [case for case in cases if case.algorithm == name]) for name in ALGORITHMS]
     tested = [each for each in algorithms if any(r.state != "not implemented" for c in columns for r in c.of(each.ids))]
     modules = {module for algorithm in algorithms for module in algorithm.modules}
     modules |= {module for case in cases for module in _modules(case, case.stages)}
@@ -121,7 +120,7 @@ def _groups(columns: Sequence[Column]) -> list[list[Column]]:
 
 def _algorithm(name: str, cases: list[Case]) -> Algorithm:
     kinds = {column: [case.id for case in cases if case.kind in classes] for column, classes in COLUMNS.items()}
-    return Algorithm(name, row(name), cases, [case.id for case in cases], kinds, _modules_of(name, cases))
+    return Algorithm(name, ALGORITHMS[name], cases, [case.id for case in cases], kinds, _modules_of(name, cases))
 
 
 def _reasons(columns: Sequence[Column], id: str) -> dict[str, list[str]]:
@@ -168,10 +167,8 @@ def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:
 
 def _module(path: str) -> str:
     name, _, rest = path.partition(".")
-    if ":" in path:  # the user's own
-        return ""
     if name == "ROUTERS":
-        return f"routers.{rest.partition('.')[0]}" if rest else ""
+        return f"routers.{rest.partition('.')[0]}" if rest and ":" not in rest else ""
     if name == "CAPACITY_RULES":
         return "algorithms.capacity"
     return getattr(spec, name).__module__.removeprefix("moespec.spec.") if name in spec.__all__ else ""
@@ -181,5 +178,5 @@ def _modules_of(algorithm: str, cases: Iterable[Case]) -> list[str]:
     """The modules in which an algorithm is specified."""
     if algorithm in spec.ROUTERS:
         return [f"routers.{algorithm}"]
-    own = {_module(name) for name in row(algorithm).functions} - {""}
+    own = {_module(name) for name in ALGORITHMS[algorithm].functions} - {""}
     return sorted(own or {module for case in cases for module in _modules(case, case.stages)})
