@@ -142,22 +142,22 @@ def layer_of(
     width, hidden, experts, tokens, group_images = (check_at_least(name, value, 1) for name, value in sizes.items())
     seed, shared_experts = check_at_least("seed", seed, 0), check_at_least("shared_experts", shared_experts, 0)
     check_option("expert_init", expert_init, ("independent", "shared"))
-    router = router_name(router)
+    chosen = router_name(router)
     check_option("gelu", gelu, ("tanh", "erf"))
     check_option("expert_activation", expert_activation, tuple(BETWEEN))
     if type(expert_bias) is not bool:
         raise ConfigError(f"expert_bias={expert_bias!r}: expected True or False")
-    known = {each.name for each in fields(ROUTERS[router].Options)}
+    known = {each.name for each in fields(ROUTERS[chosen].Options)}
     decided = (
-        {"ids": tokens} if ROUTERS[router].needs == "ids" else {"images": group_images} if "images" in known else {}
+        {"ids": tokens} if ROUTERS[chosen].needs == "ids" else {"images": group_images} if "images" in known else {}
     )
     options = {**decided, **router_options}
-    of_router = ROUTERS[router].options(width=width, experts=experts, tokens=group_images * tokens, **options)
+    of_router = ROUTERS[chosen].options(width=width, experts=experts, tokens=group_images * tokens, **options)
     if getattr(of_router, "hashes", 1) != 1:
         raise ConfigError(f"hashes: a layer of whole experts has one, expected 1, got {of_router.hashes}")
-    warn_untrained(router, of_router)
+    warn_untrained(chosen, of_router)
     first = (hidden, expert_init, seed, expert_bias, shared_experts)
-    return Layer(router, of_router, group_images, gelu, expert_activation, *first)
+    return Layer(chosen, of_router, group_images, gelu, expert_activation, *first)
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}

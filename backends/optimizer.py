@@ -11,7 +11,7 @@ with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi mi
 `update` is that of the optimiser, see `moespec.backends.numpy.optimizers`. So the clip comes before whatever the optimiser does,
 and a rate multiplies the decay, too.
 
-The decay is `weight_decay` for the parameters that `DECAYED` names and 0 for all others, unless `decay` has a rate of its
+The decay is `weight_decay` for the parameters that `is_decayed` names and 0 for all others, unless `decay` has a rate of its
 own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
 
 A parameter whose rate is 0 is frozen: its bits stay, it has no gradient (the norm does not see it), and nothing is kept
@@ -43,12 +43,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS, Router
 
-__all__ = ["CONSTANTS", "DECAYED", "STATE", "OptimizerConfig", "check_parameters", "is_decayed", "is_fixed"]
-
-_OF_ROUTERS = sorted({name for router in ROUTERS.values() for name in router.decays})
-DECAYED = rf"(^|/)router/({'|'.join(_OF_ROUTERS)})$|^(?!(.*/)?router/[^/]*$)(.*[_/])?(kernel|w1|w2|w3)$"
-"""The paths of the parameters that `weight_decay` applies to: what routers say of theirs (`Router.decays`), and of all others the
-matrices, but neither biases, norms nor positions."""
+__all__ = ["STATE", "OptimizerConfig", "check_parameters", "is_decayed", "is_fixed"]
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
@@ -57,7 +52,11 @@ STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
 
-_KINDS = {**dict.fromkeys(_OF_ROUTERS, (True, False)), **dict.fromkeys(CONSTANTS, (False, True))}
+_KINDS = {
+    name: (name in router.decays, name in router.frozen)
+    for router in ROUTERS.values()
+    for name in (*router.decays, *router.frozen)
+}
 """Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
 user's own says is added when it is made."""
 
@@ -73,16 +72,16 @@ def check_parameters(router: Router[Any], params: Any) -> None:
     for name in params:
         kinds = name in router.decays, name in router.frozen
         if kinds != (others := _KINDS.setdefault(name, kinds)):
-            mine, other = ({(1, 0): "decays", (0, 1): "frozen"}.get(each, "neither") for each in (kinds, others))
-            clash = f"in decays or frozen: {mine}, and that of this name of another router: {other}"
-            raise ConfigError(f"router {router.name!r}: its parameter {name!r} is {clash}; give it another name")
+            clash = f"(decays, frozen) is {kinds}, and {others} of another router's parameter of this name"
+            raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; give it another name")
 
 
 def is_decayed(path: Sequence[str]) -> bool:
-    """Whether `weight_decay` applies to the parameter at `path`, unless it is fixed."""
-    if "router" in path[-2:-1] and path[-1] in _KINDS:
-        return _KINDS[path[-1]][0]
-    return re.search(DECAYED, "/".join(path)) is not None
+    """Whether `weight_decay` applies to what is at `path`: what routers say of theirs (`Router.decays`), and of all others the matrices,
+    but neither biases, norms nor positions."""
+    if "router" in path[-2:-1]:
+        return _KINDS.get(path[-1], (False, False))[0]
+    return re.search(r"^(.*[_/])?(kernel|w1|w2|w3)$", "/".join(path)) is not None
 
 
 def is_fixed(path: Sequence[str]) -> bool:

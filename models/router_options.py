@@ -41,14 +41,11 @@ def named(prefix: str, names: Collection[str]) -> Iterator[None]:
         raise
 
 
-def named_routers(block: Any) -> Any:
-    """The tables of single blocks, by number, with the names of routers that are given as a `Router`."""
-    if not isinstance(block, Mapping) or not all(isinstance(own, Mapping) for own in block.values()):
-        return block
-    return {
-        number: {**own, "router": router_name(own["router"])} if isinstance(own.get("router"), Router) else own
-        for number, own in block.items()
-    }
+def named_routers(value: Any) -> Any:
+    """A field `router` or `block`, with the name of each router that is given as a `Router`."""
+    if isinstance(value, Mapping):
+        return {key: named_routers(each) for key, each in value.items()}
+    return router_name(value) if isinstance(value, Router) else value
 
 
 def options_of(router: str) -> dict[str, Any]:
@@ -105,16 +102,12 @@ class RouterSection:
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
 
-def section(router: str, decided: Decided) -> type[RouterSection]:
-    """The class of the section for a router in a model, without the options that the model decides.
-
-    Raises ConfigError for an unknown router, and for an option without a default.
-    """
-    return _section(router_name(router), ROUTERS[router].Options, decided)
-
-
 @cache
-def _section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
+def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
+    """The class of the section for a router with options of the class `kind` in a model, without the options that the model decides.
+
+    Raises ConfigError for an option without a default.
+    """
     members = []
     for option in fields(kind):
         if option.name not in decided.names:

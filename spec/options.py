@@ -131,7 +131,7 @@ def slots(options: Any, *, train: bool) -> int:
     if count is None and factor == math.inf:
         count = tokens
     elif count is None:
-        rule = {"rounding": rounding, "multiple_of": multiple_of, "instead": "slots_per_expert"}
+        rule: Any = {"rounding": rounding, "multiple_of": multiple_of, "instead": "slots_per_expert"}
         count = capacity_of(name, tokens, options.experts, factor, choices=choices, **rule)
     if options.experts_choose and count > options.tokens:
         if fixed is not None:

@@ -45,6 +45,11 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
         raise ConfigError(
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
+    if module == "__main__" and not hasattr(imported, attribute):
+        lost = (
+            "it was defined in another notebook or script; put it into a module, under the name that its runs then have"
+        )
+        raise ConfigError(f"{argument}={name!r}: {lost}")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         raise ConfigError(f"{argument}={name!r}: expected the name of a {kind.__name__}, got {found!r}")
     return found

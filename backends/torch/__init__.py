@@ -220,7 +220,7 @@ name = "torch"
 xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
-_assume_constant_result(type(ROUTERS).find)
+_assume_constant_result(type(ROUTERS).find)  # type: ignore[no-untyped-call]
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

@@ -18,6 +18,14 @@ __all__ = ["Router"]
 OptionsOf = TypeVar("OptionsOf", bound=RouterOptions)
 
 
+FUNCTIONS = {
+    **{"init": "generator, options", "noise": "options", "state": "options", "route": "params, tokens, options"},
+    **{"update": "options, state, statistics", "compose": "B, params, tokens, options"},
+    "compose_update": "B, options, state, statistics",
+}
+"""The functions of a router, and what is passed to them by position."""
+
+
 def _no_noise(options: Any) -> None:
     """The router takes no noise."""
 
@@ -81,9 +89,9 @@ class Router(Generic[OptionsOf]):
     compose: Callable[..., RouterOutput] | None = field(kw_only=True, default=None)
     compose_update: Callable[..., State] | None = field(kw_only=True, default=None)
     models: tuple[str, ...] = field(kw_only=True, default=())
-    balances: str = field(kw_only=True)
-    cost: str = field(kw_only=True)
-    drops: str = field(kw_only=True)
+    balances: str = field(kw_only=True, default="")
+    cost: str = field(kw_only=True, default="")
+    drops: str = field(kw_only=True, default="")
     revision: int = field(kw_only=True, default=1)
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
@@ -101,24 +109,15 @@ class Router(Generic[OptionsOf]):
         """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
-        passed = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
-        passed |= {self.needs: None} if self.needs else {}
-        words = {
-            "init": "generator, options",
-            "noise": "options",
-            "state": "options",
-            "route": "params, tokens, options",
-        }
-        words |= {"update": "options, state, statistics", "compose": "B, params, tokens, options"}
-        words |= {"compose_update": "B, options, state, statistics"}
-        for name, arguments in words.items():
-            if (function := getattr(self, name)) is None:
-                continue
-            named = passed if name in ("route", "compose") else {}
-            expected = f"expected a function of ({', '.join([arguments, *(['*', *named] if named else [])])})"
+        named = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
+        named |= {self.needs: None} if self.needs else {}
+        for name, words in FUNCTIONS.items():
+            given: dict[str, Any] = named if name in ("route", "compose") else {}
             try:
-                inspect.signature(function).bind(*arguments.split(", "), **named)
+                if (function := getattr(self, name)) is not None:
+                    inspect.signature(function).bind(*words.split(", "), **given)
             except TypeError as error:
+                expected = f"expected a function of ({', '.join([words, *given])})"
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:

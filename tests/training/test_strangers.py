@@ -16,7 +16,7 @@ import pytest
 from of_models import encoded, write_shard
 from PIL import Image
 
-from moespec import cli
+from moespec import cli, training
 from moespec.models import memory
 from moespec.spec.errors import SpecError
 from moespec.training.data.datasets import load
@@ -209,6 +209,28 @@ def test_a_run_that_is_read_runs_no_code(planted: Path, tmp_path: Path, said: An
     ):
         said([*map(str, words)])
     assert "planted" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("evaluate RUN", "inspect RUN --image x.png", "predict RUN RUN/x.png", "export RUN --format safetensors"),
+        *("convert RUN w.safetensors", "train --run RUN --resume", "finetune RUN --run RUN2", "load"),
+    ],
+)
+def test_a_router_that_a_run_names_is_not_imported(planted: Path, command: str, said: Any) -> None:
+    (planted / "x.png").write_bytes(encoded(1))
+    file = planted / "config.toml"
+    file.write_text(f'{file.read_text()}[model.block.1]\nrouter = "planted:f"\n')
+    if command == "load":
+        with pytest.raises(SpecError, match="router='planted:f': planted is not imported"):
+            training.load(planted)
+    else:
+        words = [word.replace("RUN", str(planted)) for word in command.split()]
+        assert "router='planted:f': planted is not imported; import it first" in said(words, 2)
+        assert "planted" not in sys.modules
+        assert "expected the name of a Router, got <function f" in said([*words, "--trust", "planted:f"], 2)
+    assert ("planted" in sys.modules) == (command != "load")
 
 
 @pytest.mark.parametrize("command", ["train --run RUN --resume", "finetune RUN --run NEW"])

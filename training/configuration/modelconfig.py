@@ -14,7 +14,7 @@ from moespec.models.options import Only, marks, option
 from moespec.models.router_options import RouterSection, named, named_routers, section
 from moespec.spec.own import is_own
 from moespec.spec.ranges import option_types
-from moespec.spec.routers import ROUTERS, Router, router_name
+from moespec.spec.routers import ROUTERS, router_name
 
 __all__ = [
     *("SHORT", "VIT", "MixerSection", "ModelConfig", "SparseMlpSection", "TextSection", "VitSection", "model_config"),
@@ -56,16 +56,15 @@ class ModelConfig:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        if isinstance(getattr(self, "router", None), Router):
-            object.__setattr__(self, "router", router_name(self.router))
-        if hasattr(self, "block"):
-            object.__setattr__(self, "block", named_routers(self.block))
+        for field in {"router", "block"}.intersection(vars(self)):
+            object.__setattr__(self, field, named_routers(getattr(self, field)))
         # Any mapping will do; and options of another router, which come from a change of the router, are those that are not
         # its defaults.
         options, module = getattr(self, "router_options", None), families.of_name(self.name)
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
-                kind = section(self.router or self.kind.router, module.DECIDED)
+                router = router_name(self.router or self.kind.router)
+            kind = section(router, ROUTERS[router].Options, module.DECIDED)
             if type(options) is not kind:
                 values = options.changed() if isinstance(options, RouterSection) else options
                 check_names("model.router_options.", values, kind.owner, _fields(kind))

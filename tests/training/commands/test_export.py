@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from absent import run_without
+from my_routers import averaged, nearest, tempered
 from of_models import drawn
 
 from moespec import cli, training
@@ -67,12 +68,14 @@ FEWER = {"transport_steps": 4}
 OPTIONS = {"sparsity_constrained_expert_choice": FEWER, "sparsity_constrained_token_choice": FEWER}
 
 
-EXPORTED = ("hierarchical_top_k", "importance_score", "sparsity_constrained_expert_choice")
+OWN = tuple(f"{module.__name__}:ROUTER" for module in (averaged, nearest, tempered))
+EXPORTED = (*OWN, "hierarchical_top_k", "importance_score", "sparsity_constrained_expert_choice")
 """Routers whose programs are made in every run of the tests, as is Soft MoE's; those of the others with `pytest -m full`."""
 
 
 @pytest.mark.parametrize(
-    "router", [router if router in EXPORTED else pytest.param(router, marks=pytest.mark.full) for router in ROUTERS]
+    "router",
+    [router if router in EXPORTED else pytest.param(router, marks=pytest.mark.full) for router in (*ROUTERS, *OWN)],
 )
 def test_onnx_of_every_router(router, tmp_path):
     source = written(tmp_path / "x.safetensors", router, router_options=OPTIONS.get(router, {}))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -218,6 +219,24 @@ def test_what_ends_a_run_is_one_line_and_it_goes_on_to_the_same_bits(  # type: i
     assert cli.main([*command, "--resume"]) == 0
     assert (run / LAST).read_bytes() == (whole / LAST).read_bytes()
     assert log(run) == [line for line in log(whole) if line["step"] >= case.log_from]
+
+
+@POSIX
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_a_router_of_one_s_own_goes_on_as_the_message_says(  # type: ignore[no-untyped-def]
+    runs, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, handlers: None, backend: str
+) -> None:
+    pytest.importorskip(backend)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    command = ["train", "--backend", backend, "--router", "my_routers.averaged:ROUTER", *runs.flags, "--run"]
+    assert cli.main([*command, str(whole)]) == 0
+    with monkeypatch.context() as patch:
+        signaled("SIGTERM")(patch, load_backend(backend))
+        assert cli.main([*command, str(run)]) == 128 + signal.SIGTERM
+    words = shlex.split(capsys.readouterr().err.partition("To go on: moespec ")[2])
+    assert words[-2:] == ["--trust", "my_routers.averaged:ROUTER"]
+    assert cli.main(words) == 0
+    assert (run / LAST).read_bytes() == (whole / LAST).read_bytes()
 
 
 @POSIX

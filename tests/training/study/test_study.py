@@ -12,6 +12,7 @@ import pytest
 
 from moespec import cli
 from moespec.models.errors import RunError
+from moespec.spec.own import load_own
 from moespec.training.commands import study as command
 from moespec.training.commands.study import entries
 from moespec.training.configuration.config import Config
@@ -22,12 +23,16 @@ from moespec.training.study.results import FIXED, summarised
 from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
 
+OWN = "my_routers.nearest:ROUTER"
+
 
 def test_entries() -> None:
     base = replace(Config(), training=replace(Config().training, steps=7))
-    texts = ["soft_moe", "dense", "two: --router hash --model.router-options.hashes 2", "mixer:--model mixer_tiny"]
+    load_own("routers", OWN)
+    texts = [OWN, "soft_moe", "dense", "two: --router hash --model.router-options.hashes 2", "mixer:--model mixer_tiny"]
     found = entries(texts, base)
-    assert list(found) == ["soft_moe", "dense", "two", "mixer"]
+    assert list(found) == ["nearest", "soft_moe", "dense", "two", "mixer"]
+    assert found["nearest"].model.router == OWN
     assert found["soft_moe"].model.router == "soft_moe"
     assert found["dense"].model.moe == "none"
     assert found["two"].model.router_options.changed() == {"hashes": 2}
@@ -219,7 +224,7 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     """Of runs without a head, one; what does not exist is an error before it. The same numbers as of four runs make a page."""
     own, out = tmp_path / "own.toml", tmp_path / "out"
     own.write_text('[evaluation.shots]\nkind = "few_shot"\nshots = [2]\nseeds = 1\nevery = 1\n')
-    words = ["study", "--routers", "soft_moe", "--config", str(own), *runs.flags, "--objective", "moco", "--seeds", "1"]
+    words = ["study", "--routers", OWN, "--config", str(own), *runs.flags, "--objective", "moco", "--seeds", "1"]
     words += f"--training.steps 2 --moco.hidden 8 --moco.output 4 --data.flip --out {out} --backend torch".split()
     wrong = said([*words, "--measure", "shots/shots_10/accuracy"], 2)
     assert "measure='shots/shots_10/accuracy': expected one of shots/shots_2/acc" in wrong
@@ -228,10 +233,10 @@ def test_a_measure_of_an_evaluation_is_compared(tmp_path: Path, runs, said) -> N
     name = "shots/shots_2/accuracy"
     assert name in said([*words, "--measure", name])
     found = json.loads((out / "results.json").read_text())
-    (run,) = found["runs"]["soft_moe"].values()
-    first, last = (line["shots_2"] for line in read_log(out / "runs" / "soft_moe-seed0", "evaluation/shots"))
+    (run,) = found["runs"]["nearest"].values()
+    first, last = (line["shots_2"] for line in read_log(out / "runs" / "nearest-seed0", "evaluation/shots"))
     assert run["evaluations"] == {name: last["accuracy"]} != {name: first["accuracy"]}, "without l2 and single seeds"
-    assert found["entries"]["soft_moe"]["accuracy"] == last["accuracy"]
+    assert found["entries"]["nearest"]["accuracy"] == last["accuracy"]
     values = {"a": [0.5, 0.6, 0.7], "b": [0.31, 0.4, 0.5]}
     outcomes = {e: {s: {**run, "evaluations": {name: v}} for s, v in enumerate(of)} for e, of in values.items()}
     summary = summarised(outcomes, {}, name)

@@ -57,7 +57,4 @@ ROUTER = Router(
     update=partial(compose_update, spec),
     compose=compose,
     compose_update=compose_update,
-    balances="the load of the experts, by its average",
-    cost="T D E",
-    drops="tokens beyond the capacity",
 )

@@ -46,7 +46,4 @@ ROUTER = Router(
     partial(compose, spec),
     decays=(),  # weight decay would move the centres to 0
     compose=compose,
-    balances="nothing",
-    cost="T D E",
-    drops="tokens beyond the capacity",
 )

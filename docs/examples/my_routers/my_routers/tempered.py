@@ -52,7 +52,4 @@ ROUTER = Router(
     init,
     route,
     compose=compose,
-    balances="the load of the experts, by a loss",
-    cost="T D E",
-    drops="tokens beyond the capacity",
 )

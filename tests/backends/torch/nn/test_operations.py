@@ -8,6 +8,7 @@ from dataclasses import fields
 from io import BytesIO
 
 import pytest
+from my_routers import averaged
 
 from moespec.spec import ConfigError
 
@@ -22,9 +23,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from moespec.backends.torch.nn.state import RouterState  # noqa: E402
 
-ROUTERS = pytest.mark.parametrize("router", list(B.ROUTERS))
-FEW = [pytest.param(r, marks=() if r in ("relu", "gshard") else pytest.mark.full) for r in B.ROUTERS]
-WITH_STATE = ("sigmoid_token_choice", "relu", "batch_expert_choice")
+OWN = f"{averaged.__name__}:ROUTER"
+ROUTERS = pytest.mark.parametrize("router", [*B.ROUTERS, OWN])
+FEW = [pytest.param(r, marks=() if r in ("relu", "gshard", OWN) else pytest.mark.full) for r in (*B.ROUTERS, OWN)]
+WITH_STATE = ("sigmoid_token_choice", "relu", "batch_expert_choice", OWN)
 X = torch.randn(4, 12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
