@@ -27,9 +27,9 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
     yield case(router, "overflow", "overflow", "Training, with few slots.", train=True, **few)
     yield case(router, "gradient", "gradient", "By the tokens and the parameters.", train=True, **options)
-    fine: dict[str, Any] = {"step": STEP, "draws": Draws(step=STEP, tries=40, enough=0.01), "sizes": (7, 5, 3)}
     purpose = "Odd sizes, other options than the defaults, numbers of more bits than bfloat16 has."
-    yield case(router, "wide", "gradient", purpose, "low_precision", groups=3, train=True, **fine, **other)
+    other |= {"sizes": (7, 5, 3), "groups": 3, "step": STEP, "draws": Draws(step=STEP, tries=40, enough=0.01)}
+    yield case(router, "wide", "gradient", purpose, "low_precision", train=True, **other)
 
 
 def case(router: str, *words: str, sizes: tuple[int, ...] = (6, 3, 4), step: float = 0.125, **given: Any) -> Definition:

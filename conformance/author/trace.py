@@ -17,7 +17,7 @@ from typing import Any
 from moespec import spec
 from moespec.conformance.format import Stage
 from moespec.conformance.functions import FUNCTIONS
-from moespec.spec.own import find_own, is_own
+from moespec.spec.own import is_own
 from moespec.spec.routers import Router, common, plan
 from moespec.spec.routing import RouterOutput
 
@@ -42,23 +42,19 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
 
     Of a router of the user's own these are the modules of its package, and the specification, which it may call as `spec.token_choice`.
     """
-    package, modules = router.__name__.partition(".")[0], [router, common, plan]
-    own = {
-        id(find_own("FUNCTIONS", path, object)): path for path in FUNCTIONS if is_own(path) and path.startswith(package)
-    }
-    if package != "moespec":
-        modules = [
-            *(each for name, each in sys.modules.items() if name.partition(".")[0] == package),
-            common,
-            plan,
-            spec,
-        ]
+    package = router.__name__.partition(".")[0]
+    of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
     return [
-        (vars(module), name, value, own.get(id(value), name))
-        for module in modules
+        (vars(module), name, value, path)
+        for module in ([router, common, plan] if package == "moespec" else [*of_package, common, plan, spec])
         for name, value in vars(module).items()
-        if callable(value) and (name in FUNCTIONS or name in ALIASES or id(value) in own)
+        if callable(value) and ((path := _path(name, value)) in FUNCTIONS or name in ALIASES)
     ]
+
+
+def _path(name: str, function: Any) -> str:
+    own = f"{getattr(function, '__module__', '')}:{name}"
+    return own if own in FUNCTIONS else name
 
 
 class TraceError(Exception):
@@ -162,10 +158,8 @@ class Recorder:
             self.stages.append(stage)
             self.given[stage.name] = given
             self._inside = is_own(name)
-            try:
-                returned = function(*positional, **named)
-            finally:
-                self._inside = False
+            returned = function(*positional, **named)
+            self._inside = False
             result = self._made[stage.name] = self.change(stage, returned)
             self._know(stage.name, result)
             parts = result._asdict() if hasattr(result, "_asdict") else result if isinstance(result, Mapping) else {}

@@ -39,10 +39,9 @@ BACKENDS = ("numpy", "jax", "torch")
 def publish(name: str, folder: Path, *, check: bool) -> int:
     """Make the vectors that a module defines, or with `check` compare them; check the backends, write the page. The exit status."""
     definitions, routers = read(name)
-    vectors, failed = folder / "vectors", 0
+    vectors, failed, page = folder / "vectors", 0, "".join(map(_described, routers.values())) + "# Results\n\n"
     generate(vectors, check=check, own=definitions)
     process.TRUSTED[:] = routers.values()
-    page = "".join(map(_described, routers.values())) + "## Results\n\n"
     for backend in BACKENDS:
         if find_spec(backend) is None:
             print(f"{backend} is not installed, and was not checked")
@@ -53,24 +52,23 @@ def publish(name: str, folder: Path, *, check: bool) -> int:
         print(report.target, matrix.summary(report, [*routers]), matrix.total([report]), sep="\n\n", end="\n\n")
         page += f"* `{report.target}`: {matrix.total([report])}\n"
         failed += report.counts[1]
-    page += "\n## Cases\n\n" + "".join(f"* `{id}`: {each.purpose}\n" for id, each in definitions.items())
     if not check:
-        write_atomically(folder / "ROUTERS.md", page.encode())
+        cases = "".join(f"* `{id}`: {each.purpose}\n" for id, each in definitions.items())
+        write_atomically(folder / "ROUTERS.md", f"{page}\n# Cases\n\n{cases}".encode())
     return 1 if failed else 0
 
 
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
-    """The cases by id that a module, which is imported, defines, with an error case; and the names of its routers by that of their row.
+    """The cases by id of a module, which is imported, with an error case; its routers by row. These rows and functions are known then.
 
-    Rows and functions are known from then on. Raises ConfigError for anything else.
+    Raises ConfigError for anything else.
     """
     try:
         module: Any = importlib.import_module(name)
         for each in getattr(module, "FUNCTIONS", ()):
-            function = load_own("FUNCTIONS", each.name)
-            bound = partial(function, spec) if "B" in inspect.signature(function).parameters else function
-            setattr(SPEC, function.__name__, bound)
-            FUNCTIONS[each.name] = each
+            function, FUNCTIONS[each.name] = load_own("FUNCTIONS", each.name), each
+            takes_backend = "B" in inspect.signature(function).parameters
+            setattr(SPEC, function.__name__, partial(function, spec) if takes_backend else function)
         written = [*module.cases()]
         routers = {ROUTERS[each.routed.router].name: each.routed.router for each in written}
     except Exception as error:  # whatever the user's module raises
@@ -89,8 +87,5 @@ def _described(name: str) -> str:
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")
-    facts = (
-        f"`{name}`, revision {router.revision}; {router.source}. Balances: {router.balances}. Drops: {router.drops}."
-    )
     lines = "".join(f"* `{option}`: {texts.get(option.name, '')}\n" for option in options)
-    return f"# {router.name}\n\n{text}\n\n{facts}\n\n{lines}\n"
+    return f"# {router.name}\n\n{text}\n\n`{name}`, revision {router.revision}; {router.source}.\n\n{lines}\n"

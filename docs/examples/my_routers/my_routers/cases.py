@@ -2,12 +2,11 @@
 
 from moespec.conformance.author.own import Function, Output, common
 
-FUNCTIONS = (
+FUNCTIONS = (  # the building blocks of the package: the results of each, with the names of their axes
     Function("my_routers.tempered:temper", {"logits": Output("groups tokens experts")}),
     Function("my_routers.averaged:offset", {"offset": Output("experts")}),
     Function("my_routers.nearest:nearness", {"scores": Output("groups tokens experts")}),
 )
-"""The building blocks of the package: the results of each, with the names of their axes."""
 
 
 def cases():
