@@ -64,7 +64,7 @@ class Process:
     """A process that answers about one target; see `worker.py`. It has no terminal, and prints where errors go."""
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
-        self.key = (interface, name, memory)
+        self.key = (interface, name, memory, *TRUSTED)
         self.facts: dict[str, Facts] = {}
         self.socket, its = socket.socketpair()
         path = f"{interface.__module__}:{interface.__qualname__}"
@@ -141,7 +141,7 @@ _running: list[Process] = []
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
     """The process of a target: that of the last call, or a new one, for which any other is ended."""
-    if not _running or _running[0].key != (interface, name, memory):
+    if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
     return _running[0]

@@ -87,5 +87,5 @@ def _described(name: str) -> str:
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")
-    lines = "".join(f"* `{option}`: {texts.get(option.name, '')}\n" for option in options)
+    lines = "".join(f"* `{each.replace(annotation=each.empty)}`: {texts.get(each.name, '')}\n" for each in options)
     return f"# {router.name}\n\n{text}\n\n`{name}`, revision {router.revision}; {router.source}.\n\n{lines}\n"

@@ -70,7 +70,7 @@ def test_a_router_has_vectors_and_a_page(golden, tmp_path):
     assert json.loads(before["suite.json"])["algorithms"]["nearest"]["router"] == NAME
     steps = [stage["call"] for stage in json.loads(before["values.json"])["stages"]]
     assert steps == ["my_routers.nearest:nearness", "token_choice", f"ROUTERS.{NAME}.route", "moe_layer"]
-    for text in ("the kernel of t-SNE", "* `choices: ", "`nearest/values`: Training.", "2 of 2 cases passed"):
+    for text in ("the kernel of t-SNE", "* `choices=1`: experts K", "`nearest/values`: Training.", "2 of 2 cases passed"):
         assert text in before["ROUTERS.md"].decode()
     assert golden()[0] == golden("--check")[0] == 0
     status, _, error = golden(block=lambda scores: 1.001 * scores)
