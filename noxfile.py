@@ -165,6 +165,7 @@ def docs(session: nox.Session) -> None:
     The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
     """
     _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface", "text")
+    session.install("--no-deps", "docs/examples/my_routers")
     reports = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not reports:
         REPORTS.mkdir(parents=True, exist_ok=True)

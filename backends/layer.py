@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from moespec.backends.optimizer import STATE, check_parameters
+from moespec.backends.optimizer import STATE, initial_params
 from moespec.spec.algorithms.gated_experts import AXES
 from moespec.spec.checks import check_at_least, check_option, check_scores, check_size
 from moespec.spec.errors import ConfigError, ShapeError
 from moespec.spec.options import RouterOptions
-from moespec.spec.routers import ROUTERS, Router, router_name
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import ROUTERS, Router, RouterName, router_name
 from moespec.spec.routing import Params
 
 __all__ = ["Layer", "documented", "drawn", "initial", "layer_of", "regrouped", "warn_untrained", "with_shared"]
@@ -213,9 +212,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
     experts, are integers.
     """
     generator = np.random.default_rng(layer.seed)
-    params = ROUTERS[layer.router].init(generator, layer.options)
-    check_parameters(ROUTERS[layer.router], params)
-    for name, value in params.items():
+    for name, value in initial_params(ROUTERS[layer.router], generator, layer.options).items():
         if "router" in parts:
             yield "router", name, value.astype(np.int32) if name == "tables" else value
     if "router" in parts and (state := ROUTERS[layer.router].initial_state(layer.options)):

@@ -43,7 +43,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.ranges import LARGEST
 from moespec.spec.routers import ROUTERS, Router
 
-__all__ = ["STATE", "OptimizerConfig", "check_parameters", "is_decayed", "is_fixed"]
+__all__ = ["STATE", "OptimizerConfig", "initial_params", "is_decayed", "is_fixed"]
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
 """Names of what is kept among the parameters but not trained: no gradient reaches it."""
@@ -52,21 +52,17 @@ STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
 
-_KINDS = {
-    name: (name in router.decays, name in router.frozen)
-    for router in ROUTERS.values()
-    for name in (*router.decays, *router.frozen)
-}
+_KINDS = {name: (name in r.decays, name in r.frozen) for r in ROUTERS.values() for name in r.decays + r.frozen}
 """Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
 user's own says is added when it is made."""
 
 
-def check_parameters(router: Router[Any], params: Any) -> None:
-    """Keeps what a router says of its parameters (`Router.decays`, `Router.frozen`), for `is_decayed` and `is_fixed`.
+def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
+    """`router.init`, of which the optimiser is told what decays and what is frozen, by the name of the parameter.
 
-    Raises ConfigError for parameters that are no NumPy arrays by name, and for one that another router of this process treats
-    differently: the optimiser knows the parameters of routers by their names.
+    Raises ConfigError for what is no dict of NumPy arrays, and for a parameter that another router of this process treats differently.
     """
+    params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
         raise ConfigError(f"router {router.name!r}: init: expected NumPy arrays by name, got {params!r}")
     for name in params:
@@ -74,6 +70,7 @@ def check_parameters(router: Router[Any], params: Any) -> None:
         if kinds != (others := _KINDS.setdefault(name, kinds)):
             clash = f"(decays, frozen) is {kinds}, and {others} of another router's parameter of this name"
             raise ConfigError(f"router {router.name!r}: parameter {name!r}: {clash}; give it another name")
+    return params
 
 
 def is_decayed(path: Sequence[str]) -> bool:
@@ -182,9 +179,8 @@ class OptimizerConfig:
         >>> jft.decay_of(("head", "kernel")), jft.decay_of(("blocks", "0", "mlp", "w1")), jft.decay_of(("norm", "scale"))
         (3.0, 0.03, 0.0)
         """
-        if not path or is_fixed(path):
-            return 0.0
-        return patterns.first(self._decays, path, self.weight_decay if is_decayed(path) else 0.0)
+        default = self.weight_decay * is_decayed(path)
+        return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, default)
 
     def rate_of(self, path: Sequence[str]) -> float:
         """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.

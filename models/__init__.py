@@ -8,8 +8,7 @@ one with its trained weights. A model's own module
 from typing import TYPE_CHECKING, Any
 
 from moespec.spec.errors import ConfigError
-from moespec.spec.routers import Router
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import Router, RouterName
 
 if TYPE_CHECKING:
     from moespec.models.model import Model

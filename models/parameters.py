@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.backends.optimizer import STATE, check_parameters, is_fixed
+from moespec.backends.optimizer import STATE, initial_params, is_fixed
 from moespec.spec import initial as draws
 from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
@@ -171,8 +171,7 @@ def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -
     """The router's parameters and state, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
     # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
-    params = route.init(np.random.default_rng(0), settings)
-    check_parameters(route, params)
+    params = initial_params(route, np.random.default_rng(0), settings)
     names = {name: np.shape(value) for name, value in params.items()}
 
     def draw(name: str) -> Draw:

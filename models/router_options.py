@@ -113,9 +113,7 @@ def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
         if option.name not in decided.names:
             default = dict(decided.defaults).get(option.name, option.default)
             if default is MISSING:
-                raise ConfigError(
-                    f"router={router!r}: its option {option.name} has no default, and no model decides it"
-                )
+                raise ConfigError(f"router={router!r}: its option {option.name} needs a default")
             members.append((option.name, options_of(router)[option.name], default))
     about = {"owner": router, "decided": decided.names, "described_in": kind}
     namespace = {"__doc__": f"Options of the router {router}.", **about}

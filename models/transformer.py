@@ -25,8 +25,7 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.options import RouterOptions
 from moespec.spec.own import OwnName
 from moespec.spec.ranges import SMALLEST, Count, Range
-from moespec.spec.routers import ROUTERS, router_name
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import ROUTERS, RouterName, router_name
 from moespec.spec.routing import Params, RouterOutput
 
 Array = Any

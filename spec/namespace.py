@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moespec.spec.numerics import sigmoid as sigmoid
-from moespec.spec.numerics import softmax as softmax
-from moespec.spec.numerics import softplus as softplus
-from moespec.spec.numerics import stop_gradient as stop_gradient
+from moespec.spec.numerics import sigmoid, softmax, softplus, stop_gradient  # noqa: F401 (of the namespace)
 
 Array = Any
 cos, exp, log, sin, sqrt, square, tanh, where = np.cos, np.exp, np.log, np.sin, np.sqrt, np.square, np.tanh, np.where

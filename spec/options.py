@@ -117,10 +117,7 @@ class RouterOptions:
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert by the options of a capacity, of which `eval_capacity_factor` counts at evaluation; see `capacity_of`.
-
-    A router of the user's own need not have all: without the others, the capacity is the factor's, rounded up.
-    """
+    """Slots C of an expert by the options of a capacity, of which a router has `capacity_factor` at least; see `capacity_of`."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from moespec.spec.errors import ConfigError
 
-__all__ = ["OwnName", "find_own", "is_own", "load_own", "own_name"]
-
 Kind = TypeVar("Kind")
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -46,10 +44,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
     if module == "__main__" and not hasattr(imported, attribute):
-        lost = (
-            "it was defined in another notebook or script; put it into a module, under the name that its runs then have"
-        )
-        raise ConfigError(f"{argument}={name!r}: {lost}")
+        raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         raise ConfigError(f"{argument}={name!r}: expected the name of a {kind.__name__}, got {found!r}")
     return found
@@ -60,10 +55,9 @@ def own_name(argument: str, value: object) -> str:
 
     Raises ConfigError for an object that no imported module has under a name.
     """
-    defined = getattr(value, "__module__", "")  # before other modules that import it, which a script is, too
-    modules = sorted(sys.modules.items(), key=lambda item: (item[0] != defined, item[0] == "__main__"))
-    for module, imported in modules:
-        for attribute, found in [*getattr(imported, "__dict__", {}).items()]:
+    # The module that defines it comes before those that import it, as a script does, too.
+    for module in [getattr(value, "__module__", ""), *sorted(sys.modules, key="__main__".__eq__)]:
+        for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name
     raise ConfigError(

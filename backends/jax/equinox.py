@@ -23,8 +23,7 @@ from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import Routed, routed
 from moespec.backends.layer import PARTS, Layer, documented, initial, layer_of
 from moespec.backends.optimizer import STATE
-from moespec.spec.routers import Router
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import Router, RouterName
 from moespec.spec.routing import State
 
 __all__ = ["MoE", "Routed"]

@@ -26,8 +26,7 @@ from moespec.backends.jax.arrays import Array
 from moespec.backends.jax.modules import routed
 from moespec.backends.layer import PARTS, documented, initial, layer_of
 from moespec.backends.optimizer import STATE, is_fixed
-from moespec.spec.routers import Router
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import Router, RouterName
 from moespec.spec.routing import Params
 
 __all__ = [

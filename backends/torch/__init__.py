@@ -13,7 +13,6 @@ hash layers N hashes, V ids.
 import sys as _sys
 
 from torch.compiler import assume_constant_result as _assume_constant_result
-
 from moespec.backends import common as _common
 from moespec.backends.binding import documented as _documented
 from moespec.backends.torch import namespace as _namespace

@@ -306,7 +306,7 @@ def rounded(wrongs: Sequence[Wrong]) -> str:
             return f"it is what is expected, rounded to {name}"
         largest, signs = float(np.abs(found).max()), sorted(((found > 0).mean(), (found < 0).mean()))
         random = len(found) > 5 and signs[0] > 0.15 and largest < SPREAD * np.median(np.abs(found))
-        if random and 2.0 ** -(bits + 2.5) < largest < 2.0 ** (1 - bits):
+        if random and 2.0 ** -(bits + 2) < largest < 2.0 ** (1 - bits):
             size = f"2^{math.log2(largest):.1f} of the scale (the largest of {len(found)} entries)"
             return f"its errors are as large as those of {name}: {size}"
     return ""

@@ -28,6 +28,7 @@ def main() -> int:
         return 1
     write(made, results)
     shutil.copytree(DOCS / "_static", made / "_static")
+    shutil.copytree(DOCS / "examples", made / "examples")
     number = os.environ["MOESPEC_VERSION"] = ".".join(version().split(".")[:2])
     shutil.rmtree(site / number, ignore_errors=True)
     if status := build_main(["-n", "-W", "--keep-going", "-q", "-c", str(DOCS), str(made), str(site / number)]):

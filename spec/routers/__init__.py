@@ -71,7 +71,7 @@ from moespec.spec.routers import (
 from moespec.spec.routers.names import RouterName
 from moespec.spec.routers.record import Router
 
-__all__ = ["ROUTERS", "Router", "Routers", "router_name"]
+__all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
 
 
 MYPY = False  # but to mypy, which knows no `LiteralString`

@@ -18,14 +18,6 @@ __all__ = ["Router"]
 OptionsOf = TypeVar("OptionsOf", bound=RouterOptions)
 
 
-FUNCTIONS = {
-    **{"init": "generator, options", "noise": "options", "state": "options", "route": "params, tokens, options"},
-    **{"update": "options, state, statistics", "compose": "B, params, tokens, options"},
-    "compose_update": "B, options, state, statistics",
-}
-"""The functions of a router, and what is passed to them by position."""
-
-
 def _no_noise(options: Any) -> None:
     """The router takes no noise."""
 
@@ -109,15 +101,16 @@ class Router(Generic[OptionsOf]):
         """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
-        named = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
+        counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
+        named: dict[str, Any] = {"noise": None, "train": False, **({"state": {}} if self.stateful else {})}
         named |= {self.needs: None} if self.needs else {}
-        for name, words in FUNCTIONS.items():
-            given: dict[str, Any] = named if name in ("route", "compose") else {}
+        for name, count in counts.items():
+            given = named if name in ("route", "compose") else {}
             try:
                 if (function := getattr(self, name)) is not None:
-                    inspect.signature(function).bind(*words.split(", "), **given)
+                    inspect.signature(function).bind(*range(count), **given)
             except TypeError as error:
-                expected = f"expected a function of ({', '.join([words, *given])})"
+                expected = f"expected a function of {', '.join([f'{count} arguments', *given])}"
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:

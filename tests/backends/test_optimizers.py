@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from my_routers import nearest, tempered
 
-from moespec.backends.optimizer import OptimizerConfig
+from moespec.backends.optimizer import OptimizerConfig, initial_params
 from moespec.backends.optimizer_options import OPTIMIZERS
 from moespec.spec import ROUTERS
 from moespec.spec.errors import ConfigError
@@ -157,11 +158,11 @@ def test_what_decays(path: str) -> None:
     assert OptimizerConfig(weight_decay=0.25).decay_of(path.split("/") if path else ()) == 0.25 * (path in DECAYING)
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("name", [*ROUTERS, *(f"{own.__name__}:ROUTER" for own in (nearest, tempered))])
 def test_a_router_says_what_decays_and_what_is_frozen(name: str) -> None:
     """By names of its parameters, which no other router means otherwise."""
     router, optimizer = ROUTERS[name], OptimizerConfig(weight_decay=0.25)
-    params = router.init(np.random.default_rng(0), router.options(tokens=8, width=4, experts=4))
+    params = initial_params(router, np.random.default_rng(0), router.options(tokens=8, width=4, experts=4))
     assert params.keys() >= set(router.decays)
     for param in params:
         path = ("blocks", "1", "moe", "router", param)

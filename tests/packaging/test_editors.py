@@ -28,10 +28,7 @@ NUMPY = re.compile(
 
 
 RIGHT = """
-    from moespec.models import create
-    from moespec.spec.routers import Router
-    def own(router: Router) -> None:
-        create(f"vit_{MoE(4, 8, experts=2, tokens=8, router=router)}", router=router)
+    MoE(4, 8, experts=2, tokens=8, router=ROUTERS["hash"])
     def experts(name: str) -> int:
         return ROUTERS[name].options(width=4, experts=2, tokens=8).experts
 """

@@ -64,7 +64,8 @@ class ModelConfig:
         if options is not None:
             with named("text." if module is text else "model.", ("router",)):
                 router = router_name(self.router or self.kind.router)
-            kind = section(router, ROUTERS[router].Options, module.DECIDED)
+            of_router: Any = ROUTERS[router].Options
+            kind = section(router, of_router, module.DECIDED)
             if type(options) is not kind:
                 values = options.changed() if isinstance(options, RouterSection) else options
                 check_names("model.router_options.", values, kind.owner, _fields(kind))

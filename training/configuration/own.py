@@ -12,7 +12,7 @@ from typing import Any
 from moespec.spec.own import is_own, load_own
 from moespec.training.configuration.modelconfig import SHORT
 
-__all__ = ["is_option", "load_named", "load_written", "own_names", "trusted"]
+__all__ = ["is_option", "load_named", "load_written", "trusted"]
 
 _OPTIONS = re.compile(
     r"(model(\.block\.\w+)?|text)\.router|training\.loss|objective|(data|schedule|optimizer)\.name|evaluation\.\w+\.(kind|data)"
@@ -22,11 +22,6 @@ _OPTIONS = re.compile(
 def is_option(name: str, value: object) -> bool:
     """Whether the option `name`, dotted as in a file, has a value that names an object of the user's own."""
     return _OPTIONS.fullmatch(name) is not None and is_own(value)
-
-
-def own_names(values: Mapping[str, Any]) -> list[str]:
-    """The names of objects of the user's own in a configuration, given its values by their dotted keys."""
-    return list(dict.fromkeys(value for name, value in values.items() if is_option(name, value)))
 
 
 def load_named(values: Mapping[str, Any], source: str = "") -> None:

@@ -38,7 +38,7 @@ from moespec.models.pytrees import flatten
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import flat
 from moespec.training.configuration.length import before_cooldown
-from moespec.training.configuration.own import own_names
+from moespec.training.configuration.own import is_option
 from moespec.training.configuration.schedules import Schedule
 from moespec.training.evaluation.metrics import unflatten
 from moespec.training.interruption import Interruption
@@ -122,8 +122,8 @@ class Stop:
         processes = os.environ.get("MOESPEC_LAUNCHED")
         launch = f"launch -n {processes} " if processes else ""
         named = "".join(f" --{option} {shlex.quote(value)}" for option, value in after.config.functions.items())
-        if own := own_names(flat(asdict(after.config))):
-            named += f" --trust {','.join(own)}"
+        if own := {value for name, value in flat(asdict(after.config)).items() if is_option(name, value)}:
+            named += f" --trust {','.join(sorted(own))}"
         command = f"moespec {launch}train --run {shlex.quote(str(self._run))} --resume{named}"
         done = f"the {after.done} steps done of {after.config.training.total} are saved. To go on: {command}"
         raise Interrupted(f"stopped by {after.stopped_by.name}; {done}", after.stopped_by)

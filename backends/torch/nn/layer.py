@@ -20,8 +20,7 @@ from moespec.backends.torch.nn.state import RouterState
 from moespec.backends.torch.nn.tree import ParameterTree, assign
 from moespec.spec.checks import check_non_negative
 from moespec.spec.errors import ConfigError, ShapeError
-from moespec.spec.routers import Router
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import Router, RouterName
 from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from moespec.backends.torch.nn.layer import KEEPING, MoE
 from moespec.backends.torch.nn.perceptron import linears
 from moespec.spec.errors import ConfigError
-from moespec.spec.routers import Router, router_name
-from moespec.spec.routers.names import RouterName
+from moespec.spec.routers import Router, RouterName, router_name
 from moespec.version import version
 
 __all__ = ["replace_mlps"]

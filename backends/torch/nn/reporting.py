@@ -16,7 +16,7 @@ PASSES = 256
 TORCHSCRIPT = (
     "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
 )
-KERNELS = re.compile(r"(^|/)(experts|shared)/fc[123]/weight$")
+KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 
 class Reporting(nn.Module):
@@ -62,8 +62,8 @@ class Reporting(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay does not apply to, as timm's optimisers ask for them: all but kernels, and the
         scale of Soft MoE's router."""
-        paths = {name: name.split(".") for name, _ in self.named_parameters()}
-        return {name for name, path in paths.items() if not is_decayed(path) and not KERNELS.search("/".join(path))}
+        names = [name for name, _ in self.named_parameters()]
+        return {name for name in names if not is_decayed(name.split(".")) and not KERNELS.search(name)}
 
     def __prepare_scriptable__(self) -> None:
         raise ConfigError(TORCHSCRIPT)

@@ -1,19 +1,16 @@
 """Routers of the user's own: each computes the same on NumPy, JAX and torch, and what is wrong with one is an error of one line."""
 
-import importlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from my_routers import averaged, nearest, tempered
 
-from moespec.backends.optimizer import check_parameters
+from moespec.backends import numpy as B
+from moespec.backends.optimizer import initial_params
 from moespec.backends.routers import composed
-from moespec.models import vit
 from moespec.spec import ROUTERS, ConfigError
 from moespec.spec.routers import router_name
-
-B = importlib.import_module("moespec.backends.numpy")
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
@@ -27,54 +24,43 @@ def test_backends_compute_what_numpy_does(router, backend):
     state = {name: random.random(value.shape, np.float32) for name, value in router.initial_state(options).items()}
     tokens, name = random.normal(size=(3, 11, 6)), router_name(router)
 
-    def computed(B, router):
-        given = B.from_numpy(state)
+    def computed(B):
+        router, given = B.ROUTERS[name], B.from_numpy(state)
         output = router.route(B.from_numpy(params), B.from_numpy(tokens), options, state=given or None)
         new = router.update(options, given, output.statistics) if state else {}
         return B.to_numpy([output.routing.dense().combine, output.losses, output.metrics, new])
 
-    expected = computed(B, B.ROUTERS[name])
-    for found in (computed(other, other.ROUTERS[name]), computed(B, composed(B)[name])):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, check_dtype=False)
+    torch.testing.assert_close(computed(other), computed(B), rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
-def routed(route):
-    """What a router with this `route` computes."""
-    router = replace(tempered.ROUTER, route=route)
-    options = router.options(width=3, experts=2, tokens=4)
-    return router.route(router.init(np.random.default_rng(0), options), np.ones((4, 3)), options)
-
-
-def losses(*given, **more):
+def of_two_losses(*given, **more):
     return tempered.route(*given, **more)._replace(losses={"balance": np.ones(2)})
+
+
+def used(**changes):
+    router = replace(tempered.ROUTER, **changes)
+    options = router.options(width=3, experts=2, tokens=4)
+    return router.route(initial_params(router, np.random.default_rng(0), options), np.ones((4, 3)), options)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            lambda: replace(tempered.ROUTER, Options=dict),
-            "Options=<class 'dict'>: expected a subclass of RouterOptions",
-        ),
-        (
-            lambda: replace(tempered.ROUTER, compose=lambda B: B),
-            r"compose: .*\(B, params, tokens, options, noise, train\)",
-        ),
+        (lambda: used(Options=dict), "Options=<class 'dict'>: expected a subclass"),
+        (lambda: used(compose=lambda B: B), "compose: expected a function of 4 arguments, noise, "),
         (lambda: replace(averaged.ROUTER, route=tempered.route), "route: .* unexpected keyword argument 'state'"),
-        (lambda: replace(tempered.ROUTER, init=lambda: {}), r"init: expected a function of \(generator, options\)"),
+        (lambda: used(init=lambda: {}), "init: expected a function of 2 arguments: too many"),
         (lambda: replace(averaged.ROUTER, update=lambda state: 1), "update: expected a function of"),
-        (lambda: routed(lambda *_, **__: None), "route: expected a RouterOutput, got NoneType"),
-        (lambda: routed(losses), r"losses\['balance'\]: expected a scalar, got the shape \(2,\)"),
-        (lambda: check_parameters(tempered.ROUTER, None), "init: expected NumPy arrays by name, got None"),
-        (
-            lambda: check_parameters(nearest.ROUTER, {"kernel": np.ones(1)}),
-            r"'kernel': \(decays, frozen\) is \(False, False\)",
-        ),
+        (lambda: used(route=lambda *_, **__: None), "route: expected a RouterOutput, got NoneType"),
+        (lambda: used(route=of_two_losses), r"losses\['balance'\]: expected a scalar, got the shape \(2,\)"),
+        (lambda: used(init=lambda *_: None), "init: expected NumPy arrays by name, got None"),
+        (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), and \(True, F"),
         (lambda: router_name("nowhere.at:all"), "nowhere.at is not imported; import it first"),
         (lambda: router_name("my_routers.tempered:Options"), "expected the name of a Router, got <class"),
-        (lambda: router_name("__main__:GONE"), "it was defined in another notebook or script; put it into a module"),
+        (lambda: router_name("__main__:GONE"), "defined in another notebook or script; put it into a module"),
         (lambda: router_name(replace(tempered.ROUTER)), "expected an object that a module has under a name"),
-        (lambda: vit.named("vit_tiny", moe="1", experts=2, block={"1": {"router": "hasch"}}), "near it: hash"),
+        (lambda: composed(B)._bind("", replace(tempered.ROUTER, compose=None)), "has no compose, by which"),
+        (lambda: composed(B)._bind("", replace(averaged.ROUTER, compose_update=None)), "has no compose_update, by"),
     ],
 )
 def test_what_is_wrong_is_one_line(wrong, said):
@@ -83,9 +69,7 @@ def test_what_is_wrong_is_one_line(wrong, said):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "change", ["x.update(a=1)", "x.pop('hash')", "x.clear()", "x.setdefault('a', 1)", "x.__ior__({})"]
-)
+@pytest.mark.parametrize("change", ["x.update(a=1)", "x.pop('hash')", "x.clear()", "x.__ior__({})"])
 def test_the_table_does_not_change(change):
     with pytest.raises(TypeError, match=r"does not change; your own has the name 'package.module:object'"):
         eval(change, {"x": ROUTERS})

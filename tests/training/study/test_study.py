@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import my_routers.nearest
 import numpy as np
 import pytest
 
 from moespec import cli
 from moespec.models.errors import RunError
-from moespec.spec.own import load_own
 from moespec.training.commands import study as command
 from moespec.training.commands.study import entries
 from moespec.training.configuration.config import Config
@@ -23,12 +23,11 @@ from moespec.training.study.results import FIXED, summarised
 from moespec.training.study.statistics import differences, pareto, sentences
 from moespec.version import version
 
-OWN = "my_routers.nearest:ROUTER"
+OWN = f"{my_routers.nearest.__name__}:ROUTER"
 
 
 def test_entries() -> None:
     base = replace(Config(), training=replace(Config().training, steps=7))
-    load_own("routers", OWN)
     texts = [OWN, "soft_moe", "dense", "two: --router hash --model.router-options.hashes 2", "mixer:--model mixer_tiny"]
     found = entries(texts, base)
     assert list(found) == ["nearest", "soft_moe", "dense", "two", "mixer"]
