@@ -32,7 +32,9 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     yield case(router, "wide", "gradient", purpose, "low_precision", train=True, **other)
 
 
-def case(router: str, *words: str, sizes: tuple[int, ...] = (6, 3, 4), step: float = 0.125, **given: Any) -> Definition:
+def case(
+    router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
+) -> Definition:
     """A `router_case`, whose parameters, state and noise are drawn on a grid, near where `init` and `state` of the router are constant."""
     row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
     known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}

@@ -206,16 +206,40 @@ def _status(reports: Sequence[Report]) -> int:
 def _golden(options: argparse.Namespace) -> int:
     _check_installed("moespec conformance golden", "tqdm")
     from moespec.conformance.golden.generate import StaleError, generate
-    from moespec.conformance.golden.own import publish
 
     try:
         if options.cases is not None:
-            return publish(options.cases, options.out, check=options.check)
+            return _golden_of_own(options)
         generate(options.vectors, check=options.check, only=_only(options))
     except (StaleError, GoldenError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _golden_of_own(options: argparse.Namespace) -> int:
+    """Make the vectors of routers of the user's own, check the backends on them, and write the page."""
+    from moespec.conformance.golden.generate import generate
+    from moespec.conformance.golden.own import described, read
+
+    definitions, routers = read(options.cases)
+    vectors, failed, page = options.out / "vectors", 0, "".join(map(described, routers.values())) + "# Results\n\n"
+    generate(vectors, check=options.check, own=definitions)
+    TRUSTED[:] = routers.values()
+    for backend in ("numpy", "jax", "torch"):
+        if find_spec(backend) is None:
+            print(f"{backend} is not installed, and was not checked")
+            continue
+        report = Report(Target.kind, f"moespec.backends.{backend}", suite.digest(vectors), [])
+        plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)
+        report = plan.joined([each for part in plan.parts() for each in plan.check(*part).values()])
+        print(report.target, matrix.summary(report, [*routers]), matrix.total([report]), sep="\n\n", end="\n\n")
+        page += f"* `{report.target}`: {matrix.total([report])}\n"
+        failed += report.counts[1]
+    if not options.check:
+        cases = "".join(f"* `{id}`: {each.purpose}\n" for id, each in definitions.items())
+        write_atomically(options.out / "ROUTERS.md", f"{page}\n# Cases\n\n{cases}".encode())
+    return 1 if failed else 0
 
 
 def _variants(options: argparse.Namespace) -> int:

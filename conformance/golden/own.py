@@ -1,61 +1,24 @@
-"""`moespec conformance golden --cases MODULE --out FOLDER`: vectors of routers of the user's own, and which backends pass them.
-
-FOLDER has `suite.json` and `vectors`, as ours are, and `ROUTERS.md`: what they compute, their options, cases and results.
-"""
+"""Routers of the user's own, of which `moespec conformance golden --cases MODULE` makes vectors: what the module defines."""
 
 import importlib
 import inspect
 import sys
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from moespec import spec
 from moespec.conformance.author.definition import Definition
 from moespec.conformance.author.reference import SPEC
-from moespec.conformance.check import process
-from moespec.conformance.check.results import Report
-from moespec.conformance.check.run import Plan
-from moespec.conformance.compare import DTYPES
 from moespec.conformance.functions import FUNCTIONS
 from moespec.conformance.golden.derived import three_each, valid_definitions
-from moespec.conformance.golden.generate import generate
 from moespec.conformance.matrix_rows import ALGORITHMS
-from moespec.conformance.report import matrix
-from moespec.conformance.suite import digest
-from moespec.models.files import write_atomically
 from moespec.models.options import help_texts
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import load_own
 from moespec.spec.routers import ROUTERS
 
-__all__ = ["publish", "read"]
-
-BACKENDS = ("numpy", "jax", "torch")
-
-
-def publish(name: str, folder: Path, *, check: bool) -> int:
-    """Make the vectors that a module defines, or with `check` compare them; check the backends, write the page. The exit status."""
-    definitions, routers = read(name)
-    vectors, failed, page = folder / "vectors", 0, "".join(map(_described, routers.values())) + "# Results\n\n"
-    generate(vectors, check=check, own=definitions)
-    process.TRUSTED[:] = routers.values()
-    for backend in BACKENDS:
-        if find_spec(backend) is None:
-            print(f"{backend} is not installed, and was not checked")
-            continue
-        report = Report("target", f"moespec.backends.{backend}", digest(vectors), [])
-        plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)
-        report = plan.joined([each for part in plan.parts() for each in plan.check(*part).values()])
-        print(report.target, matrix.summary(report, [*routers]), matrix.total([report]), sep="\n\n", end="\n\n")
-        page += f"* `{report.target}`: {matrix.total([report])}\n"
-        failed += report.counts[1]
-    if not check:
-        cases = "".join(f"* `{id}`: {each.purpose}\n" for id, each in definitions.items())
-        write_atomically(folder / "ROUTERS.md", f"{page}\n# Cases\n\n{cases}".encode())
-    return 1 if failed else 0
+__all__ = ["described", "read"]
 
 
 def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
@@ -82,8 +45,8 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
     return {each.id: each for each in written}, routers
 
 
-def _described(name: str) -> str:
-    """What the page says of a router."""
+def described(name: str) -> str:
+    """A router as text: what it computes, and its options."""
     router: Any = ROUTERS[name]
     texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
     text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")
