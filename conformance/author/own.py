@@ -23,9 +23,7 @@ def common(router: str, **options: Any) -> Iterator[Definition]:
     """The cases that every router has, with these options of it."""
     known = {field.name for field in fields(load_own("router", router).Options)}
     other: dict[str, Any] = {name: value for name, value in EVERYWHERE.items() if name in known} | options
-    few: dict[str, Any] = ({"capacity_factor": 0.5} if "capacity_factor" in known else {}) | options
     yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
-    yield case(router, "overflow", "overflow", "Training, with few slots.", train=True, **few)
     yield case(router, "gradient", "gradient", "By the tokens and the parameters.", train=True, **options)
     purpose = "Odd sizes, other options than the defaults, numbers of more bits than bfloat16 has."
     other |= {"sizes": (7, 5, 3), "groups": 3, "step": STEP, "draws": Draws(step=STEP, tries=40, enough=0.01)}
