@@ -9,17 +9,16 @@ import numpy as np
 
 from moespec.spec.numerics import sigmoid, softmax, softplus, stop_gradient  # noqa: F401 (of the namespace)
 
-Array = Any
 cos, exp, log, sin, sqrt, square, tanh, where = np.cos, np.exp, np.log, np.sin, np.sqrt, np.square, np.tanh, np.where
 cumsum, mean, sum, zeros_like = np.cumsum, np.mean, np.sum, np.zeros_like
 broadcast_to, concatenate, stack, swapaxes = np.broadcast_to, np.concatenate, np.stack, np.swapaxes
 
 
-def promote(x: Array) -> Array:
+def promote(x: Any) -> Any:
     """`x` in float64."""
     return np.asarray(x, np.result_type(x, np.float64))
 
 
-def maximum(x: Array, least: float) -> Array:
+def maximum(x: Any, least: float) -> Any:
     """`x`, at least `least`."""
     return np.where(x.real < least, least, x)

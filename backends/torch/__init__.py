@@ -12,11 +12,11 @@ hash layers N hashes, V ids.
 
 import sys as _sys
 
-from torch.compiler import assume_constant_result as _assume_constant_result
 from moespec.backends import common as _common
 from moespec.backends.binding import documented as _documented
 from moespec.backends.torch import namespace as _namespace
 from moespec.backends.torch.binding import formula as _formula
+from moespec.backends.torch.private import traced_as_constant as _traced_as_constant
 from moespec.spec.names import public_names as _public_names
 from moespec.backends.routers import composed as _composed
 
@@ -219,7 +219,7 @@ name = "torch"
 xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
-_assume_constant_result(type(ROUTERS).find)  # type: ignore[no-untyped-call]
+_traced_as_constant(type(ROUTERS).find)
 """The routers by name, computed by this backend."""
 
 __all__ = _public_names(globals())

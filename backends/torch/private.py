@@ -38,6 +38,11 @@ def of_dynamo(name: str) -> Any:
     return _named(f"_dynamo.{name}")
 
 
+def traced_as_constant(function: Any) -> None:
+    """As `torch.compiler.assume_constant_result`, without the import of Dynamo: the function is called while a compiler traces."""
+    function._dynamo_marked_constant = True
+
+
 @contextmanager
 def tracing() -> Iterator[None]:
     """In which `torch.compiler.is_compiling()` is true."""

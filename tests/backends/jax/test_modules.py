@@ -262,7 +262,7 @@ def test_arguments_are_checked(x):
             make("soft_moe", choices=7)
         with pytest.raises(ConfigError, match="gelu"):
             make(gelu="none")
-        with pytest.raises(ConfigError, match=r"^router: .* 'top_k'"):
+        with pytest.raises(ConfigError, match=r"^router='top_k': expected one of"):
             make("top_k")
         for name, value in {"expert_activation": "silu", "expert_bias": 1, "shared_experts": -1, "seed": -1}.items():
             with pytest.raises(ConfigError, match=rf"^{name}\b.*expected.*"):
