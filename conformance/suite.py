@@ -86,7 +86,6 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     """The manifests of the cases whose id `only` accepts, after a comparison with `suite.json`.
 
     Raises VectorError for the first of all that is missing or not listed, and the first of these that was changed.
-    Rows of routers of somebody's own are known from then on.
     """
     path = folder.parent / "suite.json"
     try:

@@ -48,13 +48,9 @@ def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
         (vars(module), name, value, path)
         for module in ([router, common, plan] if package == "moespec" else [*of_package, common, plan, spec])
         for name, value in vars(module).items()
-        if callable(value) and ((path := _path(name, value)) in FUNCTIONS or name in ALIASES)
+        for path in (f"{getattr(value, '__module__', '')}:{name}", name)
+        if callable(value) and (path in FUNCTIONS or path in ALIASES)
     ]
-
-
-def _path(name: str, function: Any) -> str:
-    own = f"{getattr(function, '__module__', '')}:{name}"
-    return own if own in FUNCTIONS else name
 
 
 class TraceError(Exception):
