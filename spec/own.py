@@ -56,7 +56,7 @@ def own_name(argument: str, value: object) -> str:
     Raises ConfigError for an object that no imported module has under a name.
     """
     # The module that defines it comes before those that import it, as a script does, too.
-    for module in [getattr(value, "__module__", ""), *sorted(sys.modules, key="__main__".__eq__)]:
+    for module in [getattr(value, "__module__", ""), *(name for name in sys.modules if name[:2] != "__"), "__main__"]:
         for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name

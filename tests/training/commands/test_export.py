@@ -69,7 +69,7 @@ OPTIONS = {"sparsity_constrained_expert_choice": FEWER, "sparsity_constrained_to
 
 
 OWN = tuple(f"{module.__name__}:ROUTER" for module in (averaged, nearest, tempered))
-EXPORTED = (*OWN, "hierarchical_top_k", "importance_score", "sparsity_constrained_expert_choice")
+EXPORTED = (*OWN[:2], "hierarchical_top_k", "importance_score", "sparsity_constrained_expert_choice")
 """Routers whose programs are made in every run of the tests, as is Soft MoE's; those of the others with `pytest -m full`."""
 
 
