@@ -17,12 +17,12 @@ def keep_apart(arguments: Sequence[str]) -> None:
     """Removes the working folder from this process's `sys.path` and puts it first in the `sys.path` of the target's process.
 
     Its files are the target's, and a `pytest.py` or `json.py` there is nothing that the suite imports. `record` runs a
-    model in this process. To be called before anything else is imported.
+    model, and `golden --cases` a router, in this process. To be called before anything else is imported.
     """
     folder = os.getcwd()
     if not sys.flags.safe_path and sys.path[:1] in ([""], [folder]):  # by `python -m`
         del sys.path[0]
-    if arguments[:1] == ["record"]:
+    if arguments[:1] == ["record"] or any(word.startswith("--cases") for word in arguments):
         sys.path.insert(0, folder)
         return
     from moespec.conformance.check import process

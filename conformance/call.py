@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from moespec import spec
-from moespec.conformance.format import Case, Reference, Stage, Tensor, routing_arrays
+from moespec.conformance.format import Case, Reference, Stage, Tensor, path_parts, routing_arrays
 from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.functions.describe import ROUTE, Function
 
@@ -181,10 +181,10 @@ def _function(module: Any, reference: Any, stages: Stages, known: Collection[str
 
 
 def at(module: Any, path: str) -> Any:
-    """What is at a path of names and keys."""
+    """What is at a path of names and keys; a function of the user's own has its name without the module."""
     value = module
-    for part in path.split("."):
-        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    for part in path_parts(path):
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part.rpartition(":")[2])
     return value
 
 

@@ -10,6 +10,7 @@ manifest as its key in the safetensors file, under `tensor`. NaN and infinity in
 strings "nan", "inf", "-inf"; an infinite option, such as `capacity_factor`, is the string "inf".
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from moespec.spec.values import even
 
 __all__ = [
     *("KINDS", "Case", "Edit", "Expectation", "GoldenError", "Gradients", "Reference", "Stage", "Tensor", "Value"),
-    *("VectorError", "finish", "routing_arrays"),
+    *("VectorError", "finish", "path_parts", "routing_arrays"),
 ]
 
 KINDS = ("value", "tie", "near_tie", "overflow", "degenerate", "negative", "gradient", "trajectory")
@@ -59,6 +60,11 @@ class Value:
     constant: str = "direct"
 
 
+def path_parts(call: str) -> list[str]:
+    """The names and keys of the path of a call. A name of the user's own, `package.module:object`, is one of them."""
+    return re.findall(r"(?!ROUTERS\.)\w[\w.]*:\w+|\w+", call)
+
+
 Reference = str | dict[str, Any] | None
 """What an argument is: null for nothing; the name of an input, or of an earlier stage, for its whole result;
 `stage/result`, for a part of it; a dict of references; or a function, as `{"call", "arguments", "options"}`."""
@@ -77,9 +83,8 @@ class Stage:
     @property
     def router(self) -> str:
         """The router whose `route` it calls, or an empty string."""
-        owner, _, rest = self.call.partition(".")
-        name, _, method = rest.partition(".")
-        return name if owner == "ROUTERS" and method == "route" else ""
+        owner, *rest = path_parts(self.call)
+        return rest[0] if owner == "ROUTERS" and rest[1:] == ["route"] else ""
 
 
 @dataclass(frozen=True)

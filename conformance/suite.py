@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from moespec.conformance.compare import CONSTANTS, LARGE
-from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError
+from moespec.conformance.format import Case, Expectation, Gradients, Stage, Tensor, Value, VectorError, path_parts
 from moespec.conformance.functions import FUNCTIONS, function
 from moespec.conformance.manifest import read
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.files import read_file
+from moespec.spec.algorithm import Algorithm
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 from moespec.version import version
 
 __all__ = [
@@ -89,6 +91,9 @@ def verify(folder: Path = VECTORS, only: Only = lambda id: True) -> list[Path]:
     try:
         suite = json.loads(read_file(path))
         committed = {name: (entry["cases"], dict(entry["sha256"])) for name, entry in suite["algorithms"].items()}
+        for name, entry in suite["algorithms"].items():
+            if "router" in entry:
+                ALGORITHMS.setdefault(name, Algorithm(name, "", int(entry["revision"])))
     except OSError as error:
         raise VectorError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -161,7 +166,8 @@ def problems(case: Case) -> Iterator[str]:
 
 
 def _case(case: Case) -> Problems:
-    yield case.algorithm not in ALGORITHMS, f"there is no algorithm {case.algorithm!r}"
+    own = any(map(is_own, (stage.router for stage in case.stages)))
+    yield case.algorithm not in ALGORITHMS and not own, f"there is no algorithm {case.algorithm!r}"
     yield case.expect is None and not any(stage.outputs for stage in case.stages), "nothing is expected"
     for name, tensor in case.inputs.items():
         yield from _tensor(name, tensor, finite=case.kind != "negative")
@@ -197,7 +203,8 @@ def _stage(stage: Stage, case: Case, earlier: Mapping[str, Stage]) -> Problems:
 
 
 def _calls(place: str, path: str) -> Problems:
-    yield path.split(".")[0] not in {*FUNCTIONS, "identity"}, f"{place}: there is no function {path!r}"
+    name = path_parts(path)[0]
+    yield name not in {*FUNCTIONS, "identity"} and not is_own(name), f"{place}: there is no function {path!r}"
 
 
 def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Mapping[str, Stage]) -> Problems:
@@ -209,7 +216,7 @@ def _reference(place: str, reference: Any, inputs: Collection[str], earlier: Map
             yield from _reference(f"{place}, {name}", each, inputs, earlier)
     elif reference is not None and reference not in inputs:
         name, _, part = reference.partition("/")
-        described = FUNCTIONS[earlier[name].call.split(".")[0]].outputs if name in earlier else {}
+        described = function(path_parts(earlier[name].call)[0]).outputs if name in earlier else {}
         known = name in earlier and (not part or part in {"routing", *earlier[name].outputs, *described})
         yield not known, f"{place}: reads {reference!r}, which nothing before it computes"
 

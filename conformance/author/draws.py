@@ -110,7 +110,7 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
     sizes = dict(routed.options)
     if "router/kernel" in arrays:
         sizes["columns"] = arrays["router/kernel"].shape[1]  # more than experts, where branches have logits, too
-    best, clearest = -1.0, None
+    best, clearest, refused = -1.0, None, Exception()
     parameters = [value for name, value in arrays.items() if name.startswith("router/")]
     for attempt in range(routed.draws.tries if any(value.any() for value in parameters) else 1):
         tokens = grid(
@@ -125,13 +125,14 @@ def _clear(definition: Definition, key: str) -> tuple[NDArray[np.float32], Any]:
         margins: list[float] = []
         try:
             recorded(definition, values, partial(_judge, routed, margins, best))
-        except (ContractError, _WorseError):  # no input of the router, or none that is wanted
+        except (ContractError, _WorseError) as error:  # no input of the router, or none that is wanted
+            refused = error
             continue
         best, clearest = min(margins), (tokens, noise)
         if best >= routed.draws.enough:
             break
     if clearest is None:
-        raise ValueError(f"{key}: no draw is accepted")
+        raise ValueError(f"{key}: no draw is accepted: {refused}")
     return clearest
 
 

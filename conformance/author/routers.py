@@ -10,6 +10,7 @@ import numpy as np
 from moespec.conformance.author.definition import DRAWS, Definition, Draws, Noise, Routed, tensor
 from moespec.conformance.author.inputs import experts, grid, prefixed
 from moespec.conformance.format import Stage, Tensor
+from moespec.spec.routers import ROUTERS
 
 __all__ = [
     *("CHANGED", "LOSSES", "NORMAL", "common", "evaluation", "kernel_case", "kernel_of", "logit_options"),
@@ -73,7 +74,7 @@ def router_case(
     params = kernel_of(f"{key}/kernel", d, e, zero=zero) if params is None else params
     tied = not any(value.array.any() for value in params.values())
     return Definition(
-        router,
+        ROUTERS[router].name,
         name,
         kind,
         purpose,

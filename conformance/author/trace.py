@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from moespec import spec
 from moespec.conformance.format import Stage
 from moespec.conformance.functions import FUNCTIONS
+from moespec.spec.own import is_own
 from moespec.spec.routers import Router, common, plan
 from moespec.spec.routing import RouterOutput
 
@@ -35,14 +37,19 @@ _signature = cache(inspect.signature)
 
 
 @cache
-def _imported(router: str) -> list[tuple[dict[str, Any], str, Any]]:
-    """The functions to be noted that the module of a router and those that it shares have imported: names, name, and function."""
-    modules = (sys.modules[router], common, plan)
+def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
+    """The functions to be noted that the module of a router and those that it shares have imported: names, name, function, and path.
+
+    Of a router of the user's own these are the modules of its package, and the specification, which it may call as `spec.token_choice`.
+    """
+    package = router.__name__.partition(".")[0]
+    of_package = [module for name, module in sys.modules.items() if name.partition(".")[0] == package]
     return [
-        (vars(module), name, value)
-        for module in modules
+        (vars(module), name, value, path)
+        for module in ([router, common, plan] if package == "moespec" else [*of_package, common, plan, spec])
         for name, value in vars(module).items()
-        if name in FUNCTIONS or name in ALIASES
+        for path in (f"{getattr(value, '__module__', '')}:{name}", name)
+        if callable(value) and (path in FUNCTIONS or path in ALIASES)
     ]
 
 
@@ -70,6 +77,7 @@ class Recorder:
         self.B, self.change, self.followed = B, change, followed
         self.stages: list[Stage] = []
         self.given: dict[str, dict[str, Any]] = {}
+        self._inside = False  # a function of the user's own, whose calls are its own
         self._known = {id(array): (name, array) for name, array in inputs.items()}
         self._made: dict[str, Any] = {}
 
@@ -92,17 +100,19 @@ class Recorder:
     @contextmanager
     def _in_place_of(self, router: str) -> Iterator[None]:
         """The noted functions in place of those that the modules of a router have imported."""
-        imported = _imported(spec.ROUTERS[router].Options.__module__)
-        for names, name, _ in imported:
-            names[name] = getattr(self, name)
+        imported = _imported(sys.modules[spec.ROUTERS[router].Options.__module__])
+        for names, name, function, path in imported:
+            names[name] = self._noted(path, function) if is_own(path) else getattr(self, name)
         try:
             yield
         finally:
-            for names, name, function in imported:
+            for names, name, function, _ in imported:
                 names[name] = function
 
     def name_of(self, value: Any) -> str:
-        """The reference of a value. Raises KeyError for one that nothing recorded gave."""
+        """The reference of a routing. Raises TraceError for one that nothing recorded gave."""
+        if id(value) not in self._known:
+            raise TraceError("the routing is not the result of a public call, such as token_choice")
         return self._known[id(value)][0]
 
     def _alias(self, operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,22 +133,30 @@ class Recorder:
 
         @functools.wraps(function)
         def note(*positional: Any, **named: Any) -> Any:
+            if self._inside:
+                return function(*positional, **named)
             given = parameters.bind(*positional, **named).arguments
             defaults = {k: parameter.default for k, parameter in parameters.parameters.items()}
             given = {k: v for k, v in given.items() if v is not None or defaults[k] is not None}
             for option, argument in EXTENSIONS.get(name, {}).items():
                 if argument not in given and given.get(option) == defaults[option]:
                     given.pop(option, None)
+            if is_own(name):
+                given.pop("B", None)
             arguments = {k: self._reference(name, k, v) for k, v in given.items() if not isinstance(v, PLAIN)}
             options = {k: v for k, v in given.items() if isinstance(v, PLAIN)}
             for stage in self.stages if self.followed else ():
                 if (stage.call, stage.arguments, stage.options) == (name, arguments, options):
                     return self._made[stage.name]
             count = sum(stage.call == name for stage in self.stages)
-            stage = Stage(name if not count else f"{name}_{count + 1}", name, arguments, options)
+            called = name.rpartition(":")[2]
+            stage = Stage(called if not count else f"{called}_{count + 1}", name, arguments, options)
             self.stages.append(stage)
             self.given[stage.name] = given
-            result = self._made[stage.name] = self.change(stage, function(*positional, **named))
+            self._inside = is_own(name)
+            returned = function(*positional, **named)
+            self._inside = False
+            result = self._made[stage.name] = self.change(stage, returned)
             self._know(stage.name, result)
             parts = result._asdict() if hasattr(result, "_asdict") else result if isinstance(result, Mapping) else {}
             for part, value in parts.items():

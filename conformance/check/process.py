@@ -41,6 +41,8 @@ MAPS = 30_000
 LLVM compiles in it keeps some: JAX ends with a segmentation fault where there are no more."""
 FOLDERS: list[str] = []
 """What is in front of the path in a target's process alone, once the suite is imported there: a command's working folder."""
+TRUSTED: list[str] = []
+"""Routers of the user's own, `package.module:ROUTER`, that a target's process imports."""
 PROGRAM = (
     "import sys; sys.path[:] = {path}; from moespec.conformance.check.worker import main; "
     "sys.path[:0] = {folders}; main(*{arguments})"
@@ -62,11 +64,11 @@ class Process:
     """A process that answers about one target; see `worker.py`. It has no terminal, and prints where errors go."""
 
     def __init__(self, interface: type[Target], name: str, memory: int) -> None:
-        self.key = (interface, name, memory)
+        self.key = (interface, name, memory, *TRUSTED)
         self.facts: dict[str, Facts] = {}
         self.socket, its = socket.socketpair()
         path = f"{interface.__module__}:{interface.__qualname__}"
-        arguments, where = (path, name, its.fileno(), memory), [str(each) for each in sys.path]
+        arguments, where = (path, name, its.fileno(), memory, TRUSTED), [str(each) for each in sys.path]
         program = PROGRAM.format(path=where, folders=FOLDERS, arguments=arguments)
         with its:
             self.popen = subprocess.Popen(
@@ -139,7 +141,7 @@ _running: list[Process] = []
 
 def process(interface: type[Target], name: str, memory: int = 0) -> Process:
     """The process of a target: that of the last call, or a new one, for which any other is ended."""
-    if not _running or _running[0].key != (interface, name, memory):
+    if not _running or _running[0].key != (interface, name, memory, *TRUSTED):
         end()
         _running.append(Process(interface, name, memory))
     return _running[0]

@@ -38,6 +38,7 @@ from moespec.conformance.failure import MalformedError
 from moespec.conformance.format import Case, Stage, Tensor, finish
 from moespec.conformance.functions import function
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 
 __all__ = [
     *("DEFAULT", "MODES", "STRIDED", "Facts", "Job", "Target", "Values", "check_unchanged", "claimed", "compilers"),
@@ -145,7 +146,8 @@ class Target:
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        return next((f"{facts.missing[path]} is missing" for path in needs if path in facts.missing), "")
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # a step, which no target needs
+        return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:
         """Why the target has no gradients, or an empty string."""

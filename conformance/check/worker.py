@@ -29,6 +29,7 @@ from moespec.conformance.format import Case
 from moespec.conformance.manifest import decoded
 from moespec.models import tensors
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import load_own
 
 __all__ = ["Answer", "answers", "main", "pack", "unpack"]
 
@@ -61,10 +62,11 @@ def unpack(body: bytes) -> tuple[Any, Arrays]:
     return json.loads(arrays.pop("").tobytes()), arrays
 
 
-def main(interface: str, name: str, descriptor: int, memory: int) -> None:
+def main(interface: str, name: str, descriptor: int, memory: int, trusted: Sequence[str]) -> None:
     """Answer requests about the target `name` until there are no more.
 
-    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any.
+    interface: `module:class` of it. descriptor: of the socket. memory: the bytes that the process may address; 0 for any. trusted:
+    objects of the user's own, which are imported.
     """
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -75,6 +77,8 @@ def main(interface: str, name: str, descriptor: int, memory: int) -> None:
     while head := stream.read(8):
         entry, arrays = unpack(stream.read(int.from_bytes(head, "little")))
         try:
+            for each in trusted:
+                load_own("trust", each)
             reply = pack(*_reply(opened, entry, arrays))
         except BaseException as error:  # also what ends a process, and what is too much for its memory
             reply = pack({"failure": asdict(Failure.of(error))}, {})

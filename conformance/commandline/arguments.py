@@ -104,6 +104,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         text = "the memory that the target's process may address; a case that needs more is an error "
         text += "(default: no limit, for JAX and GPUs reserve many times what they use)"
         added.add_argument("--memory", metavar="GIB", type=_positive, default=0, help=text)
+        text = "routers that the vectors name and that may be imported: package.module:ROUTER, comma-separated"
+        added.add_argument("--trust", metavar="NAMES", default="", help=text)
 
     def seeded(added: argparse.ArgumentParser) -> None:
         text = "cases generated on the fly from a seed, a whole number: values, ties, overflow and gradients; "
@@ -150,6 +152,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
     golden = command("golden", "Make the vectors from the specification.")
     golden.add_argument("--check", action="store_true", help="write nothing; fail if a committed vector differs")
+    golden.add_argument("--cases", metavar="MODULE", help="cases of routers of your own: a module, which is imported")
+    text = "folder for their vectors and a page (default: vectors); the backends that are installed are checked on them"
+    golden.add_argument("--out", metavar="FOLDER", type=Path, default=Path("vectors"), help=text)
     algorithms(golden)
     text = "Try the suite on known variants: each must fail."
     algorithms(command("variants", text))

@@ -12,7 +12,7 @@ from pathlib import Path
 from moespec.conformance import suite
 from moespec.conformance.check import files, waivers
 from moespec.conformance.check.adapter import Adapter
-from moespec.conformance.check.process import claims
+from moespec.conformance.check.process import TRUSTED, claims
 from moespec.conformance.check.results import FAILED, Report
 from moespec.conformance.check.run import Plan
 from moespec.conformance.check.target import MODES, Target
@@ -157,6 +157,7 @@ def _waivers(options: argparse.Namespace) -> list[Waiver]:
 def _plan(options: argparse.Namespace, ids: Sequence[str]) -> Plan:
     """What is checked of a target or an adapter."""
     interface, name = (Target, options.target) if options.target is not None else (Adapter, options.adapter)
+    TRUSTED[:] = filter(None, options.trust.split(","))
     try:
         claimed = claims(interface, name)
     except ConfigError as error:
@@ -207,11 +208,38 @@ def _golden(options: argparse.Namespace) -> int:
     from moespec.conformance.golden.generate import StaleError, generate
 
     try:
+        if options.cases is not None:
+            return _golden_of_own(options)
         generate(options.vectors, check=options.check, only=_only(options))
     except (StaleError, GoldenError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _golden_of_own(options: argparse.Namespace) -> int:
+    """Make the vectors of routers of the user's own, check the backends on them, and write the page."""
+    from moespec.conformance.golden.generate import generate
+    from moespec.conformance.golden.own import described, read
+
+    definitions, routers = read(options.cases)
+    vectors, failed, page = options.out / "vectors", 0, "".join(map(described, routers.values())) + "# Results\n\n"
+    generate(vectors, check=options.check, own=definitions)
+    TRUSTED[:] = routers.values()
+    for backend in ("numpy", "jax", "torch"):
+        if find_spec(backend) is None:
+            print(f"{backend} is not installed, and not checked", end="\n\n")
+            continue
+        report = Report(Target.kind, f"moespec.backends.{backend}", suite.digest(vectors), [])
+        plan = Plan(report, sorted(definitions), [*DTYPES], ["eager"], vectors=vectors)
+        report = plan.joined([each for part in plan.parts() for each in plan.check(*part).values()])
+        print(report.target, matrix.summary(report, [*routers]), matrix.total([report]), sep="\n\n", end="\n\n")
+        page += f"* `{report.target}`: {matrix.total([report])}\n"
+        failed += report.counts[1]
+    if not options.check:
+        cases = "".join(f"* `{id}`: {each.purpose}\n" for id, each in definitions.items())
+        write_atomically(options.out / "ROUTERS.md", f"{page}\n# Cases\n\n{cases}".encode())
+    return 1 if failed else 0
 
 
 def _variants(options: argparse.Namespace) -> int:
@@ -333,6 +361,8 @@ def main(arguments: list[str]) -> int:
     if options_of_pytest and options.command != "run":
         parsing.error(f"unrecognized arguments: {' '.join(options_of_pytest)}")
     options.pytest = options_of_pytest
+    if hasattr(options, "vectors") and (options.vectors / "suite.json").is_file():
+        options.vectors /= "vectors"  # of a folder that `golden --out` wrote
     if getattr(options, "size", "small") != "small" and options.fresh is None:
         parsing.error(f"--size {options.size}: needs --fresh SEED, of which these cases are made")
     paths = [path for name in OUTPUTS if (path := getattr(options, name, None))]

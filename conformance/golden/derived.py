@@ -31,7 +31,7 @@ from moespec.conformance.functions.describe import GROUPS
 from moespec.conformance.golden.wide import wide
 from moespec.spec.ranges import Range, option_types
 
-__all__ = ["all_definitions", "derived", "valid_calls"]
+__all__ = ["all_definitions", "derived", "three_each", "valid_calls", "valid_definitions"]
 
 SIZES = ("tokens", "experts", "width")
 """What the options of every router have."""
@@ -252,7 +252,7 @@ def _is_outside(number: float, base: type, limits: Range | None, zero: bool) -> 
 # Those of the suite.
 
 
-def _calls(definitions: Iterable[Definition]) -> dict[str, Definition]:
+def valid_definitions(definitions: Iterable[Definition]) -> dict[str, Definition]:
     """A valid call of each public function, of its own algorithm, and of each router, by path, on inputs that are known
     before anything is computed."""
     own: dict[str, list[Case]] = {}
@@ -286,12 +286,12 @@ SORTS = ("shape", "dtype", "value")
 @cache
 def all_definitions() -> Mapping[str, Definition]:
     """Every case of the suite by id: those of `cases`, the wide ones, and the error cases."""
-    valid, written = _calls(definitions().values()), []
+    valid, written = valid_definitions(definitions().values()), []
     for path, wrong in WRONG.items():
         for number, each in enumerate(wrong, 1):
             name = _case_name(valid[path], path, f"{each.argument}_{number}")
             written.append(_written(valid[path], name, each))
-    more = (*wide(valid, _ones()), *wide_routers(), *written, *_three_each(valid, written))
+    more = (*wide(valid, _ones()), *wide_routers(), *written, *three_each(valid, written))
     known = {**definitions(), **{each.id: each for each in more}}
     if len(known) != len(definitions()) + len(more):
         raise ValueError("two cases have one name")
@@ -347,7 +347,7 @@ def _definition(case: Case, definition: Definition, name: str) -> Definition:
     )
 
 
-def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
+def three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) -> Iterator[Definition]:
     """The error cases that the public functions still lack of three each: a shape, a dtype, and a value or an option.
 
     A router, whose arrays are those of public functions, has at least one of an option.
@@ -357,7 +357,7 @@ def _three_each(valid: Mapping[str, Definition], written: Iterable[Definition]) 
     known = {(d.stages[-1].call if d.routed is None else d.routed.router, _sort(d.error)) for d in written}
     for path, definition in valid.items():
         if definition.routed is not None and not {(definition.algorithm, sort) for sort in SORTS} & known:
-            types = _option_types(definition.algorithm)
+            types = _option_types(definition.routed.router)
             option = [*types][-1]
             wrong = {option: next(_outside(types[option]))}
             yield invalid(definition, "value", "ConfigError", option, options=wrong)

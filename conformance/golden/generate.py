@@ -9,8 +9,9 @@ the revision that the vectors of an algorithm are of.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from moespec.conformance.author.build import build
+from moespec.conformance.author.definition import Definition
 from moespec.conformance.compare import CONSTANTS, DTYPES, tolerance
 from moespec.conformance.format import Case, GoldenError, Value
 from moespec.conformance.functions import FUNCTIONS
@@ -26,6 +28,7 @@ from moespec.conformance.manifest import SCHEMA, encode, first_difference, read,
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.conformance.suite import VECTORS, manifests, problems, sha256, verify
 from moespec.spec.errors import ConfigError
+from moespec.spec.own import is_own
 
 __all__ = ["MADE", "StaleError", "differences", "generate", "suite_text"]
 
@@ -42,7 +45,7 @@ PROVENANCE = (
 
 ADVICE = (
     "\nWhere the specification computes something else than the committed vectors, and that is meant, raise the revision of "
-    "the algorithm in its module of moespec.spec and make the vectors again."
+    "the algorithm in its module of moespec.spec, or of your Router, and make the vectors again."
 )
 """Where a committed vector differs; of a case that cannot be made a revision is not the matter."""
 
@@ -57,6 +60,7 @@ def generate(
     check: bool = False,
     only: Callable[[str], bool] = lambda id: True,
     report: Callable[[str], None] = print,
+    own: Mapping[str, Definition] | None = None,
 ) -> int:
     """Make every case; write those that are new or changed, or with `check` only compare. Returns the number made.
 
@@ -64,15 +68,16 @@ def generate(
     all that is wrong: a case that cannot be made, a committed case that differs although the revision of its algorithm
     is the same (it is kept), a vector that nothing defines. `suite.json` is then as it was. Raises ConfigError, before
     anything is made, where there is nothing to compare with, or where it would write over what is not its own.
+    own: definitions of the user's own, by id, in place of ours.
     """
-    chosen = [id for id in all_definitions() if only(id)]
+    chosen = [id for id in own or all_definitions() if only(id)]
     _check_folder(folder, chosen if check else ())
     revisions = _revisions(folder)
     stale: list[str] = []
     advice, written = "", 0
-    for id, future in _built(chosen):
+    for id, result in ((id, partial(_build, id, own)) for id in chosen) if own else _built(chosen):
         try:
-            case = future.result()
+            case = result()
         except Exception as error:
             stale.append(f"{id}: {type(error).__name__}: {error}")
             continue
@@ -145,6 +150,7 @@ def suite_text(folder: Path = VECTORS) -> str:
         "algorithms": {
             name: {
                 "revision": ALGORITHMS[name].revision,
+                **({"router": router} if is_own(router := "".join(ALGORITHMS[name].functions)) else {}),
                 "cases": len(paths),
                 "sha256": {path.stem: sha256(path) for path in paths},
             }
@@ -154,17 +160,19 @@ def suite_text(folder: Path = VECTORS) -> str:
     return json.dumps(content, sort_keys=True, indent=1) + "\n"
 
 
-def _built(chosen: list[str]) -> Iterator[tuple[str, Future[Case]]]:
-    """The cases as they are made, by as many processes as there are cores."""
+def _built(chosen: list[str]) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """What returns each case, as they are made by as many processes as there are cores."""
     slow_first = sorted(chosen, key=lambda id: all_definitions()[id].kind != "trajectory")
     with ProcessPoolExecutor(os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, id): id for id in slow_first}
         for future in tqdm(as_completed(waiting), "golden", len(chosen), unit="case", disable=None):
-            yield waiting[future], future
+            yield waiting[future], future.result
 
 
-def _build(id: str) -> Case:
-    case = build(all_definitions()[id])
+def _build(id: str, own: Mapping[str, Definition] | None = None) -> Case:
+    case = build((own or all_definitions())[id])
+    if own and (difference := differences(case, build(own[id]))):
+        raise GoldenError(f"computed twice, it is not the same: {difference}")
     for problem in problems(case):
         raise GoldenError(problem)
     return case

@@ -168,7 +168,7 @@ def _modules(case: Case, stages: Iterable[Stage]) -> list[str]:
 def _module(path: str) -> str:
     name, _, rest = path.partition(".")
     if name == "ROUTERS":
-        return f"routers.{rest.partition('.')[0]}" if rest else ""
+        return f"routers.{rest.partition('.')[0]}" if rest and ":" not in rest else ""
     if name == "CAPACITY_RULES":
         return "algorithms.capacity"
     return getattr(spec, name).__module__.removeprefix("moespec.spec.") if name in spec.__all__ else ""

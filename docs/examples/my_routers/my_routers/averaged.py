@@ -26,10 +26,15 @@ def state(options):
     return {"load": spec.Kept((options.experts,), 1 / options.experts)}
 
 
+def offset(load, strength):
+    """What is added to the scores. It is a function, so that it is a step of the vectors, as the building blocks are."""
+    return -strength * load
+
+
 def compose(B, params, tokens, options, *, state, noise=None, train=False):
     """Written once: `B` is a backend, or the specification itself, which has no axis of groups."""
     scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]))
-    selection = B.biased_scores(scores, -options.strength * state["load"])
+    selection = B.biased_scores(scores, offset(state["load"], options.strength))
     capacity = options.capacity(train=train)
     routing = B.token_choice(selection, combine_scores=scores, choices=options.choices, capacity=capacity)
     load = B.expert_load(selection, choices=options.choices)
@@ -39,7 +44,7 @@ def compose(B, params, tokens, options, *, state, noise=None, train=False):
 def compose_update(B, options, state, statistics):
     """Once a step, with the load of all groups, parts of the batch and devices."""
     part = statistics["load"] / B.xp.sum(statistics["load"])
-    return {"load": (1 - options.rate) * state["load"] + options.rate * part}
+    return {"load": (1 - options.rate) * B.xp.promote(state["load"]) + options.rate * part}
 
 
 ROUTER = Router(

@@ -24,16 +24,21 @@ def init(generator, options):
     return {**init_kernel(generator, options), "temperature": np.ones(options.experts, np.float32)}
 
 
+def temper(logits, temperature):
+    """Logits over a temperature. It is a function, so that it is a step of the vectors, as the building blocks are."""
+    return logits / temperature
+
+
 def route(params, tokens, options, *, noise=None, train=False):
     """In NumPy, of one group: what the router computes."""
-    scores = softmax_affinity(router_logits(tokens, params["kernel"]) / params["temperature"])
+    scores = softmax_affinity(temper(router_logits(tokens, params["kernel"]), params["temperature"]))
     routing = token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     return output(options, routing, {"balance": balance_loss(scores)})
 
 
 def compose(B, params, tokens, options, *, noise=None, train=False):
     """The same for JAX and torch, of several groups: `B` is the backend."""
-    scores = B.softmax_affinity(B.router_logits(tokens, params["kernel"]) / params["temperature"])
+    scores = B.softmax_affinity(temper(B.router_logits(tokens, params["kernel"]), params["temperature"]))
     routing = B.token_choice(scores, choices=options.choices, capacity=options.capacity(train=train))
     loss = B.balance_loss(scores)
     metrics = {**B.routing_metrics(routing), "balance_loss": loss}

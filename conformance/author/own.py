@@ -1,0 +1,55 @@
+"""Cases of a router of the user's own, "package.module:ROUTER", for `moespec conformance golden --cases MODULE`.
+
+The module has `cases()`, which yields them, and may have `FUNCTIONS`: building blocks of the package, whose calls are steps of the vectors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from moespec.conformance.author.definition import Definition, Draws, Noise, tensor
+from moespec.conformance.author.inputs import grid
+from moespec.conformance.author.routers import router_case
+from moespec.conformance.author.wide_routers import EVERYWHERE, STEP
+from moespec.conformance.functions.describe import Function, Output
+from moespec.spec.own import load_own
+
+__all__ = ["Definition", "Function", "Output", "case", "common"]
+
+
+def common(router: str, **options: Any) -> Iterator[Definition]:
+    """The cases that every router has, with these options of it."""
+    known = {field.name for field in fields(load_own("router", router).Options)}
+    other: dict[str, Any] = {name: value for name, value in EVERYWHERE.items() if name in known} | options
+    yield case(router, "values", "value", "The defaults, at evaluation.", "generated_code", **options)
+    yield case(router, "gradient", "gradient", "By the tokens and the parameters.", train=True, **options)
+    purpose = "Odd sizes, other options than the defaults, numbers of more bits than bfloat16 has."
+    other |= {"sizes": (7, 5, 3), "groups": 3, "step": STEP, "draws": Draws(step=STEP, tries=40, enough=0.01)}
+    yield case(router, "wide", "gradient", purpose, "low_precision", train=True, **other)
+
+
+def case(
+    router: str, *words: str, sizes: tuple[int, int, int] = (6, 3, 4), step: float = 0.125, **given: Any
+) -> Definition:
+    """A `router_case`, whose parameters, state and noise are drawn on a grid, near where `init` and `state` of the router are constant."""
+    row, axes = load_own("router", router), dict(zip(sizes, ("tokens", "experts", "width"), strict=True))
+    known = {field.name: given[field.name] for field in fields(row.Options) if field.name in given}
+    options = row.options(**{axis: size for size, axis in axes.items()}, **known)
+    for part, arrays in (
+        ("params", row.init(np.random.default_rng(0), options)),
+        ("state", row.initial_state(options)),
+    ):
+        tensors = given.setdefault(part, {})
+        for name, array in arrays.items() if not tensors else ():
+            reach, centre = (0.25, np.round(array.flat[0] / step) * step) if np.ptp(array) == 0 else (1.0, 0.0)
+            values = grid(f"routers/{router}/{words[0]}/{name}", array.shape, reach=reach, step=step, centre=centre)
+            tensors[name] = tensor(values, " ".join(axes.get(size, "entries") for size in array.shape))
+    if given.get("train") and (noise := row.noise(options)) is not None:
+        low, high = noise.interval or (-2.0, 2.0)
+        given["noise"] = Noise(" ".join(axes[size] for size in noise.shape), (high - low) / 2, step, (high + low) / 2)
+    if words[1] == "gradient":
+        given["by"] = ("tokens", *(f"router/{name}" for name in given["params"] if name not in row.frozen))
+        given["losses"] = any(getattr(options, f.name) for f in fields(row.Options) if f.name.endswith("_weight"))
+    return router_case(router, *words, sizes=sizes, **given)

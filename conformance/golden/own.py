@@ -1,0 +1,54 @@
+"""Routers of the user's own, of which `moespec conformance golden --cases MODULE` makes vectors: what the module defines."""
+
+import importlib
+import inspect
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from moespec import spec
+from moespec.conformance.author.definition import Definition
+from moespec.conformance.author.reference import SPEC
+from moespec.conformance.functions import FUNCTIONS
+from moespec.conformance.golden.derived import three_each, valid_definitions
+from moespec.conformance.matrix_rows import ALGORITHMS
+from moespec.models.options import help_texts
+from moespec.spec.errors import ConfigError
+from moespec.spec.own import load_own
+from moespec.spec.routers import ROUTERS
+
+__all__ = ["described", "read"]
+
+
+def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
+    """The cases by id of a module, which is imported, with an error case; its routers by row. These rows and functions are known then.
+
+    Raises ConfigError for anything else.
+    """
+    try:
+        module: Any = importlib.import_module(name)
+        for each in getattr(module, "FUNCTIONS", ()):
+            function, FUNCTIONS[each.name] = load_own("FUNCTIONS", each.name), each
+            takes_backend = "B" in inspect.signature(function).parameters
+            setattr(SPEC, function.__name__, partial(function, spec) if takes_backend else function)
+        written = [*module.cases()]
+        routers = {ROUTERS[each.routed.router].name: each.routed.router for each in written}
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(f"cases={name!r}: {type(error).__name__}: {error}") from error
+    if taken := spec.ALGORITHMS.keys() & routers.keys():
+        raise ConfigError(
+            f"cases={name!r}: moespec has a router {min(taken)!r}; the first argument of Router is its name"
+        )
+    ALGORITHMS.update({row: replace(ROUTERS[router].algorithm, functions=(router,)) for row, router in routers.items()})
+    written += three_each(valid_definitions(written), ())
+    return {each.id: each for each in written}, routers
+
+
+def described(name: str) -> str:
+    """A router as text: what it computes, and its options."""
+    router: Any = ROUTERS[name]
+    texts, options = help_texts(router.Options), inspect.signature(router.Options).parameters.values()
+    text = inspect.cleandoc(sys.modules[router.Options.__module__].__doc__ or "")
+    lines = "".join(f"* `{each.replace(annotation=each.empty)}`: {texts.get(each.name, '')}\n" for each in options)
+    return f"# {router.name}\n\n{text}\n\n`{name}`, revision {router.revision}; {router.source}.\n\n{lines}\n"
