@@ -44,6 +44,8 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
         raise ConfigError(
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"{argument}={name!r}: a module of Python's own, expected one of yours")
     if module == "__main__" and not hasattr(imported, attribute):
         raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):

@@ -9,12 +9,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from moespec.backends.pytrees import leaves, unflatten
+from moespec.spec.own import own_name
 from moespec.training.commandline.chosen import check_functions, check_written, chosen
 from moespec.training.commands.evaluate import EvaluateArguments, evaluate_command
 from moespec.training.commands.predict import PredictArguments, predict_command
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, flat, update
+from moespec.training.configuration.own import load_written
 from moespec.training.loop.hooks import Hook
 from moespec.training.loop.progress import called
 from moespec.training.loop.rundirectory import RunDirectory
@@ -74,16 +77,25 @@ def train(
     """Trains as `moespec train` does, with the same checks, checkpoints and report, and returns the run.
 
     config: a recipe (`moespec list recipes`), a TOML file, or a `Config`; by default the recipe digits, with `resume` the run's own.
-    tables: what replaces its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. run, resume, override: as for
+    tables: what replaces its fields, as in a TOML file: `backend="jax", training={"steps": 300}`. A router, loss or another object of
+    your own is given itself or by its name (docs/own-objects.md). run, resume, override: as for
     the command; a run that is finished is not trained again. hooks: each is called with an `AfterStep` after each step.
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted.
     """
+    tables = unflatten({place: _named(".".join(place), value) for place, value in leaves(tables)})
     base, flags = (config, []) if isinstance(config, Config) else (digits(), ["--resume"] * resume)
     given = {**flat(tables), "config": None if base is config else config, "run": run}
     words = [*flags, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+    load_written(words)
     settings = update(chosen(words, base), tables)
     check_written(words, settings)
     check_functions(words, settings)
     path = None if run is None else Path(run)
     return Run(train_command(settings, run=path, resume=resume, override=override, hooks=hooks))
+
+
+def _named(option: str, value: Any) -> Any:
+    """The value of an option; of an object of the user's own its name."""
+    plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
+    return value if plain else own_name(option, value)
