@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, own_name
-from moespec.spec.ranges import Range, check, option_types
+from moespec.spec.ranges import WORDS, Range, check, option_types
 
 __all__ = [
     "OWN",
@@ -99,15 +99,7 @@ def described(hint: Any, none: str | None = None) -> str:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
         return described(parts[0]).removeprefix("an ").removeprefix("a ").removesuffix("s") + "s"
-    words = {
-        OwnName: "package.module:object",
-        int: "an integer",
-        float: "a number",
-        bool: "True or False",
-        str: "a text",
-        Path: "a path",
-    }
-    return words.get(hint, none or "")
+    return {**WORDS, float: "a number", Path: "a path"}.get(hint, none or "")
 
 
 def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:

@@ -12,6 +12,8 @@ import numpy as np
 from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, is_own
 
+WORDS: dict[Any, str] = {int: "an integer", bool: "True or False", str: "a text", OwnName: "package.module:object"}
+"""What a value of a type is called."""
 LARGEST = float(np.finfo(np.float32).max)
 """What a number can be in float32, in which the backends compute."""
 SMALLEST = float(np.finfo(np.float32).tiny)
@@ -106,9 +108,6 @@ def _described(kind: Any) -> str:
         return "None"
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
-    if kind is OwnName:
-        return "package.module:object"
     base, limits = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
     finite = "" if limits and limits.high == math.inf and not limits.below else "finite "
-    words = {int: "an integer", float: f"a {finite}number", bool: "True or False", str: "a text"}
-    return f"{words[base]} {limits}".rstrip()
+    return f"{WORDS.get(base, f'a {finite}number')} {limits}".rstrip()

@@ -57,10 +57,7 @@ def routed(
     if noise is not None and key is None:
         raise ConfigError(f"key, or rngs: {layer.router} needs one for its gating noise in training, got None")
     drawn = None if noise is None else _draw(replace(noise, shape=(groups, *noise.shape)), key)
-    held = {
-        name: jax.lax.stop_gradient(value) if name in router.frozen else value
-        for name, value in params["router"].items()
-    }
+    held = {k: jax.lax.stop_gradient(v) if k in router.frozen else v for k, v in params["router"].items()}
     output = router.route(held, tokens, options, state=state, noise=drawn, train=train, **needed)
     form: Any = layer.form
     y = B.moe_mlp(tokens, output.routing, params["experts"], shared=params["shared"] or None, **form)

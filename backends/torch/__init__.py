@@ -219,8 +219,8 @@ name = "torch"
 xp = _namespace
 put = from_numpy
 ROUTERS = _composed(_sys.modules[__name__])
-_traced_as_constant(type(ROUTERS).find)
 """The routers by name, computed by this backend."""
+_traced_as_constant(type(ROUTERS).find)
 
 __all__ = _public_names(globals())
 for _name in __all__:
