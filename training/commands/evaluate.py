@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moespec.models.checks import check_output
 from moespec.models.families import Config as Model
-from moespec.models.files import write_atomically
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
@@ -28,19 +26,9 @@ from moespec.training.loop.resolve import model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
 from moespec.training.objectives.table import objective_of
+from moespec.training.reports import predictions
 from moespec.training.reports.cost import aligned, described, milliseconds
 from moespec.training.reports.curves import in_order
-from moespec.training.reports.predictions import (
-    GALLERY,
-    busiest,
-    check_model,
-    csv_of,
-    make_shares,
-    predicted,
-    shown,
-    table,
-)
-from moespec.training.reports.templates import render
 from moespec.training.runs import LoadedRun, load_run
 
 __all__ = ["EvaluateArguments", "evaluate_command", "main"]
@@ -90,13 +78,11 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
     for name in ("l2", "seeds"):
         if not given.fewshot and getattr(given, name) != getattr(EvaluateArguments, name):
             raise ConfigError(f"{name}={getattr(given, name)!r} has no effect here: there is no fewshot")
-    outputs = [(name, path) for name, path in (("csv", given.csv), ("html", given.html)) if path is not None]
-    if outputs:
+    if given.csv or given.html:
         config = RunDirectory(given.run).begun_config()
-        check_model(given.run, config.objective, model_config(config.model))
+        predictions.check_model(given.run, config.objective, model_config(config.model))
         data = given.path or config.data.path
-        for kind, path in outputs:
-            check_output(kind, path, [f".{kind}"], [Path(data)] if data else [])
+        predictions.check_outputs(given.csv, given.html, Path(data) if data else None)
     sets: dict[str, EvaluationConfig] = {}
     if given.fewshot:
         sets["few-shot"] = EvaluationConfig("few_shot", shots=given.fewshot, l2=given.l2, seeds=given.seeds)
@@ -138,7 +124,7 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
         for name in evaluations:
             result[f"evaluation/{name}"] = found = measure(name, params)
             print(f"{name}: {told(found)}")
-        if outputs:
+        if given.csv or given.html:
             _write(given, loaded, dataset, result, model, params)
         check(B)
     batch = evaluation_size(B.sizes, model, most, min(most, images))
@@ -153,20 +139,16 @@ def _write(
     """Prints the results of each class and the mistakes, and writes the table and the page."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
     size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
-    forward = compile_if(B, pays(B, len(split) // size), make_shares(B, model))
-    found = [*predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
+    forward = compile_if(B, pays(B, len(split) // size), predictions.make_shares(B, model))
+    found = [*predictions.predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
     counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
     tables = class_tables(counts, dataset.classes)
     head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
-    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
-    if given.csv is not None:
-        write_atomically(given.csv, csv_of(found))
+    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *predictions.table(found), sep="\n")
+    mistakes = predictions.shown(found)
+    page: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
+    page |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
+    page |= {"results": results, "always": always(dataset), "count": len(mistakes)}
     if given.html is not None:
-        mistakes = shown(found)
-        how: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
-        how |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
-        how |= {"results": results, "always": always(dataset), "busiest": busiest, "count": len(mistakes)}
-        pictures = [one.drawn(dataset, given.html) for one in mistakes[:GALLERY]]
-        write_atomically(given.html, render("predictions.html.jinja", pictures=pictures, **how).encode())
-    for path in filter(None, (given.csv, given.html)):
-        print(f"written: {path}")
+        page["pictures"] = [one.drawn(dataset, given.html) for one in mistakes[: predictions.GALLERY]]
+    predictions.write(found, given.csv, given.html, **page)

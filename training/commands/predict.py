@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moespec.models.checks import Number, check_output
+from moespec.models.checks import Number
 from moespec.models.errors import DataError
-from moespec.models.files import write_atomically
 from moespec.models.options import option
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
@@ -31,21 +30,8 @@ from moespec.training.interruption import Interruption, check
 from moespec.training.loop.resolve import choose_backend, load_backend, load_data, model_config
 from moespec.training.loop.resume import trained_params
 from moespec.training.loop.rundirectory import RunDirectory
-from moespec.training.reports.predictions import (
-    GALLERY,
-    TOP,
-    Prediction,
-    busiest,
-    check_model,
-    csv_of,
-    link,
-    make_shares,
-    predicted,
-    shown,
-    table,
-    thumbnail,
-)
-from moespec.training.reports.templates import render
+from moespec.training.reports import predictions
+from moespec.training.reports.predictions import GALLERY, TOP, Prediction, link, thumbnail
 from moespec.training.runs import left_out
 
 __all__ = ["PredictArguments", "main", "predict_command"]
@@ -107,9 +93,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     Raises ConfigError, RunError or DataError before anything is loaded, DataError if no image can be read, and Interrupted.
     """
     run, folder, csv, html = given.run, given.folder, given.csv, given.html
-    for name, path in (("csv", csv), ("html", html)):
-        if path is not None:
-            check_output(name, path, [f".{name}"], [folder] * folder.is_file())
+    predictions.check_outputs(csv, html, folder if folder.is_file() else None)
     files, notes = find_pictures(folder)
     print(*map(on_one_line, notes), sep="\n", end="\n" * len(notes))
     if html is not None and len(files) > GALLERY:
@@ -117,7 +101,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     directory = RunDirectory(run)
     config = directory.begun_config()
     model, data, training = alone(model_config(config.model)), config.data, config.training
-    check_model(run, config.objective, model)
+    predictions.check_model(run, config.objective, model)
     B = load_backend(choose_backend(given.backend or config.backend)[0])
     params, found = trained_params(directory, config, step=given.step)
     classes = directory.classes() or load_data(config).classes
@@ -129,33 +113,28 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     shape = (model.image_size, model.image_size, model.channels)
     dataset = Dataset(folder.name, split, split, classes, shape, 255, **scale)
     size = evaluation_size(B.sizes, model, min(BATCH, training.evaluation_batch), len(files))
-    forward = compile_if(B, pays(B, -(-len(files) // size)), make_shares(B, model))
+    forward = compile_if(B, pays(B, -(-len(files) // size)), predictions.make_shares(B, model))
     how: Any = {"batch": size, "kind": training.loss, "top": given.top}
-    predictions: list[Prediction] = []
+    seen: list[Prediction] = []
     start = time.monotonic()
     with Interruption():
-        for one in predicted(B, forward, model, B.from_numpy(params), dataset, **how):
+        for one in predictions.predicted(B, forward, model, B.from_numpy(params), dataset, **how):
             if (number := one.number) not in read.wrong:
                 picture, address = (read.small or {}).get(number, b""), link(files.name(number), html or folder)
                 one = one._replace(name=on_one_line(files.names[number]), picture=picture, link=address)
-                predictions.append(one)
+                seen.append(one)
         check(B)
     wrong = [read.wrong[index] for index in sorted(read.wrong)]
     unread = left_out(folder, wrong, len(files))
     seconds = time.monotonic() - start
-    count = f"{len(predictions)} picture{'s' * (len(predictions) > 1)}"
+    count = f"{len(seen)} picture{'s' * (len(seen) > 1)}"
     model_of = f"{run}, step {found} of {config.training.steps}"
     print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
-    counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in predictions).most_common())
-    print(f"read as: {counts}", *table(predictions), sep="\n")
-    if csv is not None:
-        write_atomically(csv, csv_of(predictions))
-    if html is not None:
-        facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
-        title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
-        how = {"title": title, "facts": facts, "busiest": busiest, "wrong": wrong, "results": None}
-        write_atomically(html, render("predictions.html.jinja", pictures=shown(predictions), **how).encode())
-    for path in filter(None, (csv, html)):
-        print(f"written: {path}")
+    counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in seen).most_common())
+    print(f"read as: {counts}", *predictions.table(seen), sep="\n")
+    facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
+    title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
+    page: Any = {"title": title, "facts": facts, "wrong": wrong, "results": None, "pictures": predictions.shown(seen)}
+    predictions.write(seen, csv, html, **page)
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
-    return predictions
+    return seen

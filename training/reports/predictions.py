@@ -23,15 +23,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moespec.backends.contract import Backend
+from moespec.models.checks import check_output
 from moespec.models.families import Config as Model
 from moespec.models.families import family
+from moespec.models.files import write_atomically
 from moespec.models.shown import on_one_line
 from moespec.spec.errors import ConfigError
 from moespec.spec.numerics import sigmoid, softmax
 from moespec.training.data.dataset import Dataset
 from moespec.training.evaluation.evaluate import over
+from moespec.training.reports.templates import render
 
-__all__ = ["Prediction", "check_model", "csv_of", "link", "make_shares", "predicted", "shown", "table", "thumbnail"]
+__all__ = [
+    *("Prediction", "check_model", "check_outputs", "link", "make_shares", "predicted", "shown", "table", "thumbnail"),
+    "write",
+]
 
 TOP = 3
 """Classes that are named for each image."""
@@ -77,6 +83,13 @@ def check_model(run: Path, objective: str, model: Model) -> None:
         raise ConfigError(f"run={str(run)!r}: its model has {why} (objective={objective!r})")
 
 
+def check_outputs(csv: Path | None, html: Path | None, source: Path | None) -> None:
+    """RunError unless the table and the page, as far as they are wanted, can be written, and do not replace what is read."""
+    for name, path in (("csv", csv), ("html", html)):
+        if path is not None:
+            check_output(name, path, [f".{name}"], [source] if source else [])
+
+
 def predicted(
     B: Backend, forward: Callable[[Any, Any], tuple[Any, Any]], model: Model, params: Any, dataset: Dataset, **how: Any
 ) -> Iterator[Prediction]:
@@ -105,9 +118,7 @@ def make_shares(B: Backend, model: Model) -> Callable[[Any, Any], tuple[Any, lis
     module = family(model)
 
     def share(routing: Any, images: int) -> Any:
-        weights = abs(routing.dense().combine).sum(
-            axis=3
-        )  # (G, T, E), a group may have several images or a part of one
+        weights = abs(routing.dense().combine).sum(axis=3)  # (G, T, E): a group has several images, or a part of one
         weights = weights.reshape(images, -1, weights.shape[-1]).sum(axis=1)
         return weights / (weights.sum(axis=1)[:, None] + LEAST)
 
@@ -167,7 +178,17 @@ def busiest(shares: NDArray[Any]) -> str:
     return ", ".join(f"{expert} ({shares[expert]:.0%})".replace("%", " %") for expert in best) or "none"
 
 
-def csv_of(predictions: Sequence[Prediction]) -> bytes:
+def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> None:
+    """Writes the table and the page, as far as they are wanted, and says so. page: what the template shows."""
+    if csv is not None:
+        write_atomically(csv, _csv(predictions))
+    if html is not None:
+        write_atomically(html, render("predictions.html.jinja", busiest=busiest, **page).encode())
+    for path in filter(None, (csv, html)):
+        print(f"written: {path}")
+
+
+def _csv(predictions: Sequence[Prediction]) -> bytes:
     """A row for each picture: its own class if known, its classes with probabilities, and of each MoE layer the busiest expert with
     its share."""
     rows: list[dict[str, Any]] = []

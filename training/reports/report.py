@@ -58,14 +58,8 @@ MOST = 2000
 SIDE = 112
 """Longer side of a small picture, in pixels."""
 MEASURED = (
-    "accuracy",
-    "balanced_accuracy",
-    "largest_class",
-    "top5",
-    "loss",
-    "spread",
-    "image_to_text",
-    "text_to_image",
+    *("accuracy", "balanced_accuracy", "largest_class", "top5", "loss", "spread"),
+    *("image_to_text", "text_to_image"),
 )
 """What a report says of the last evaluation."""
 
