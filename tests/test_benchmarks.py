@@ -48,11 +48,8 @@ def test_accuracies_on_pages_are_those_of_committed_runs():
         recipe = RECIPES / f"{name.partition('-')[0]}.toml"
         for table, settings in tomllib.loads(recipe.read_text()).items() if recipe.is_file() else ():
             assert settings.items() <= config[table].items(), name
-    pages = [
-        ROOT / "docs/training.md",
-        ROOT / "docs/photos.md",
-        *RECIPES.glob("[!s]*.toml"),
-    ]  # study_* give the paper's
+    # The recipes study_* give the paper's.
+    pages = [ROOT / "docs/training.md", ROOT / "docs/photos.md", *RECIPES.glob("[!s]*.toml")]
     texts = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
     figures = {(page, figure) for page, text in texts.items() for figure in re.findall(r"\b\d\d\.\d\d\b", text)}
     assert figures == {(page, figure) for _, figure, page in rows if len(figure) == 5}

@@ -7,11 +7,11 @@ the step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moespec.backends.pytrees import leaves, unflatten
 from moespec.spec.own import own_name
-from moespec.training.commandline.chosen import check_functions, check_written, chosen
+from moespec.training.commandline.chosen import OfRun, check_functions, check_written, chosen
 from moespec.training.commands.evaluate import EvaluateArguments, evaluate_command
 from moespec.training.commands.predict import PredictArguments, predict_command
 from moespec.training.commands.train import train_command
@@ -28,6 +28,8 @@ from moespec.training.runs import label, load_run
 from moespec.training.weights.loading import load as load
 
 __all__ = ["Run", "train"]
+
+Arguments = TypeVar("Arguments", bound=OfRun)
 
 
 class Run:
@@ -50,11 +52,11 @@ class Run:
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
         """`moespec evaluate` with its options as keywords, `evaluate(knn=[20])`: prints the results, and returns them by name."""
-        return evaluate_command(update(EvaluateArguments(run=self.path), options))
+        return evaluate_command(_updated(EvaluateArguments(run=self.path), options))
 
     def predict(self, folder: str | PathLike[str], **options: Any) -> list[Prediction]:
         """`moespec predict` with its options as keywords, `predict("new", top=1)`: prints the table, and returns every picture."""
-        return predict_command(update(PredictArguments(run=self.path, folder=Path(folder)), options))
+        return predict_command(_updated(PredictArguments(run=self.path, folder=Path(folder)), options))
 
     def report(self) -> Path:
         """The path of report.html, which `train` writes at the end. Of a run that is not finished it is written first."""
@@ -93,6 +95,12 @@ def train(
     check_functions(words, settings)
     path = None if run is None else Path(run)
     return Run(train_command(settings, run=path, resume=resume, override=override, hooks=hooks))
+
+
+def _updated(given: Arguments, options: dict[str, Any]) -> Arguments:
+    """The arguments of a command with these options. `trust` imports what it names, as on the command line."""
+    load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
+    return update(given, options)
 
 
 def _named(option: str, value: Any) -> Any:

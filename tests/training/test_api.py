@@ -44,6 +44,7 @@ def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
         (lambda run: training.train(run.config, run=run.path, training={"batch": 8}), "another configuration"),
         (lambda run: training.train(run=run.path, resume=True), "^log='a:b': the run's config.toml names it"),
         (lambda run: run.evaluate(knn=20), "^knn=20: expected integers"),
+        (lambda run: run.evaluate(trust="gone:LOSS"), "^trust='gone:LOSS': cannot be imported"),
         (lambda run: run.predict("none", top=0), "^top=0: expected"),
     ],
 )

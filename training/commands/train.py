@@ -159,12 +159,10 @@ def _train(
             write_report(load_backend(B.name), config, dataset, path, params, devices=B.sizes.devices)
         last = read_log(path, "evaluation", some=True)[-1]
         say(f"{path}: finished{' already' if finished else ''}, {last['step']} steps in {last['seconds']:.0f} s")
-        for line in sentences(config, directory.best(config.training.keep_best), last["step"]):
-            say(line)
+        best = sentences(config, directory.best(config.training.keep_best), last["step"])
         count = f" ({round(last['accuracy'] * last['images'])} of {last['images']})" if "loss" in last else ""
-        say(f"validation {called(last)} {last['accuracy']:.4f}{count}")
-        for words in beside(last, dataset):
-            say(words)
+        for line in (*best, f"validation {called(last)} {last['accuracy']:.4f}{count}", *beside(last, dataset)):
+            say(line)
         if "average" in last:
             say(f"validation accuracy of the average {last['average']['accuracy']:.4f}")
         say(f"report: {path / 'report.html'}")

@@ -140,9 +140,8 @@ def test_the_mistakes_of_a_labelled_folder(
     labels, read = np.array([0] * 6 + [1] * 2), output.logits.argmax(axis=1)
     assert 0 < (wrong := int((read != labels).sum())) < 8
     for row, own, guess, share in zip(rows, labels, read, weights / weights.sum(axis=1)[:, None], strict=True):
-        assert [row[name].lstrip("'") for name in ("true_class", "class_1")] == [
-            loaded.dataset.classes[k] for k in (own, guess)
-        ]
+        found = [row[name].lstrip("'") for name in ("true_class", "class_1")]
+        assert found == [loaded.dataset.classes[k] for k in (own, guess)]
         assert row["right"] == str(int(own == guess))
         assert float(row["block_1_share"]) == pytest.approx(share.max(), abs=2e-6)
     recalls = [float((read[labels == own] == own).mean()) for own in (0, 1)]

@@ -166,10 +166,8 @@ def test_report(runs, backend: str) -> None:  # type: ignore[no-untyped-def]
     right, always = last["images"] - wrong, 100 * max(np.bincount(load("digits").validation.labels)) / 355
     assert f"<strong>{100 * last['accuracy']:.1f} %</strong> validation accuracy: {right} of 355 images" in opening
     assert f'<i style="left: {always:.2f}%">' in opening
-    assert (
-        f"points better than always answering <strong>1</strong>, the largest class\n(the mark, {always:.1f} %)"
-        in opening
-    )
+    assert "points better than always answering <strong>1</strong>, the largest class\n" in opening
+    assert f"class\n(the mark, {always:.1f} %)" in opening
     assert f"Balanced accuracy, the mean over classes: {100 * last['balanced_accuracy']:.1f} %" in opening
     pictures = re.findall(r'base64,([^"]*)"', page)
     assert len(pictures) == min(wrong, 48) + 2 * (1 + 1 + 4), "of two images: themselves, main experts, four slots"
@@ -238,11 +236,7 @@ def test_which_images_are_mistaken_for_what() -> None:
     assert counts.tolist() == [[1, 1, 0], [0, 0, 1], [0, 2, 0]]
     assert confused(counts, 9) == [(2, 1), (0, 1), (1, 2)]
     rows = class_tables(np.array([[3, 1, 0], [0, 1, 0], [0, 0, 0]]), ("a", "b", "c"))["rows"]
-    assert [words for _, words, _ in rows] == [
-        ["a", "4", "75.0%", "100.0%"],
-        ["b", "1", "100.0%", "50.0%"],
-        ["c", "0", "-", "-"],
-    ]
+    assert [" ".join(words) for _, words, _ in rows] == ["a 4 75.0% 100.0%", "b 1 100.0% 50.0%", "c 0 - -"]
 
 
 def test_many_classes_and_many_images_are_cut(runs: Any, tmp_path: Path, monkeypatch: Any) -> None:

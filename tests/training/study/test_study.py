@@ -45,13 +45,11 @@ def test_entries() -> None:
 
 def test_a_grid(tmp_path: Path) -> None:
     """Each combination, named by its values; an option of two sections by all of its name."""
-    (tmp_path / "grid.toml").write_text(
-        'data = {flip = [true, false], transform = ["a.b:c"]}\nmodel.width = [-1e-9]\ntext.width = [32, 64]'
-    )
+    grid = 'data = {flip = [true, false], transform = ["a.b:c"]}\nmodel.width = [-1e-9]\ntext.width = [32, 64]'
+    (tmp_path / "grid.toml").write_text(grid)
     first, _, _, last = combinations(tmp_path / "grid.toml", Config())
-    assert first.startswith(
-        "flip=True,transform=a.b_c,model.width=-1e-09,text.width=32: --data.flip --data.transform=a.b"
-    )
+    name = "flip=True,transform=a.b_c,model.width=-1e-09,text.width=32"
+    assert first.startswith(f"{name}: --data.flip --data.transform=a.b")
     assert last.endswith(" --data.no-flip --data.transform=a.b:c --model.width=-1e-09 --text.width=64")
 
 
