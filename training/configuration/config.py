@@ -133,10 +133,11 @@ class TrainingConfig:
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     keep_best: str = ""
-    """keep the checkpoint whose evaluation is best in this, too: accuracy, loss, or NAME/RESULT of an [evaluation.NAME]"""
+    """keep the checkpoint whose evaluation is best in this, too: accuracy, balanced_accuracy, loss, top5, or NAME/RESULT of an
+    [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
-    log_every: Number = 10
+    log_every: Number = option(10, rare=True)
     """steps between lines of metrics.jsonl"""
 
     def __post_init__(self) -> None:
