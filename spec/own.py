@@ -27,7 +27,7 @@ def is_own(name: object) -> bool:
 
 def load_own(argument: str, name: str) -> Any:
     """The object `package.module:object`, whose module is imported if need be. Raises ConfigError if that fails."""
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.rpartition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the user's module raises
@@ -39,12 +39,12 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
     Raises ConfigError, which names the argument, if the module is not imported or has no such object of this kind.
     """
-    module, _, attribute = name.partition(":")
+    module, _, attribute = name.rpartition(":")
     if (imported := sys.modules.get(module)) is None:
         raise ConfigError(
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
-    if module.partition(".")[0] in sys.stdlib_module_names:
+    if module.split(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"{argument}={name!r}: a module of Python's own, expected one of yours")
     if module == "__main__" and not hasattr(imported, attribute):
         raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")

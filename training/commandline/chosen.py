@@ -31,7 +31,7 @@ class Configured:
 
     config: Path | None = None
     """a TOML file, or a recipe of the package (moespec list recipes)"""
-    trust: str = ""
+    trust: str = option("", rare=True)
     """objects of your own modules that the run's config.toml names and that may be imported: package.module:object, comma-separated"""
     settings: Config = field(default_factory=Config)
 
