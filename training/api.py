@@ -7,16 +7,16 @@ the step and raises `moespec.models.errors.Interrupted`, a KeyboardInterrupt.
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from moespec.backends.pytrees import leaves, unflatten
 from moespec.spec.own import own_name
-from moespec.training.commandline.chosen import OfRun, check_functions, check_written, chosen
+from moespec.training.commandline.chosen import check_functions, check_written, chosen
 from moespec.training.commands.evaluate import EvaluateArguments, evaluate_command
 from moespec.training.commands.predict import PredictArguments, predict_command
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
-from moespec.training.configuration.configfile import digits, flat, update
+from moespec.training.configuration.configfile import Section, digits, flat, update
 from moespec.training.configuration.own import load_written
 from moespec.training.loop.hooks import Hook
 from moespec.training.loop.progress import called
@@ -28,8 +28,6 @@ from moespec.training.runs import label, load_run
 from moespec.training.weights.loading import load as load
 
 __all__ = ["Run", "train"]
-
-Arguments = TypeVar("Arguments", bound=OfRun)
 
 
 class Run:
@@ -97,7 +95,7 @@ def train(
     return Run(train_command(settings, run=path, resume=resume, override=override, hooks=hooks))
 
 
-def _updated(given: Arguments, options: dict[str, Any]) -> Arguments:
+def _updated(given: Section, options: dict[str, Any]) -> Section:
     """The arguments of a command with these options. `trust` imports what it names, as on the command line."""
     load_written([f"--{name}={value}" for name, value in options.items() if name == "trust"])
     return update(given, options)

@@ -22,7 +22,7 @@ from moespec.training.configuration.config import LENGTHS, TRACKERS, BackendName
 from moespec.training.configuration.modelconfig import SHORT
 from moespec.training.configuration.own import load_named, trusted
 
-__all__ = ["Configured", "OfRun", "check_effect", "check_functions", "check_written", "chosen", "early"]
+__all__ = ["Configured", "OfRun", "Stored", "check_effect", "check_functions", "check_written", "chosen", "early"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,23 @@ class Configured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun:
+class Stored:
+    """Arguments of a command that reads a run, or weights."""
+
+    step: int | str | None = None
+    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
+    trust: str = ""
+    """objects of your own modules that the run or the file names and that may be imported: package.module:object, comma-separated"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(Stored):
     """The arguments of a command that reads a run."""
 
     run: Path = option(positional=True)
     """folder of the run"""
     backend: BackendName | None = None
     """framework that computes (default: the run's)"""
-    step: int | str | None = None
-    """the checkpoint of this step, or best (training.keep_best), instead of the newest"""
-    trust: str = ""
-    """objects of your own modules that the run names and that may be imported: package.module:object, comma-separated"""
 
     def __post_init__(self) -> None:
         check_fields("", self)

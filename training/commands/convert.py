@@ -12,6 +12,7 @@ from moespec.models.families import family, fewest_images
 from moespec.models.files import read_json
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.chosen import Stored
 from moespec.training.commandline.parse import parse
 from moespec.training.weights.formats import FORMATS, Given, format_of, read, write
 
@@ -19,7 +20,7 @@ __all__ = ["convert_command", "fields_of", "main"]
 
 
 @dataclass(frozen=True)
-class ConvertArguments:
+class ConvertArguments(Stored):
     """Convert weights: a run, moespec's own file, a folder of the Hugging Face hub, or another project's files.
 
     moespec convert runs/x weights.safetensors; moespec convert runs/x hub/x --to hub; moespec convert timm.safetensors
@@ -42,10 +43,6 @@ class ConvertArguments:
     """a JSON file that describes the source: vmoe's config.model, timm's model_args, transformers' config.json"""
     settings: tuple[str, ...] = option((), flags=("--set",), single=True)
     """a field of the model, as in --set heads=6 --set gelu=tanh"""
-    step: int | str | None = None
-    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
-    trust: str = ""
-    """objects of your own modules that the source names and that may be imported: package.module:object, comma-separated"""
 
 
 def main(words: list[str]) -> None:

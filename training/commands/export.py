@@ -17,6 +17,7 @@ from moespec.models.files import write_atomically
 from moespec.models.model import Model
 from moespec.models.options import option
 from moespec.spec.errors import ConfigError
+from moespec.training.commandline.chosen import Stored
 from moespec.training.commandline.parse import parse
 from moespec.training.commands.convert import ConvertArguments, convert_command
 from moespec.training.loop.resolve import load_backend
@@ -34,7 +35,7 @@ LARGEST = 2**31 - 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArguments:
+class ExportArguments(Stored):
     """Export a model as a program that runs where moespec is not installed.
 
     moespec export runs/x --format onnx. The input is images of float32 with the axes (images, height, width, channels), for any
@@ -49,10 +50,6 @@ class ExportArguments:
     """what is written"""
     out: Path | None = None
     """the file to write (default: the name of the source with the format as its ending, in the working directory)"""
-    step: int | str | None = None
-    """of a run: the checkpoint of this step, or best (training.keep_best), instead of the newest"""
-    trust: str = ""
-    """objects of your own modules that the source names and that may be imported: package.module:object, comma-separated"""
 
 
 def main(words: list[str]) -> None:
