@@ -28,7 +28,7 @@ class Names(dict[str, Value]):
         raise KeyError(f"{name!r} is not here{near_it(name, self)}")
 
     def _changed(self, *values: Any, **named: Any) -> NoReturn:
-        raise TypeError("this table does not change; your own has the name 'package.module:object' everywhere")
+        raise TypeError("this table cannot be changed; choose your own object by its name, 'package.module:object'")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _changed
 

@@ -45,11 +45,12 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
             f"{argument}={name!r}: {module} is not imported; import it first, or, if you trust it, add --trust {name}"
         )
     if module.split(".")[0] in sys.stdlib_module_names:
-        raise ConfigError(f"{argument}={name!r}: a module of Python's own, expected one of yours")
+        raise ConfigError(f"{argument}={name!r}: in Python's standard library, expected a module of yours")
     if module == "__main__" and not hasattr(imported, attribute):
         raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
-        raise ConfigError(f"{argument}={name!r}: expected the name of a {kind.__name__}, got {found!r}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise ConfigError(f"{argument}={name!r}: expected the name of {article} {kind.__name__}, got {found!r}")
     return found
 
 

@@ -57,6 +57,7 @@ def used(**changes):
         (lambda: used(frozen=("kernel",)), r"'kernel': \(decays, frozen\) is \(True, True\), and \(True, F"),
         (lambda: router_name("nowhere.at:all"), "nowhere.at is not imported; import it first"),
         (lambda: router_name("my_routers.tempered:Options"), "expected the name of a Router, got <class"),
+        (lambda: router_name("os:path"), "in Python's standard library, expected a module of yours"),
         (lambda: router_name("__main__:GONE"), "defined in another notebook or script; put it into a module"),
         (lambda: router_name(replace(tempered.ROUTER)), "expected an object that a module has under a name"),
         (lambda: composed(B)._bind("", replace(tempered.ROUTER, compose=None)), "has no compose, by which"),
@@ -71,5 +72,5 @@ def test_what_is_wrong_is_one_line(wrong, said):
 
 @pytest.mark.parametrize("change", ["x.update(a=1)", "x.pop('hash')", "x.clear()", "x.__ior__({})"])
 def test_the_table_does_not_change(change):
-    with pytest.raises(TypeError, match=r"does not change; your own has the name 'package.module:object'"):
+    with pytest.raises(TypeError, match=r"cannot be changed; choose your own object by its name"):
         eval(change, {"x": ROUTERS})

@@ -243,9 +243,8 @@ def test_the_help_and_the_docs_have_the_figures_of_each_chip(name: str) -> None:
     chip, page = CHIPS[name], (RESULT.parents[2] / "docs" / "devices.md").read_text()
     (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{name}`")]
     memory = f"{chip.memory / 2**30:g} GiB" if chip.torus else f"{chip.memory / 1e9:g} GB"
-    figures = [
-        f"{each / 1e9:.6g}" for each in (chip.flops / 1e3, chip.peak("float32") / 1e3, chip.bandwidth, chip.link)
-    ]
+    rates = (chip.flops / 1e3, chip.peak("float32") / 1e3, chip.bandwidth, chip.link)
+    figures = [f"{each / 1e9:.6g}" for each in rates]
     assert row[1:6] == [*figures[:2], memory, *figures[2:]]
     assert ("torus" not in row[6], f" {chip.torus} " in row[6]) in ((False, True), (True, False))
     assert f"{name}, " in help_texts(PlanArguments)["chip"]

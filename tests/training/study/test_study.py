@@ -241,10 +241,8 @@ def test_a_study(whole: Path) -> None:
         assert entry["quartiles"]["milliseconds"] == [min(low for low, _ in ranges), max(high for _, high in ranges)]
     page = (whole / "index.html").read_text()
     assert all(sentence in page for sentence in results["sentences"])
-    assert (
-        f"<code>{TOP}: --router=softmax_token_choice --model.router_options.capacity_factor=2.0</code></summary>"
-        in page
-    )
+    given = f"{TOP}: --router=softmax_token_choice --model.router_options.capacity_factor=2.0"
+    assert f"<code>{given}</code></summary>" in page
     assert "router=<wbr>softmax_<wbr>token_<wbr>choice,<wbr>capacity_<wbr>factor=<wbr>2.<wbr>0</th>" in page
     names = [*(f"cost-{cost}" for cost in figures.COSTS), "steps-loss", "steps-measure"]
     starts = {path.name: path.read_bytes()[:5] for path in (whole / "figures").iterdir()}
