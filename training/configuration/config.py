@@ -137,7 +137,7 @@ class TrainingConfig:
     [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
-    log_every: Number = option(10, rare=True)
+    log_every: Number = 10
     """steps between lines of metrics.jsonl"""
 
     def __post_init__(self) -> None:
