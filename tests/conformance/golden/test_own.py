@@ -77,6 +77,11 @@ def test_a_wrong_composition_fails(golden, monkeypatch):
         assert (result.state == "pass") == (old == new), new
 
 
+def test_a_state_is_not_drawn_all_equal():
+    drawn = (case("my_routers.averaged:ROUTER", f"number_{i}", "value", "A state.") for i in range(60))
+    assert all(np.ptp(each.inputs["state/load"].array) for each in drawn)
+
+
 def test_what_has_no_vectors_says_why(golden):
     for said, block in BLOCKS.items():
         status, _, error = golden(block=block)
