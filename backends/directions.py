@@ -31,7 +31,8 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
+            with np.errstate(all="ignore"):  # a function that makes NaN is called again
+                slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
         if not slopes or not all(np.isfinite(slope).all() for slope in slopes[0].values()):

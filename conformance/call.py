@@ -196,7 +196,7 @@ def arrays(returned: Any, wanted: Collection[str]) -> Values:
     if isinstance(returned, Mapping):
         return dict(returned)
     if hasattr(returned, "routing"):
-        parts = {name: getattr(returned, name, {}) for name in ("losses", "metrics", "statistics")}
+        parts = {name: getattr(returned, name, None) or {} for name in ("losses", "metrics", "statistics")}
         return routing_arrays(returned.routing, sparse="slots" in wanted) | {
             f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()
         }

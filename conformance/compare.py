@@ -202,7 +202,8 @@ def compared(
     if isinstance(found, Failure):
         return [Outcome(stage, found.state, found.fraction, found.text, found.trace)]
     outcomes = []
-    for name, value in expected.items():
+    slots_first = sorted(expected.items(), key=lambda item: "/" in item[0])  # which explain metrics
+    for name, value in slots_first:
         label = f"{stage}/{name}"
         if name not in found:
             outcomes.append(Outcome(label, "fail", math.inf, "missing"))

@@ -44,7 +44,11 @@ def case(
         tensors = given.setdefault(part, {})
         for name, array in arrays.items() if not tensors else ():
             reach, centre = (0.25, np.round(array.flat[0] / step) * step) if np.ptp(array) == 0 else (1.0, 0.0)
-            values = grid(f"routers/{router}/{words[0]}/{name}", array.shape, reach=reach, step=step, centre=centre)
+            for tries in range(9):  # numbers that are all the same would hide the array
+                key = f"routers/{router}/{words[0]}/{name}" + "/again" * tries
+                values = grid(key, array.shape, reach=reach, step=step, centre=centre)
+                if array.size == 1 or np.ptp(values):
+                    break
             tensors[name] = tensor(values, " ".join(axes.get(size, "entries") for size in array.shape))
     if given.get("train") and (noise := row.noise(options)) is not None:
         low, high = noise.interval or (-2.0, 2.0)

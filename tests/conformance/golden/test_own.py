@@ -70,11 +70,18 @@ def test_a_router_has_vectors_and_a_page(golden, tmp_path):
 
 def test_a_wrong_composition_fails(golden, monkeypatch):
     case = build(own.read("own_cases")[0]["nearest/values"])
-    for old, new in (("B", "B"), *WRONG):
+    right = ("B", "metrics(routing), None)")  # without statistics, since it has no state
+    for old, new in (("B", "B"), ("metrics(routing))", right[1]), *WRONG):
         exec(getsource(nearest.compose).replace(old, new), vars(nearest), changed := {})
         monkeypatch.setattr(nearest, "ROUTER", replace(ROUTER, **changed))
         (result,) = results_of(torch, [case], "float32")
-        assert (result.state == "pass") == (old == new), new
+        assert (result.state == "pass") == (new in right), new
+        assert new in right or "metrics" not in result.first.stage  # but what they are computed from
+
+
+def test_a_state_is_not_drawn_all_equal():
+    drawn = (case("my_routers.averaged:ROUTER", f"number_{i}", "value", "A state.") for i in range(60))
+    assert all(np.ptp(each.inputs["state/load"].array) for each in drawn)
 
 
 def test_what_has_no_vectors_says_why(golden):
