@@ -112,7 +112,10 @@ def test_objects_become_names(own):
 def test_the_measure_of_an_objective(runs, own, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
     own("torch")
-    module, found = importlib.import_module("own_objective"), importlib.import_module("moespec.training.objectives.table")
+    module, found = (
+        importlib.import_module("own_objective"),
+        importlib.import_module("moespec.training.objectives.table"),
+    )
     monkeypatch.setattr(module, "MODEST", module.CLASSIFICATION._replace(views=1))
     config = Config(objective="own_objective:MODEST", training=TrainingConfig(loss="own_loss:focal"))
     assert found.objective_of(config).measure == ("own_loss", "focal")
