@@ -107,3 +107,19 @@ def test_objects_become_names(own):
     module = importlib.import_module("own_loss")
     config = Config(objective=module.MODEST, training=TrainingConfig(loss=module.focal))
     assert (config.objective, config.training.loss) == ("own_loss:MODEST", "own_loss:focal")
+
+
+def test_the_measure_of_an_objective(runs, own, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    own("torch")
+    module, found = (
+        importlib.import_module("own_objective"),
+        importlib.import_module("moespec.training.objectives.table"),
+    )
+    monkeypatch.setattr(module, "MODEST", module.CLASSIFICATION._replace(views=1))
+    config = Config(objective="own_objective:MODEST", training=TrainingConfig(loss="own_loss:focal"))
+    assert found.objective_of(config).measure == ("own_loss", "focal")
+    monkeypatch.setattr(module, "MODEST", module.CLASSIFICATION._replace(measure=("gone", "x")))
+    words = [*runs.flags, "--objective", "own_objective:MODEST", "--backend", "torch"]
+    assert cli.main(["train", "--run", str(tmp_path / "run"), *words]) == 2
+    assert "its measure is 'gone'; the loss returns the metrics cross_entropy, " in capsys.readouterr().err

@@ -21,11 +21,11 @@ OBJECTIVES = {"classification": CLASSIFICATION, "moco": MOCO, "lit": LIT}
 
 def objective_of(config: Config) -> Objective:
     """What a run minimises: of `OBJECTIVES`, or one of the user's own."""
-    if is_own(config.objective):
-        return find_own("objective", config.objective, Objective)
-    if config.objective == "classification" and is_own(loss := config.training.loss):
-        return CLASSIFICATION._replace(measure=("own_loss", loss.rpartition(":")[2]))
-    return OBJECTIVES[config.objective]
+    name, loss = config.objective, config.training.loss
+    chosen = find_own("objective", name, Objective) if is_own(name) else OBJECTIVES[name]
+    if chosen.make_loss is CLASSIFICATION.make_loss and is_own(loss):
+        return chosen._replace(measure=("own_loss", loss.rpartition(":")[2]))
+    return chosen
 
 
 def draws(config: Config, model: Model) -> bool:
