@@ -150,15 +150,13 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
 def _write(
     given: EvaluateArguments, loaded: LoadedRun, dataset: Dataset, results: dict[str, Any], model: Model, params: Any
 ) -> None:
-    """Prints the results of each class and the mistakes, and writes the table and the page."""
+    """Writes the table and the page, and prints the results of each class and the mistakes."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
     size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
     forward = compile_if(B, pays(B, len(split) // size), make_shares(B, model))
     found = [*predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
     counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
     tables = class_tables(counts, dataset.classes)
-    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
-    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
     if given.csv is not None:
         write_atomically(given.csv, csv_of(found))
     if given.html is not None:
@@ -168,5 +166,7 @@ def _write(
         how |= {"results": results, "always": always(dataset), "busiest": busiest, "count": len(mistakes)}
         pictures = [one.drawn(dataset, given.html) for one in mistakes[:GALLERY]]
         write_atomically(given.html, render("predictions.html.jinja", pictures=pictures, **how).encode())
+    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
+    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
     for path in filter(None, (given.csv, given.html)):
         print(f"written: {path}")

@@ -145,9 +145,7 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     seconds = time.monotonic() - start
     count = f"{len(predictions)} picture{'s' * (len(predictions) > 1)}"
     model_of = f"{run}, step {found} of {config.training.steps}"
-    print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
     counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in predictions).most_common())
-    print(f"read as: {counts}", *table(predictions), sep="\n")
     if csv is not None:
         write_atomically(csv, csv_of(predictions))
     if html is not None:
@@ -155,6 +153,8 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
         title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
         how = {"title": title, "facts": facts, "busiest": busiest, "wrong": wrong, "results": None}
         write_atomically(html, render("predictions.html.jinja", pictures=shown(predictions), **how).encode())
+    print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
+    print(f"read as: {counts}", *table(predictions), sep="\n")
     for path in filter(None, (csv, html)):
         print(f"written: {path}")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))

@@ -9,6 +9,7 @@ import shlex
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import unquote
 
 import numpy as np
@@ -162,6 +163,12 @@ def test_the_mistakes_of_a_labelled_folder(
     assert html.read_text().count('<figure class="wrong">') == 1
     said(words)
     assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"
+    for command in (words, ["predict", *words[1:4], "--csv", str(out), "--html", str(html), str(folder / "new")]):
+        out.unlink()
+        with monkeypatch.context() as closed:  # standard output ends before the table, as by `| head`
+            closed.setattr(f"moespec.training.commands.{command[0]}.table", Mock(side_effect=ConfigError("closed")))
+            said(command, 2)
+        assert out.is_file()
     assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
     (taken := folder / "photos/=dark/x.csv").touch()
     assert "is read, and would be replaced" in said(["evaluate", str(run), "--csv", str(taken)], 2)
