@@ -133,7 +133,7 @@ class TrainingConfig:
     keep: Number = option(2, rare=True)
     """checkpoints to keep"""
     keep_best: str = ""
-    """keep the checkpoint whose evaluation is best in this, too: accuracy, loss, or NAME/RESULT of an [evaluation.NAME]"""
+    """keep the checkpoint that is best in this, too: accuracy, balanced_accuracy, loss, or NAME/RESULT of an [evaluation.NAME]"""
     patience: Natural = option(0, only=Only("keep_best", why="there is no training.keep_best"))
     """end the run after this many evaluations in a row without a better keep_best; 0 for never"""
     log_every: Number = 10
