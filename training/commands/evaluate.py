@@ -168,5 +168,4 @@ def _write(
         write_atomically(given.html, render("predictions.html.jinja", pictures=pictures, **how).encode())
     head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
     print(aligned([head, *(words for _, words, _ in tables["rows"])]), *table(found), sep="\n")
-    for path in filter(None, (given.csv, given.html)):
-        print(f"written: {path}")
+    print(*(f"written: {path}" for path in (given.csv, given.html) if path), sep="\n")

@@ -155,7 +155,6 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
         write_atomically(html, render("predictions.html.jinja", pictures=shown(predictions), **how).encode())
     print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
     print(f"read as: {counts}", *table(predictions), sep="\n")
-    for path in filter(None, (csv, html)):
-        print(f"written: {path}")
+    print(*(f"written: {path}\n" for path in (csv, html) if path), sep="", end="")
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
     return predictions
