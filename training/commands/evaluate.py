@@ -136,19 +136,20 @@ def evaluate_command(given: EvaluateArguments) -> dict[str, Any]:
 def _write(
     given: EvaluateArguments, loaded: LoadedRun, dataset: Dataset, results: dict[str, Any], model: Model, params: Any
 ) -> None:
-    """Prints the results of each class and the mistakes, and writes the table and the page."""
+    """Writes the table and the page, and prints the results of each class and the mistakes."""
     B, training, split = loaded.backend, loaded.config.training, dataset.validation
     size, run = evaluation_size(B.sizes, model, training.evaluation_batch, len(split)), given.run
     forward = compile_if(B, pays(B, len(split) // size), predictions.make_shares(B, model))
     found = [*predictions.predicted(B, forward, model, params, dataset, batch=size, kind=training.loss)]
     counts = confusion(split.labels, np.array([one.read for one in found]), len(dataset.classes))
     tables = class_tables(counts, dataset.classes)
-    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
-    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *predictions.table(found), sep="\n")
     mistakes = predictions.shown(found)
     page: Any = {"title": f"{dataset.name} as read by {run.resolve().name}", "wrong": (), "tables": tables}
     page |= {"facts": {"model": f"{run}, step {loaded.step} of {training.steps}", "data": dataset.name}}
     page |= {"results": results, "always": always(dataset), "count": len(mistakes)}
     if given.html is not None:
         page["pictures"] = [one.drawn(dataset, given.html) for one in mistakes[: predictions.GALLERY]]
-    predictions.write(found, given.csv, given.html, **page)
+    written = predictions.write(found, given.csv, given.html, **page)
+    head = ["class" if tables["whole"] else "class of low recall", "images", "recall", "precision"]
+    print(aligned([head, *(words for _, words, _ in tables["rows"])]), *predictions.table(found), sep="\n")
+    print(*written, sep="\n")

@@ -129,12 +129,13 @@ def predict_command(given: PredictArguments) -> list[Prediction]:
     seconds = time.monotonic() - start
     count = f"{len(seen)} picture{'s' * (len(seen) > 1)}"
     model_of = f"{run}, step {found} of {config.training.steps}"
-    print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
     counts = ", ".join(f"{name} {count}" for name, count in Counter(p.classes[0][0] for p in seen).most_common())
-    print(f"read as: {counts}", *predictions.table(seen), sep="\n")
     facts = {"model": model_of, "pictures": f"{count} of {on_one_line(str(folder))}", "read as": counts}
     title = f"{on_one_line(folder.resolve().name)} as read by {run.resolve().name}"
     page: Any = {"title": title, "facts": facts, "wrong": wrong, "results": None, "pictures": predictions.shown(seen)}
-    predictions.write(seen, csv, html, **page)
+    written = predictions.write(seen, csv, html, **page)
+    print(f"{on_one_line(str(folder))}: {count} in {seconds:.1f} s, by {model_of}")
+    print(f"read as: {counts}", *predictions.table(seen), sep="\n")
+    print(*written, sep="\n", end="\n" * bool(written))
     print(*unread, sep="\n  ", end="\n" * bool(wrong))
     return seen

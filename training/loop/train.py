@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from moespec.backends.contract import Backend, Step
 from moespec.backends.optimizer import OptimizerConfig
+from moespec.models.errors import DataError
 from moespec.models.families import family, fewest_images
 from moespec.models.layers import renewal
 from moespec.models.random_keys import of_step
@@ -138,7 +139,8 @@ def train(
                     save(after)
                     saver.wait()
                 newest = latest(directory.checkpoints)
-                error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}",)
+                how = " once the file can be read; leaving it out takes a new run" * isinstance(error, DataError)
+                error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}{how}",)
                 raise
             state, metrics = update(state, batch, rate(step))
             if (name := objective.measure[0]) not in metrics:

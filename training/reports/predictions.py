@@ -178,14 +178,13 @@ def busiest(shares: NDArray[Any]) -> str:
     return ", ".join(f"{expert} ({shares[expert]:.0%})".replace("%", " %") for expert in best) or "none"
 
 
-def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> None:
-    """Writes the table and the page, as far as they are wanted, and says so. page: what the template shows."""
+def write(predictions: Sequence[Prediction], csv: Path | None, html: Path | None, **page: Any) -> list[str]:
+    """Writes the table and the page, as far as they are wanted, and returns lines that say so. page: what the template shows."""
     if csv is not None:
         write_atomically(csv, _csv(predictions))
     if html is not None:
         write_atomically(html, render("predictions.html.jinja", busiest=busiest, **page).encode())
-    for path in filter(None, (csv, html)):
-        print(f"written: {path}")
+    return [f"written: {path}" for path in (csv, html) if path is not None]
 
 
 def _csv(predictions: Sequence[Prediction]) -> bytes:

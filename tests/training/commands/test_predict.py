@@ -119,9 +119,7 @@ def test_the_page_is_whole_and_sorted(run: Path, folder: Path, tmp_path: Path, s
     assert not re.search(r"https?:|<script|@import|url\(", re.sub(r"base64,[^\"]*", "", page))
 
 
-def test_the_mistakes_of_a_labelled_folder(
-    run: Path, folder: Path, tmp_path: Path, said: Any, monkeypatch: Any
-) -> None:
+def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, said: Any, monkeypatch: Any) -> None:
     """By file name, in the table and on the page, as the accuracy counts them: by a model that routes four images together."""
     names = [*(f"<b>bright/{seed} #.jpg" for seed in range(2, 8)), "=dark/0 #.jpg", "=dark/1 #.jpg"]
     files = [tmp_path / "labelled" / name for name in names]
@@ -161,6 +159,9 @@ def test_the_mistakes_of_a_labelled_folder(
     assert html.read_text().count('<figure class="wrong">') == 1
     said(words)
     assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"
+    out.unlink()
+    monkeypatch.setattr("moespec.training.commands.evaluate.table", lambda _: [f"written before: {out.is_file()}"])
+    assert "written before: True" in said(words), "so that `| head` does not lose it"
     assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
     (taken := folder / "photos/=dark/x.csv").touch()
     assert "is read, and would be replaced" in said(["evaluate", str(run), "--csv", str(taken)], 2)
