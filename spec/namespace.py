@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moespec.spec.numerics import logsumexp as _logsumexp
 from moespec.spec.numerics import sigmoid, softmax, softplus, stop_gradient  # noqa: F401 (of the namespace)
 
 cos, exp, log, sin, sqrt, square, tanh, where = np.cos, np.exp, np.log, np.sin, np.sqrt, np.square, np.tanh, np.where
@@ -22,3 +23,23 @@ def promote(x: Any) -> Any:
 def maximum(x: Any, least: float) -> Any:
     """`x`, at least `least`."""
     return np.where(x.real < least, least, x)
+
+
+def clip(x: Any, low: float, high: float) -> Any:
+    """`x`, at least `low` and at most `high`."""
+    return np.where(x.real > high, high, maximum(x, low))
+
+
+def abs(x: Any) -> Any:
+    """The absolute value."""
+    return np.where(x.real < 0, -x, x)
+
+
+def sign(x: Any) -> Any:
+    """-1, 0 or 1."""
+    return np.sign(x.real)
+
+
+def log_softmax(x: Any, axis: int) -> Any:
+    """The logarithm of the softmax."""
+    return x - np.expand_dims(_logsumexp(x, axis), axis)
