@@ -3,7 +3,6 @@
 import difflib
 import importlib.util
 import os
-import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moespec.models.errors import RunError
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import OwnName, own_name
+from moespec.spec.own import OwnName, own_name, raised
 from moespec.spec.ranges import WORDS, Range, check, option_types
 
 __all__ = [
@@ -78,10 +77,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)[1:]
-        places = ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{what}: raised {said}{f', at {places}' if places else ''}") from error
+        raise ConfigError(f"{what}: raised {raised(error)}") from error
 
 
 def described(hint: Any, none: str | None = None) -> str:

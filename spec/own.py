@@ -6,7 +6,9 @@ user wrote. So a third-party file that names a module runs no code.
 
 import importlib
 import re
+import reprlib
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -25,13 +27,29 @@ def is_own(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
+def raised(error: BaseException) -> str:
+    """What the user's code raised, and the last places of it, in one line."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
+    places = ", ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames[-3:])
+    return " ".join(f"{type(error).__name__}: {error}{places and f', at {places}'}".split())
+
+
+def shown(value: object) -> str:
+    """What the user's code made, in one short line, also if its `repr` raises."""
+    kind = reprlib.Repr()
+    kind.maxother = 120
+    return " ".join(kind.repr(value).split())
+
+
 def load_own(argument: str, name: str) -> Any:
     """The object `package.module:object`, whose module is imported if need be. Raises ConfigError if that fails."""
     module, _, attribute = name.rpartition(":")
+    if not is_own(name):
+        raise ConfigError(f"{argument}={name!r}: expected package.module:object")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"{argument}={name!r}: cannot be imported ({type(error).__name__}: {error})") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ConfigError(f"{argument}={name!r}: cannot be imported ({raised(error)})") from error
 
 
 def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
@@ -50,14 +68,14 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
         raise ConfigError(f"{argument}={name!r}: defined in another notebook or script; put it into a module")
     if not isinstance(found := getattr(imported, attribute, None), kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise ConfigError(f"{argument}={name!r}: expected the name of {article} {kind.__name__}, got {found!r}")
+        raise ConfigError(f"{argument}={name!r}: expected the name of {article} {kind.__name__}, got {shown(found)}")
     return found
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
     """The function `package.module:object` of a module that is imported (see `find_own`), or is now (`load`)."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
-        raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {found!r}")
+        raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found
 
 
@@ -72,5 +90,5 @@ def own_name(argument: str, value: object) -> str:
             if found is value and is_own(name := f"{module}:{attribute}"):
                 return name
     raise ConfigError(
-        f"{argument}={value!r}: expected an object that a module has under a name, so that runs can name it"
+        f"{argument}={shown(value)}: expected an object that a module has under a name, so that runs can name it"
     )

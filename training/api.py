@@ -9,8 +9,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from moespec.backends.pytrees import leaves, unflatten
-from moespec.spec.own import own_name
+from moespec.spec.errors import ConfigError
+from moespec.spec.own import own_name, shown
 from moespec.training.commandline.chosen import check_functions, check_written, chosen
 from moespec.training.commands.evaluate import EvaluateArguments, evaluate_command
 from moespec.training.commands.predict import PredictArguments, predict_command
@@ -83,8 +86,11 @@ def train(
 
     Raises ConfigError, DataError or RunError before the first step, RunError if the run diverges, and Interrupted.
     """
-    tables = unflatten({place: _named(".".join(place), value) for place, value in leaves(tables)})
-    base, flags = (config, []) if isinstance(config, Config) else (digits(), ["--resume"] * resume)
+    if not all(map(callable, hooks)):
+        raise ConfigError(f"hooks={shown(hooks)}: expected functions of one argument")
+    named = ((tuple(map(str, place)), value) for place, value in leaves(tables))
+    tables = unflatten({place: _named(".".join(place), value) for place, value in named})
+    base, flags = (config, []) if isinstance(config, Config) else (digits(), ["--resume"] * bool(resume))
     given = {**flat(tables), "config": None if base is config else config, "run": run}
     words = [*flags, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
     load_written(words)
@@ -103,5 +109,6 @@ def _updated(given: Section, options: dict[str, Any]) -> Section:
 
 def _named(option: str, value: Any) -> Any:
     """The value of an option; of an object of the user's own its name."""
+    value = value.item() if isinstance(value, np.generic) else value
     plain = value is None or isinstance(value, str | int | float | list | tuple | PathLike)
     return value if plain else own_name(option, value)

@@ -15,7 +15,7 @@ from moespec.conformance.golden.derived import three_each, valid_definitions
 from moespec.conformance.matrix_rows import ALGORITHMS
 from moespec.models.options import help_texts
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import load_own
+from moespec.spec.own import load_own, raised
 from moespec.spec.routers import ROUTERS
 
 __all__ = ["described", "read"]
@@ -34,8 +34,8 @@ def read(name: str) -> tuple[dict[str, Definition], dict[str, str]]:
             setattr(SPEC, function.__name__, partial(function, spec) if takes_backend else function)
         written = [*module.cases()]
         routers = {ROUTERS[each.routed.router].name: each.routed.router for each in written}
-    except Exception as error:  # whatever the user's module raises
-        raise ConfigError(f"cases={name!r}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        raise ConfigError(f"cases={name!r}: {raised(error)}") from error
     if taken := spec.ALGORITHMS.keys() & routers.keys():
         raise ConfigError(
             f"cases={name!r}: moespec has a router {min(taken)!r}; the first argument of Router is its name"

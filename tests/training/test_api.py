@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moespec import training
@@ -43,6 +44,13 @@ def test_a_run_of_python_is_that_of_the_command(tmp_path, runs):
         (lambda run: training.train(run.config, data={"hue": 0.2}), "^data.hue=0.2 has no effect here"),
         (lambda run: training.train(run.config, run=run.path, training={"batch": 8}), "another configuration"),
         (lambda run: training.train(run=run.path, resume=True), "^log='a:b': the run's config.toml names it"),
+        (
+            lambda run: training.train(run=run.path, resume="yes", training={"keep": np.int64(0)}),
+            "^training.keep=0: expected an",
+        ),
+        (lambda run: training.train(model={"block": {1: {"experts": "x"}}}), "^model.block.1: expected one of the MoE"),
+        (lambda run: training.train(hooks=[print, 3]), "^hooks=.*: expected functions of one argument"),
+        (lambda run: training.train(evaluation=3), "^evaluation=3: expected tables"),
         (lambda run: run.evaluate(knn=20), "^knn=20: expected integers"),
         (lambda run: run.evaluate(trust="gone:LOSS"), "^trust='gone:LOSS': cannot be imported"),
         (lambda run: run.predict("none", top=0), "^top=0: expected"),

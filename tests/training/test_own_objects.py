@@ -5,10 +5,12 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moespec import cli
 from moespec.training.configuration.config import Config, TrainingConfig
+from moespec.training.loop import evaluations
 from moespec.training.loop.runlog import read_log
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-objects.md"
@@ -20,11 +22,17 @@ OWN = [word for option, name in NAMES.items() if option != "kind" for word in (f
 SPLITS = "lambda config, image_size: rings(config, 8).with_splits(lambda _, part: array_split({}))"
 WRONG = [
     ("training.loss", "lambda B, logits, targets: B.mean(logits)", "of three images, expected (3,) finite numbers"),
+    ("training.loss", "lambda B, logits, targets: np.zeros(len(logits))", "(3,) finite numbers of torch"),
     ("training.loss", "lambda B, logits, targets: B.sum(logits, -1) * np.nan", "training.loss='wrong:f': returned array([nan"),
     ("objective", "focal", "objective='wrong:f': expected the name of an Objective, got <function focal"),
     ("data.name", "lambda config, image_size: None", "data.name='wrong:f': returned NoneType, expected moespec."),
     ("data.name", SPLITS.format("part.read(np.arange(2)), np.array([0, np.nan])"), f"training labels (2,), wrong ones [{-(2**63)}]"),
-    ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(2)"), "image 0 uint8 (1, 8, 1); expected (images,)"),
+    ("data.name", SPLITS.format("part.read(np.arange(2)), np.array([0, 0.5])"), "expected 2 integers, one for each image"),
+    ("data.name", SPLITS.format("part.read(np.arange(2)), np.zeros(3)"), "expected 2 integers, one for each image"),
+    ("data.name", "lambda config, image_size: replace(rings(config, 8), classes='aab')", "classes='aab': expected names, each"),
+    ("data.name", "sys.exit()", "data.name='wrong:f': cannot be imported (SystemExit: , at "),
+    ("schedule.name", "type('Odd', (), {'__repr__': 3})()", "expected the name of a function, got <Odd instance at "),
+    ("data.name", SPLITS.format("part.read(np.arange(2))[0], np.zeros(8)"), "image 0 uint8 (1, 8, 1); expected (images,)"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: 'fast'", "its rate of step 0 is 'fast', expected a"),
     ("schedule.name", "lambda peak, *, total, warmup: lambda step: -peak", "its rate of step 0 is -0.01, expected"),
     ("optimizer.name", "focal", "optimizer.name='wrong:f': expected the name of an Optimizer"),
@@ -68,7 +76,9 @@ def test_backends_train_alike_and_go_on_to_the_same_bits(backend, runs, own, tmp
 @pytest.mark.parametrize(("option", "code", "message"), WRONG)
 def test_wrong_ones_are_one_error(option, code, message, runs, own, tmp_path, monkeypatch, capsys):
     pytest.importorskip("torch")
-    (tmp_path / "wrong.py").write_text(f"from own_data import *\n\nf = {code or None}\n")
+    (tmp_path / "wrong.py").write_text(
+        f"import sys\nfrom own_data import *\nfrom dataclasses import replace\n\nf = {code or None}\n"
+    )
     (tmp_path / "x.toml").write_text('[evaluation.fair]\nkind = "wrong:f"\n' if option == "kind" else "")
     monkeypatch.syspath_prepend(tmp_path)
     sys.modules.pop("wrong", None)
@@ -101,6 +111,13 @@ def test_a_study_compares_by_a_metric(runs, own, tmp_path, capsys):
     assert "expected one of fair/balanced_accuracy, fair/worst_class" in capsys.readouterr().err
     assert cli.main([*words, "fair/worst_class"]) == 0
     assert "own_loss" in read_log(tmp_path / "study/runs/focal-seed0", "train")[-1]
+
+
+def test_a_metric_that_writes_changes_no_labels(own, monkeypatch):
+    importlib.import_module("own_loss")
+    monkeypatch.setattr("own_loss.f", lambda rows, labels: labels.fill(7) or {"zero": 0.0}, raising=False)
+    assert evaluations._measured("kind", "own_loss:f", None, labels := np.arange(3)) == {"zero": 0.0}
+    assert labels.tolist() == [0, 1, 2]
 
 
 def test_objects_become_names(own):

@@ -263,7 +263,8 @@ def _tables(tables: Any, kind: type[Any], *, source: str, prefix: str) -> dict[s
     """Tables of a user's own names, each the fields of the dataclass `kind`, or as it is if `kind` is none."""
     for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
         if not isinstance(table, dict):
-            raise ConfigError(f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}: expected tables, [{prefix}.NAME]")
+            found = f"{source}: {prefix}{'.' * bool(name)}{name}={table!r}".removeprefix(": ")
+            raise ConfigError(f"{found}: expected tables, [{prefix}.NAME]")
     sections: dict[str, Any] = {}
     for name, table in tables.items():
         own = is_dataclass(kind)

@@ -16,6 +16,8 @@ from PIL import Image
 
 from moespec.models.errors import DataError
 from moespec.models.files import read_file
+from moespec.spec.errors import ConfigError
+from moespec.spec.own import shown
 from moespec.training.data.captions import Captions
 from moespec.training.data.pictures import Pictures
 
@@ -118,7 +120,9 @@ class Dataset:
 
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
-    """The part of images `(images, height, width, channels)` in memory."""
+    """The part of images `(images, height, width, channels)` in memory. Raises ConfigError unless each has a whole number as its label."""
+    if len(images) != len(labels) or (labels.dtype.kind == "f" and (labels % 1 > 0).any()):
+        raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
     return Split(lambda indices: images[indices], labels.astype(np.int64))
 
 

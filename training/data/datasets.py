@@ -12,7 +12,7 @@ from moespec.models.checks import called
 from moespec.models.errors import DataError
 from moespec.models.memory import check_memory, cores
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import is_own, own_function
+from moespec.spec.own import is_own, own_function, shown
 from moespec.training.data.cifar import KINDS, load_cifar
 from moespec.training.data.dataset import Dataset, Split, read_names
 from moespec.training.data.folder import find_folder
@@ -143,6 +143,8 @@ def _own(config: DataConfig, image_size: int | None) -> Dataset:
     dataset = called(what, own_function("data.name", config.name), config, image_size)
     if not isinstance(dataset, Dataset):
         raise ConfigError(f"{what}: returned {type(dataset).__name__}, expected moespec.training.data.dataset.Dataset")
+    if len({*map(type, dataset.classes), str}) > 1 or len({*dataset.classes}) < len(dataset.classes):
+        raise ConfigError(f"{what}: classes={shown(dataset.classes)}: expected names, each once")
     for part, split in (("training", dataset.train), ("validation", dataset.validation)):
         labels, classes = split.labels, len(dataset.classes)
         outside = set(np.unique(labels).tolist()).difference(range(classes)) if split.captions is None else ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from moespec.backends.mesh import MeshSizes
 from moespec.models.checks import called
 from moespec.models.families import Tower, family
 from moespec.spec.errors import ConfigError, SpecError
-from moespec.spec.own import is_own, own_function
+from moespec.spec.own import is_own, own_function, shown
 from moespec.training.data.dataset import Dataset, Split
 from moespec.training.data.loader import evaluation_batch, prepared
 from moespec.training.data.prefetch import Prefetcher
@@ -59,12 +60,17 @@ def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
     return {"softmax": B.softmax_cross_entropy, "sigmoid": B.sigmoid_cross_entropy}[kind]
 
 
-def try_loss(kind: str, classes: int) -> None:
-    """ConfigError for a loss that is not that of each of three images, by NumPy, or not finite."""
+def try_loss(kind: str, classes: int, backend: str) -> None:
+    """ConfigError for a loss that is not that of each of three images, by NumPy and by the backend, or not finite."""
     what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
-    losses = called(what, loss_of(reference, kind), logits, np.ones_like(logits) / logits.shape[1])
-    if np.shape(losses) != (3,) or not np.isfinite(losses).all():
-        raise ConfigError(f"{what}: returned {losses!r} of three images, expected (3,) finite numbers")
+    for B in (reference, import_module(f"moespec.backends.{backend}")):
+        given = B.from_numpy((logits, np.ones_like(logits) / logits.shape[1]))
+        losses = called(what, loss_of(B, kind), *given)
+        right = type(losses) is type(given[0]) and losses.shape == (3,) and B.to_numpy(losses).dtype.kind == "f"
+        if not right or not np.isfinite(B.to_numpy(losses)).all():
+            raise ConfigError(
+                f"{what}: returned {shown(losses)} of three images, expected (3,) finite numbers of {B.name}"
+            )
 
 
 def evaluate(

@@ -15,7 +15,7 @@ from moespec.models.families import Config as Model
 from moespec.models.files import read_json
 from moespec.models.router_options import named
 from moespec.spec.errors import ConfigError
-from moespec.spec.own import is_own, own_function
+from moespec.spec.own import is_own, own_function, shown
 from moespec.training.compilation import compile_if, pays
 from moespec.training.configuration.config import Config
 from moespec.training.data import datasets
@@ -79,11 +79,12 @@ def load_sets(
 
 def _measured(where: str, kind: str, rows: Any, labels: Any) -> dict[str, float]:
     """The numbers, by name, that a metric of the user's own finds of logits, or features of a model without a head, and labels."""
-    made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels)
+    made = called(f"{where}={kind!r}", own_function(where, kind), rows, labels.copy())
     good = isinstance(made, Mapping) and made and all(isinstance(each, Real) for each in made.values())
     if not good or {"kind", "step"}.intersection(made):  # which each line of the log has
-        shown = " ".join(repr(made).split())
-        raise ConfigError(f"{where}={kind!r}: returned {shown}, expected numbers by names other than kind and step")
+        raise ConfigError(
+            f"{where}={kind!r}: returned {shown(made)}, expected numbers by names other than kind and step"
+        )
     return {str(name): float(each) for name, each in made.items()}
 
 

@@ -142,7 +142,7 @@ def resolve(config: Config, dataset: Dataset, backend: str) -> Config:
     with named("optimizer.", ("decay", "rates")):
         config.optimizer.check_patterns(parameters.paths(shapes_of(config, chosen)))
     schedule(config)
-    try_loss(config.training.loss, classes)
+    try_loss(config.training.loss, classes, backend)
     if isinstance(chosen, vit.VitConfig):
         filled["group_images_sparse"] = None
     return replace(config, backend=cast(BackendName, backend), model=config.model.but(**filled))

@@ -18,6 +18,7 @@ from moespec.conformance.author.build import build
 from moespec.conformance.author.own import case
 from moespec.conformance.commandline import commands
 from moespec.conformance.golden import own
+from moespec.spec.errors import SpecError
 
 NAME, ROUTER, BLOCK = "my_routers.nearest:ROUTER", nearest.ROUTER, nearest.nearness
 WRONG = (
@@ -66,6 +67,13 @@ def test_a_router_has_vectors_and_a_page(golden, tmp_path):
     golden(block=lambda scores: 1.001 * scores, revision=2)
     entry = json.loads((tmp_path / "out/suite.json").read_text())["algorithms"]["nearest"]
     assert (entry["router"], entry["revision"]) == (NAME, 2)
+
+
+def test_cases_that_exit_are_an_error(tmp_path, monkeypatch):
+    (tmp_path / "exits.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError, match=r"cases='exits': SystemExit: , at \S*exits.py:1 in <module>"):
+        own.read("exits")
 
 
 def test_a_wrong_composition_fails(golden, monkeypatch):
