@@ -210,7 +210,8 @@ def _some_of(option: str) -> Callable[[str], list[str]]:
         words = [word.strip() for word in text.split(",")]
         for word in words:
             if word not in known:
-                near = near_it(word, known) or f"; expected {', '.join(known)}"
+                own = ", or --case 'NAME/*' for vectors of your own" * (option == "--algorithm")
+                near = near_it(word, known) or f"; expected {', '.join(known)}{own}"
                 raise argparse.ArgumentTypeError(f"unknown {word!r}{near}")
         return list(dict.fromkeys(known[word] for word in words))
 

@@ -27,6 +27,7 @@ from moespec.training.commandline.parse import Settings, options_of, parse
 from moespec.training.commands.train import train_command
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.configfile import digits, dump, values
+from moespec.training.configuration.modelconfig import SHORT
 from moespec.training.configuration.own import load_written
 from moespec.training.data.datasets import check_share
 from moespec.training.data.transforms import try_transform
@@ -132,6 +133,9 @@ def combinations(path: Path, base: Config) -> list[str]:
     for key, of in table.items():
         if not isinstance(of, list) or not of or any(isinstance(value, list | dict) for value in of):
             raise ConfigError(f"{path}: {key}={of!r}: expected a list of values, as in {key} = [1, 2]")
+    full = [SHORT.get(key, key) for key in table]
+    if twice := next((key for key in table if full.count(SHORT.get(key, key)) > 1), None):
+        raise ConfigError(f"{path}: {twice}: the same option is there under another name")
     number = math.prod(map(len, table.values())) if table else 0
     if not 0 < number <= MOST:
         raise ConfigError(f"{path}: {number} combinations, expected 1 to {MOST}")
