@@ -46,6 +46,9 @@ from moespec.spec.routers import ROUTERS, Router
 
 __all__ = ["STATE", "OptimizerConfig", "initial_params", "is_decayed", "is_fixed"]
 
+CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
+"""Names of parameters that are not trained, also outside routers, as the codebook of token ids: no gradient reaches them."""
+
 STATE = "state"
 """The name under which the parameters of a router have what it keeps: `router/state/bias`."""
 
@@ -80,7 +83,9 @@ def is_decayed(path: Sequence[str]) -> bool:
 
 def is_fixed(path: Sequence[str]) -> bool:
     """Whether what is at `path` of the parameters is not trained: a constant, or part of the state of a router."""
-    return STATE in path[-2:-1] or ("router" in path[-2:-1] and _KINDS.get(path[-1], (False, False))[1])
+    if "router" in path[-2:-1] and path[-1] in _KINDS:
+        return _KINDS[path[-1]][1]
+    return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
 
 
 AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")

@@ -16,6 +16,7 @@ from moespec.models.families import family, fewest_images
 from moespec.models.layers import renewal
 from moespec.models.random_keys import of_step
 from moespec.spec.errors import ConfigError, SpecError
+from moespec.spec.own import is_own
 from moespec.training.compilation import pays
 from moespec.training.configuration.config import Config
 from moespec.training.configuration.length import before_cooldown
@@ -143,7 +144,7 @@ def train(
                 error.args = (f"{error}; --resume goes on from step {int(newest.name) if newest else 0}{how}",)
                 raise
             state, metrics = update(state, batch, rate(step))
-            if (name := objective.measure[0]) not in metrics:
+            if is_own(config.objective) and (name := objective.measure[0]) not in metrics:
                 what = f"objective={config.objective!r}: its measure is {name!r}"
                 raise ConfigError(f"{what}; the loss returns the metrics {', '.join(metrics)}")
             pending = evaluate.pending(step + 1)

@@ -160,7 +160,9 @@ def test_mistakes_of_a_labelled_folder(run: Path, folder: Path, tmp_path: Path, 
     said(words)
     assert [Path(row["image"]).name for row in rows_of(out)] == ["3.jpg", "2.jpg"], "the validation images"
     out.unlink()
-    monkeypatch.setattr("moespec.training.commands.evaluate.table", lambda _: [f"written before: {out.is_file()}"])
+    monkeypatch.setattr(
+        "moespec.training.commands.evaluate.predictions.table", lambda _: [f"written before: {out.is_file()}"]
+    )
     assert "written before: True" in said(words), "so that `| head` does not lose it"
     assert "expected a name that ends in .csv" in said(["evaluate", str(run), "--csv", "m.txt"], 2)
     (taken := folder / "photos/=dark/x.csv").touch()
