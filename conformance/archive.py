@@ -67,7 +67,7 @@ def check_promise(root: Path, release: str) -> None:
     shown = subprocess.run(command, capture_output=True, check=False) if patch != "0" else None
     if shown and (shown.returncode or shown.stdout != read_file(root / "conformance/suite.json")):
         reason = shown.stderr.decode().strip() or "a patch release changes no vector"
-        raise VectorError(f"version {release}: the suite differs from that of the tag v{minor}.0 ({reason})")
+        raise VectorError(f"version {release}: suite.json differs from the tag v{minor}.0 ({reason})")
 
 
 def write(root: Path, folder: Path) -> Path:
