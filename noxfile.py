@@ -26,6 +26,7 @@ NEWEST = "3.13"
 """The newest Python that is tested; torch has no small wheel for it, so that it runs JAX alone."""
 PEERS = tomllib.loads(Path("conformance/peers/peers.toml").read_text())
 REPORTS = Path("build/conformance")
+EXAMPLE = "docs/examples/my_routers"
 QUIET = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads of torch that wait without spinning: on a busy machine small models run ten times as fast."""
 
@@ -165,7 +166,7 @@ def docs(session: nox.Session) -> None:
     The rows of the matrix are those that `conformance` found last. Without any the NumPy backend is checked in float64.
     """
     _install(session, "docs", "jax", "torch", "flax", "equinox", "dev", "huggingface", "text")
-    session.install("--no-deps", "docs/examples/my_routers")
+    session.install("--no-deps", EXAMPLE)
     reports = sorted(str(path) for path in REPORTS.glob("*.json"))
     if not reports:
         REPORTS.mkdir(parents=True, exist_ok=True)
@@ -253,6 +254,7 @@ PACKAGES = ("ruff", "libtpu", "triton", "timm", "transformers", "accelerate", "l
 
 def _install_everything(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "-e", f".[{','.join(EXTRAS)}]", *PACKAGES)
+    session.install("--no-deps", EXAMPLE)
 
 
 @nox.session(default=False)
