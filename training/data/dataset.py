@@ -121,9 +121,11 @@ class Dataset:
 
 def array_split(images: NDArray[np.uint8], labels: NDArray[np.integer[Any]]) -> Split:
     """The part of images `(images, height, width, channels)` in memory. Raises ConfigError unless each has a whole number as its label."""
-    if len(images) != len(labels) or (labels.dtype.kind == "f" and (labels % 1 > 0).any()):
+    with np.errstate(invalid="ignore"):  # NaN and infinity become numbers that they do not equal
+        whole = labels.astype(np.int64)
+    if len(images) != len(labels) or (whole != labels).any():
         raise ConfigError(f"labels={shown(labels)}: expected {len(images)} integers, one for each image")
-    return Split(lambda indices: images[indices], labels.astype(np.int64))
+    return Split(lambda indices: images[indices], whole)
 
 
 def as_picture(image: NDArray[np.uint8]) -> Image.Image:

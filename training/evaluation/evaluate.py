@@ -61,7 +61,7 @@ def loss_of(B: Backend | ModuleType, kind: str) -> Callable[[Any, Any], Any]:
 
 
 def try_loss(kind: str, classes: int, backend: str) -> None:
-    """ConfigError for a loss that is not that of each of three images, by NumPy and by the backend, or not finite."""
+    """Raises ConfigError unless the loss returns one finite number per image, in NumPy and in the backend, for three images."""
     what, logits = f"training.loss={kind!r}", np.random.default_rng(0).normal(size=(3, max(classes, 1)))
     for B in (reference, import_module(f"moespec.backends.{backend}")):
         given = B.from_numpy((logits, np.ones_like(logits) / logits.shape[1]))
