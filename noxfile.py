@@ -292,10 +292,11 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff: rules and format."""
-    session.install(*CONSTRAINTS, "ruff")
+    """Check style and format with ruff, spelling with codespell."""
+    session.install(*CONSTRAINTS, "ruff", "codespell")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("codespell")
 
 
 @nox.session

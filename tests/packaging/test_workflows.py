@@ -16,10 +16,10 @@ def test_the_workflow_runs_what_main_must_pass():
     assert WORKFLOW["steps"][-1]["run"] == "nox -s ${{ matrix.session }}"
 
 
-def test_the_hooks_run_the_ruff_of_ci():
+def test_the_hooks_run_the_linters_of_ci():
     repositories = {
         each["repo"]: each["rev"] for each in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     }
     constraints = (ROOT / "constraints.txt").read_text()
-    (ruff,) = re.findall(r"^ruff==(.*)$", constraints, re.MULTILINE)
-    assert repositories["https://github.com/astral-sh/ruff-pre-commit"] == f"v{ruff}"
+    for name, owner in (("ruff", "astral-sh/ruff-pre-commit"), ("codespell", "codespell-project/codespell")):
+        assert f"{name}=={repositories[f'https://github.com/{owner}'].removeprefix('v')}\n" in constraints
