@@ -82,8 +82,8 @@ def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int 
     covers the group. The mean loss over groups and devices is then the loss of all their tokens.
 
     Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token;
-    with K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): a fraction (E +
-    1) / (2 E) of the tokens barely prefers expert 0, and the rest are certain of the other experts, in equal numbers.
+    with K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): a fraction
+    (E + 1) / (2 E) of the tokens barely prefers expert 0, and the rest are certain of the other experts, in equal numbers.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.

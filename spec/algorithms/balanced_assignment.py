@@ -44,8 +44,8 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
         maximise sum_t scores[t, a_t]    with #{t : a_t = e} = T / E for every expert e
 
     This is a linear assignment of tokens to columns, with each expert's column repeated T / E times, expert after expert.
-    The gap comes from the dual: for any prices p of the experts, no balanced assignment has a larger total than `sum_t
-    max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
+    The gap comes from the dual: for any prices p of the experts, no balanced assignment has a larger total than
+    `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
     With several shards, the tokens are sorted by descending noise and cut into S equal parts. Each part is solved
     separately, so an expert gets T / (S E) tokens of each. Objective and gap are sums over the parts.

@@ -93,7 +93,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
 
 
 def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
-    """The loss of deciding for each two rows whether they match, summed over the rows of the other tower:
+    """The loss of deciding for any two rows whether they match, summed over the rows of the other tower:
 
         loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
 
@@ -103,7 +103,7 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
         first: (pairs, width), the features of one tower, not normalised.
         second: (pairs, width), the features of the other tower; row i matches row i of `first`.
         log_scale: a scalar, trainable.
-        bias: a scalar, trainable; it accounts for most pairs not matching.
+        bias: a scalar, trainable; it offsets the excess of rows that do not match.
 
     Returns:
         A scalar, at least 0.
