@@ -78,8 +78,7 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
-    """A table balanced by frequency: the most frequent id comes first, and each goes to the expert with the smallest load
-    so far.
+    """A table balanced by frequency: gives each id, most frequent first, to the expert with the smallest load so far.
 
     No expert's load exceeds the mean by more than the largest frequency.
 
@@ -130,8 +129,8 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
 def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
     """A table that spreads each cluster over the experts: similar ids go to different experts.
 
-    The ids of cluster 0, then the ids of cluster 1, and so on, go to experts 0, 1, ..., E - 1, 0, ... without restarting at
-    a new cluster. The numbers of ids per expert differ by at most one, both within each cluster and over all ids.
+    The ids of cluster 0, then the ids of cluster 1, and so on, go to experts 0, 1, ..., E - 1, 0, ... without a restart.
+    Experts differ by at most one id, both within each cluster and overall.
 
     Args:
         clusters: (ids,) integers of at least 0: the cluster of each id, for example from `k_means`.
