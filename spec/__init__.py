@@ -3,12 +3,12 @@
 Each module is one algorithm, written as in its paper; each file in `routers` is one router, composed of algorithms. All
 sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
 T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
-return float64. They take complex arrays for the complex step, which differentiates every function (see `numerics`). Noise
-is always an argument: only the initial parameters of a router are random, drawn from a generator that the caller passes.
+return float64. They also take complex arrays, for the complex step that differentiates them (see `numerics`). Noise is
+always an argument: only the initial parameters of a router are random, drawn from a generator that the caller passes.
 
 `ALGORITHMS` lists all algorithms. `LEDGER` has the questions that implementations answer differently: the answer of this
-specification, the alternatives, and who is known to give each; `moespec ledger` prints it. All errors are a `SpecError`,
-which is a `ValueError`: ConfigError, ShapeError, DtypeError or ContractError.
+specification, the alternatives, and who is known to give each; `moespec ledger` prints it.
+Every error is a `SpecError`, which is a `ValueError`: a ConfigError, ShapeError, DtypeError or ContractError.
 
 `import moespec.spec.algorithms.token_choice as module` gives the module of one algorithm, with its table of symbols and its
 ledger.

@@ -1,4 +1,4 @@
-"""Suggestions for unknown names in errors, tables whose `KeyError` has them, and the public names of a module."""
+"""Suggestions for unknown names in errors, read-only tables with such a `KeyError`, and the public names of a module."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""The array namespace of the specification, for third-party routers that need more than the building blocks.
+"""The array namespace of the specification, for user-defined routers that need more than the building blocks.
 
 It is a subset of `moespec.backends.common.namespace` with the same meaning, and is safe for the complex step (see `numerics`).
 """

@@ -47,7 +47,7 @@ TEXTS = {
     "transport_objective": "what the solver of the sparsity-constrained plan maximises",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""What an option does that several routers have, by name. The text below a field of a router's `Options` goes before it."""
+"""Texts of options that several routers have, by name. The text below a field of a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class RouterOptions:
     """tokens T of one routing group"""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)  # mypy takes the class of a dataclass for unhashable
+        kind: Any = type(self)  # mypy considers the class of a dataclass unhashable
         for name, hint in option_types(kind).items():
             check(name, value := getattr(self, name), hint)
             object.__setattr__(self, name, plain(value))
@@ -105,7 +105,7 @@ class RouterOptions:
 
     @property
     def requests(self) -> tuple[int, int]:
-        """The number of tokens that request slots, and of slots that each requests: one for each of its choices."""
+        """The number of tokens that request slots, and the number of slots per token: one for each choice."""
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
@@ -117,7 +117,7 @@ class RouterOptions:
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert, from the capacity options, of which `capacity_factor` is required; see `capacity_of`."""
+    """Slots C of an expert, from the capacity options, which include at least `capacity_factor`; see `capacity_of`."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -1,4 +1,4 @@
-"""Names of third-party objects, `package.module:object`, which work wherever something is chosen by name.
+"""Names of user-defined objects, `package.module:object`, which work wherever something is chosen by name.
 
 Such a name refers to an object in a module that is already imported. Only `load_own` imports a module, and the command line
 calls it only with names from its user. So naming a module in a third-party file runs no code.
@@ -73,7 +73,7 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """The function `package.module:object` in an imported module (see `find_own`); `load` imports the module first."""
+    """The function `package.module:object` in an imported module (see `find_own`); with `load`, imports the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found

@@ -74,7 +74,7 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
+    """`E sum_e f[e] P[e]`, from the fraction f of tokens that prefer an expert and its mean score P:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 

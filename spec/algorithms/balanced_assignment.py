@@ -71,7 +71,7 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     >>> base_assignment(LOGITS, noise, shards=2).expert.tolist()
     [1, 2, 0, 2, 0, 1]
     """
-    from scipy.optimize import linear_sum_assignment  # here, since its import is slow
+    from scipy.optimize import linear_sum_assignment  # here because its import is slow
 
     scores = as_array("scores", scores, "tokens experts")
     slots = even_slots(scores, shards)

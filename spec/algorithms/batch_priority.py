@@ -29,7 +29,7 @@ BP-3: Which of two tokens with equal priority comes first?
     Alternative b: whichever an unstable sort returns first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
 BP-4: What is the priority if the selection scores are not probabilities (a transport plan, noisy logits)?
-    Reading: the selection scores, unchanged: in noisy top-k the token with the largest noisy logit comes first, even if all gates are 1.
+    Reading: the selection scores. In noisy top-k, the token with the largest noisy logit comes first, even if all gates are 1.
     Alternative b: the combine weights.
 """
 
@@ -57,7 +57,7 @@ def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> N
     Args:
         scores: (tokens, experts), the selection scores (noisy in training).
         by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of its `choices` best scores.
-        choices: experts per token K, from 1 to experts.
+        choices: K, the experts per token, from 1 to experts.
 
     Returns:
         (tokens,) integers: the tokens in the order of assignment.

@@ -67,7 +67,7 @@ def capped_affinity(
         p[t]     = max(logsumexp_e y[t, e] - log b, 0),   a = y - p            row sums at most b
         y        = a + q,   q = max(y, 0),   a = y - q                         entries at most 1
 
-    The projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A serves only for
+    The projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only for
     selection and carries no gradient.
 
     Args:

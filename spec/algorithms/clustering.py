@@ -66,7 +66,7 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 def nearest(points: Array, centroids: Array) -> Ids:
     """The nearest centroid of each point, from differences: expanded squares cancel for points far from 0."""
-    from scipy.spatial.distance import cdist  # here, since its import is slow
+    from scipy.spatial.distance import cdist  # here because its import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")
     return np.argmin(distances.real, axis=1).astype(np.int64)

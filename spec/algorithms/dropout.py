@@ -10,7 +10,7 @@ Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the fir
 Ambiguity ledger
 
 DO-1: Are kept units or branches divided by the probability of keeping them?
-    Reading: yes, in training, so that evaluation changes nothing; both units and branches.
+    Reading: yes, in training, and evaluation changes nothing. This holds for units and branches.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
     Alternative b: no; a branch is 0 or unchanged in training, and unchanged at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
@@ -48,8 +48,8 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    Draws are compared with the rate rounded up to a multiple of 2^-24, since draws are such multiples; so every dtype keeps
-    the same entries. With one draw per example, this is stochastic depth.
+    Draws are multiples of 2^-24. They are compared with the rate rounded up to such a multiple, so every dtype keeps the
+    same entries. With one draw per example, this is stochastic depth.
 
     Args:
         x: (...).

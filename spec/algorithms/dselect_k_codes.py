@@ -42,7 +42,7 @@ def dselect_k_codes(
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 
-    The first K M columns are the codes, selector after selector, the last K the logits.
+    The first K M columns hold the codes, selector after selector, and the last K columns the logits.
 
     Args:
         tokens: (..., width).

@@ -56,12 +56,12 @@ ACTIVATIONS = ("gelu", "silu", "quick_gelu")
 
 
 def silu(x: Array) -> Array:
-    """The sigmoid linear unit `x / (1 + exp(-x))` of checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
+    """The sigmoid linear unit `x / (1 + exp(-x))`, for checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
     return x * sigmoid(x)
 
 
 def quick_gelu(x: Array) -> Array:
-    """The approximation `x sigmoid(1.702 x)` of the GELU, of checked arguments (Hendrycks and Gimpel 2016, section 2)."""
+    """The approximation `x sigmoid(1.702 x)` of the GELU, for checked arguments (Hendrycks and Gimpel 2016, section 2)."""
     return x * sigmoid(1.702 * x)
 
 

@@ -83,7 +83,7 @@ def group_limited_scores(
     best groups, whatever their scores. The result carries no gradient.
 
     Args:
-        scores: (tokens, experts), by which tokens choose.
+        scores: (tokens, experts), the selection scores.
         group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
         groups: number of groups of equal size, a divisor of the number of experts.
         limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.

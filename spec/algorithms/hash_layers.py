@@ -18,7 +18,7 @@ Ambiguity ledger
 HL-1: Does an expert of a hash layer have a capacity?
     Reading: no, every token has a slot. With an optional capacity, tokens are assigned in order.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
-    Alternative b: yes, the one of the other routers.
+    Alternative b: yes, as in the other routers.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
 HL-2: Which hash does a bias of MultiHash belong to?
     Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
@@ -71,7 +71,7 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
         (ids,) integers.
 
     Raises:
-        DtypeError: `tables` holds neither floating numbers nor integers.
+        DtypeError: `tables` holds neither floats nor integers.
         ContractError: an entry of `tables` is not a whole number.
 
     Source: Hash, section 3.

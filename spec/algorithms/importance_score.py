@@ -30,7 +30,7 @@ IS-4: From how many tokens is the capacity computed?
 IS-6: Are tokens also removed at evaluation?
     Reading: yes.
     Alternative b: no, only in training; the paper does not specify it.
-IS-7: Which tokens do the auxiliary losses see?
+IS-7: Which tokens enter the auxiliary losses?
     Reading: all tokens, because the gradient can make removed tokens important again.
     Alternative b: the remaining tokens.
 
@@ -104,12 +104,12 @@ def importance_score_choice(
 ) -> Routing:
     """Token Choice among the remaining tokens, in order of importance.
 
-    Rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
+    The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
     choices. With `drop=0` this is `token_choice` in the order of `batch_priority`.
 
     Args:
-        scores: (tokens, experts), by which tokens are sorted and choose.
-        choices: experts per token K, from 1 to experts.
+        scores: (tokens, experts), the scores that sort the tokens and select experts.
+        choices: K, the experts per token, from 1 to experts.
         capacity: slots C per expert, at least 1; the router uses the `expert_capacity` of the remaining tokens.
         drop: fraction of the tokens to remove; see `importance_score_order`.
         combine_scores: (tokens, experts), the combine weights; `scores` if None.

@@ -99,8 +99,8 @@ def expert_mlp(
 ) -> Array:
     """Applies the multi-layer perceptron of each expert, plain or gated, to the slots of the expert:
 
-        result = w2[e] f(w1[e] x + b1[e]) + b2[e] result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with
-        `w3`
+        result = w2[e] f(w1[e] x + b1[e]) + b2[e]
+        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with `w3`
 
     with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A missing bias is 0.
 

@@ -1,4 +1,4 @@
-"""Entropy losses for experts that several modalities share: each token should be certain, and a modality use many experts.
+"""Entropy losses for experts that several modalities share: tokens should be certain, and modalities should spread out.
 
 | here | LIMoE (arXiv 2206.02770) |
 |---|---|

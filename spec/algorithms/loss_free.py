@@ -32,7 +32,7 @@ LF-3: Over which tokens is the load summed before the bias moves?
 
 Often done differently
 
-LF-4: By how much does a bias move?
+LF-4: How far does a bias move?
     Reading: by the rate, up or down, regardless of the size of the violation.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates;
@@ -46,7 +46,7 @@ LF-5: Is the bias part of the gate?
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward.
     Alternative b: yes.
-LF-6: Is the bias added to the scores or multiplied with them?
+LF-6: Is the bias added to the scores or multiplied by them?
     Reading: added.
         By: the paper, eq. (3).
     Alternative b: multiplied.

@@ -31,11 +31,11 @@ AL-4: Is the load summed or averaged over tokens?
         tutel/impls/losses.py, load_importance_loss.
     Alternative b: averaged; the coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-AL-6: Which logits does the importance loss see?
-    Reading: the clean ones.
+AL-6: From which logits is the importance loss computed?
+    Reading: from the clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
-    Alternative b: the sparse noisy gates.
+    Alternative b: from the sparse noisy gates.
         By: Shazeer et al. 2017 (arXiv 1701.06538), section 4; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, local_moe.
 """
@@ -91,8 +91,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
     normal: p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient flows
-        through L and through the value of the threshold. Routers that select by a plan also compute this loss from the
-        logits.
+    through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
 
     Args:
         logits: L, (tokens, experts), without noise.

@@ -47,7 +47,7 @@ def places() -> dict[str, Any]:
 def addresses(taker: Taker, module: str) -> list[str]:
     """Where `taker` gives its answer to an entry of `module`; empty if that is unknown.
 
-    There is one address for each function or class, for a file without names, and for a paper.
+    The result has one address per function or class, one for a file without names, or one for a paper.
     """
     if "/" not in taker.who:
         text = _own_paper(module) if taker.who == "the paper" else taker.who

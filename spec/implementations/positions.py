@@ -26,7 +26,7 @@ class Measured:
     """A package that the suite was run on.
 
     package, version: what was run. repository: where its code is. readings: the code that ran, by the id of the reading
-        that it was measured to take.
+    that it was measured to take.
     """
 
     package: str
@@ -45,7 +45,7 @@ class Seen:
     """Evidence that an implementation takes a reading.
 
     reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured: whether
-        the suite measured it; otherwise it was read in the code or paper. addresses: links to the place.
+    the suite measured it; otherwise it was read in the code or paper. addresses: links to the place.
     """
 
     reading: str
@@ -95,8 +95,7 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 def find(name: str) -> str:
     """The implementation that a name means: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
-    and `mixtral`, which is no repository, all files with it in their paths. Raises ConfigError if the name is unknown or
-    ambiguous."""
+    `mixtral` (no repository) all files with it in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]

@@ -83,7 +83,7 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Who takes a reading and where, as Markdown with links: papers and code that was read, then measured packages."""
+    """Who takes a reading and where, as Markdown with links: first papers and code, then measured packages."""
     ran = [each for each in packages if reading.id in each.readings]
     return [
         *(link(taker, entry.module) for taker in reading.takers),
