@@ -30,7 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """The tokens per expert and shard, `T / (S E)`; `ShapeError` unless it is whole. Reads only the shape, (..., tokens, experts)."""
+    """The tokens per expert and shard, `T / (S E)`; `ShapeError` unless it is whole. Reads only the shape (..., tokens, experts)."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")

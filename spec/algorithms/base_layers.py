@@ -46,7 +46,7 @@ BL-3: How is the output of an expert weighted?
     Reading: by the sigmoid of the token's score.
         By: the paper, eq. (1); facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
     Alternative b: by the softmax of its scores.
-    Alternative c: not at all (by 1).
+    Alternative c: not at all (weight 1).
 """
 
 import numpy as np

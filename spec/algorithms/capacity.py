@@ -26,7 +26,7 @@ CA-1: How is the capacity rounded, and to a multiple of what?
 CA-2: What happens if the capacity is below 1?
     Reading: an error, raised before the capacity is rounded to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
-    Alternative b: the capacity has a minimum of at least 4 slots, for any factor.
+    Alternative b: the capacity has a minimum of 4 or more slots, for any factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer (min_expert_capacity=4); deepspeedai/DeepSpeed,

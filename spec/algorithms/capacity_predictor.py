@@ -43,7 +43,7 @@ ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
-    """The logits that experts take tokens, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
+    """The logits of whether experts take tokens, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
 
     Args:
         tokens: x, (tokens, width).
@@ -100,7 +100,7 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
     """The C-th largest score of each expert, and a count of 1 for the group.
 
-    Results of groups, accumulated parts and devices add up; the summed scores over the count are their mean.
+    Results of groups, accumulated parts and devices add up; their mean score is the sum of scores over the sum of counts.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.

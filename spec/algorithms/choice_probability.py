@@ -10,7 +10,7 @@ def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, 
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)
-    # Among the other experts, the K-th best is the next best after the K-th if this expert is chosen, else the K-th.
+    # The K-th best of the other experts: the (K + 1)-th of all if this expert is chosen, else the K-th of all.
     last, next_best = ranked[:, choices - 1 : choices], ranked[:, choices : choices + 1]
     threshold = np.where(is_chosen(noisy_logits, choices), next_best, last)
     return normal_cdf(z_score(logits - threshold, softplus(noise_logits)))

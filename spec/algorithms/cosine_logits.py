@@ -1,4 +1,4 @@
-"""Logits of a cosine router: cosines between projected tokens and expert embeddings, over a learned temperature.
+"""Logits of a cosine router: cosines between projected tokens and expert embeddings, divided by a learned temperature.
 
 | here | X-MoE (arXiv 2204.09179), section 3.1 | Swin-MoE, by microsoft/Tutel |
 |---|---|---|

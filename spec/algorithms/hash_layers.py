@@ -29,7 +29,7 @@ HL-3: Which activation does MultiHash use, and where?
     Alternative b: GELU (`activation`).
 HL-4: What surrounds the perceptron of an expert?
     Reading: nothing: the block has the residual connection and the norm, as with every router.
-    Alternative b: an extra residual connection and norm, shared by the experts, inside those of the block.
+    Alternative b: inside the block's residual connection and norm, a second pair that all experts share.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 

@@ -92,7 +92,7 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
 
 
 def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
-    """How many tokens choose each expert, before capacity drops any:
+    """The number of tokens that choose each expert, before capacity drops any:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
