@@ -1,4 +1,4 @@
-"""The checks of arguments in public functions that need only shapes, dtypes and plain numbers.
+"""The argument checks of public functions, as far as they need only shapes, dtypes and plain numbers.
 
 They read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces. Checks that read values
 are in `values`. Every message names the argument and its value.

@@ -47,7 +47,7 @@ TEXTS = {
     "transport_objective": "what the solver of the sparsity-constrained plan maximises",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""Texts of options that several routers have, by name. The text below a field of a router's `Options` takes precedence."""
+"""Help of options that several routers share, by name. The text below a field of a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Arguments as NumPy arrays, after all checks of a public function, including the checks of values."""
+"""Conversion of arguments to NumPy arrays, with all checks of a public function, including checks of values."""
 
 from typing import Any, TypeVar
 

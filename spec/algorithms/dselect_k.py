@@ -1,4 +1,4 @@
-"""DSelect-k: a mixture of K selectors, each a binary code of one expert that a smooth step makes trainable.
+"""DSelect-k: a mixture of K selectors, each a binary expert code that a smooth step makes trainable.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|

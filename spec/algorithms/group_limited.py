@@ -79,8 +79,8 @@ def group_limited_scores(
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
-    The first of several groups with equal scores is the best. With `outside="excluded"`, tokens choose only experts of the
-    best groups, whatever their scores. The result carries no gradient.
+    Ties between groups go to the first. With `outside="excluded"`, tokens choose only experts of the best groups, whatever
+    their scores. The result carries no gradient.
 
     Args:
         scores: (tokens, experts), the selection scores.
@@ -125,7 +125,7 @@ def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
     """The number of experts per group; `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
-    has at least `best` experts. names: the three arguments in errors."""
+    has at least `best` experts. names: what errors call the three arguments."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")

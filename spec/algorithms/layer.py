@@ -155,7 +155,7 @@ def moe_mlp(
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
     Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
-    or an infinite `capacity_factor`), the work then grows with the tokens, not with the slots.
+    or an infinite `capacity_factor`), the work is proportional to the tokens, not to the slots.
 
     A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
     of their joint hidden width, whose second bias is the sum of their second biases.

@@ -22,7 +22,7 @@ SPEC = "moespec.spec"
 
 
 def spelled(name: str) -> str:
-    """A name in the form used for comparison, which is equal for `Expert-Choice`, `expert choice` and `expert_choice`."""
+    """A name normalised for comparison: `Expert-Choice`, `expert choice` and `expert_choice` become equal."""
     return "".join(letter for letter in name.casefold() if letter.isalnum() or letter in "/.")
 
 

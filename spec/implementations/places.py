@@ -45,7 +45,7 @@ def places() -> dict[str, Any]:
 
 
 def addresses(taker: Taker, module: str) -> list[str]:
-    """Where `taker` gives its answer to an entry of `module`; empty if that is unknown.
+    """The addresses of the answer that `taker` gives to an entry of `module`; empty if unknown.
 
     The result has one address per function or class, one for a file without names, or one for a paper.
     """
