@@ -1,17 +1,17 @@
 """The executable specification of mixture-of-experts routing: NumPy, float64, one routing group at a time.
 
-One module is one algorithm, written as its paper writes it; in `routers` one file is one router, composed of them. A
-sparse router walks the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
-T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Arrays of any floating dtype come in,
-float64 goes out; complex arrays come in for the complex step, by which every function differentiates itself (see
-`numerics`). Noise is always an argument: nothing draws random numbers except the initial parameters of a router, from a
-generator that is passed in.
+Each module is one algorithm, written as in its paper; each file in `routers` is one router, composed of algorithms. All
+sparse routers follow the same steps in the same order: scores, selection, slots, dispatch, combine. Axis names are tokens
+T, experts E, capacity C (slots of an expert), width D, hidden H, choices K. Functions take arrays of any floating dtype and
+return float64. They also take complex arrays, for the complex step that differentiates them (see `numerics`). Noise is
+always an argument: only the initial parameters of a router are random, drawn from a generator that the caller passes.
 
-`ALGORITHMS` lists what is specified. `LEDGER` has the questions that implementations answer differently, the answer that is
-specified here, the others, and who is known to give each; `moespec ledger` asks it.
-Errors are `SpecError`, a `ValueError`, in four kinds: ConfigError, ShapeError, DtypeError, ContractError.
+`ALGORITHMS` lists all algorithms. `LEDGER` has the questions that implementations answer differently: the answer of this
+specification, the alternatives, and who is known to give each; `moespec ledger` prints it.
+Every error is a `SpecError`, which is a `ValueError`: a ConfigError, ShapeError, DtypeError or ContractError.
 
-`import moespec.spec.algorithms.token_choice as module` is the module of one algorithm, with its table of symbols and its ledger.
+`import moespec.spec.algorithms.token_choice as module` gives the module of one algorithm, with its table of symbols and its
+ledger.
 """
 
 # ruff: noqa: I001 (the sections are a table of contents)
@@ -189,6 +189,6 @@ from moespec.spec.numerics import mean as mean
 from moespec.spec.numerics import stop_gradient as stop_gradient
 
 xp = _namespace
-"""The array namespace: `xp.exp`, `xp.where` and so on, which `xp` of each backend has, too."""
+"""The array namespace: `xp.exp`, `xp.where` and so on; the `xp` of each backend has them as well."""
 
-__all__ = _public_names(globals())  # all of the above, which test_names compares with the `__all__` of modules
+__all__ = _public_names(globals())  # all of the above; test_names compares them with the `__all__` of modules

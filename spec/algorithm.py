@@ -11,8 +11,8 @@ class Algorithm:
 
     name: of the row.
     cites: where the literature defines it.
-    revision: raised whenever a value that it computes changes on purpose.
-    functions: the public names it covers, attributes of `moespec.spec`; none for a model.
+    revision: raised on every intended change of a computed value.
+    functions: the public names that it covers, attributes of `moespec.spec`; empty for a model.
     """
 
     name: str

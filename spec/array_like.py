@@ -1,4 +1,4 @@
-"""`numpy.typing.ArrayLike` under its name: the alias itself is a union that `help` writes out over three lines."""
+"""`numpy.typing.ArrayLike` as a name: `help` would print the alias as a union over three lines."""
 
 from typing import TYPE_CHECKING
 
@@ -7,6 +7,6 @@ if TYPE_CHECKING:
 else:
 
     class ArrayLike:
-        """What becomes an array: arrays, scalars, and nested sequences of them."""
+        """Anything that converts to an array: arrays, scalars, and nested sequences of them."""
 
         __module__ = "numpy.typing"

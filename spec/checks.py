@@ -1,7 +1,7 @@
-"""What every public function demands of its arguments, as far as shapes, dtypes and plain numbers tell it.
+"""The argument checks of public functions, as far as they need only shapes, dtypes and plain numbers.
 
-The checks read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces; those that read
-values are in `values`. Every message names the argument and its value.
+They read only `.shape`, `.ndim` and `.dtype`, so a compiled backend can call them while it traces. Checks that read values
+are in `values`. Every message names the argument and its value.
 """
 
 import math
@@ -19,12 +19,12 @@ COMPLEX = ("complex128", "complex64")
 
 
 def dtype_name(array: Any) -> str:
-    """The name of an array's dtype without its framework, as `float32`; that of its type, if it is not an array."""
+    """The name of an array's dtype without its framework, such as `float32`; for anything else, the name of its type."""
     return str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape of an array; anything else has that of a scalar."""
+    """The shape of an array; the shape of a scalar for anything else."""
     return tuple(getattr(array, "shape", ()))
 
 
@@ -37,7 +37,7 @@ def check_floating(name: str, array: Any) -> None:
 def check_rank(name: str, array: Any, axes: str) -> None:
     """`ShapeError` unless `array` has one axis for each word of `axes`, none of them empty.
 
-    A leading `...` stands for any number of axes; a scalar has none. The last may be empty if its word ends in `*`.
+    A leading `...` stands for any number of axes; a scalar has none. The last axis may be empty if its word ends in `*`.
     """
     shape, names = shape_of(array), axes.split()
     if len(shape) != len(names) and (names[:1] != ["..."] or len(shape) < len(names) - 1):
@@ -54,7 +54,7 @@ def check_scores(name: str, array: Any, axes: str = "tokens experts") -> None:
 
 
 def check_size(name: str, array: Any, axis: int, size: int, reason: str) -> None:
-    """`ShapeError` unless axis `axis` has `size` entries; `reason` says which argument asks for it."""
+    """`ShapeError` unless axis `axis` has `size` entries; `reason` says which argument requires it."""
     shape = shape_of(array)
     if len(shape) < max(axis + 1, -axis):
         raise ShapeError(f"{name}: expected an array with an axis {axis}, got {array!r}")
@@ -106,7 +106,7 @@ def _check_integer_dtype(name: str, array: Any) -> None:
 
 
 def check_at_least(name: str, value: Any, minimum: int) -> int:
-    """`value` as an int; `ConfigError` unless it is an integer of at least `minimum`, of 32 bits as sizes are."""
+    """`value` as an int; `ConfigError` unless it is an integer of at least `minimum` that fits in 32 bits, like all sizes."""
     if isinstance(value, bool | np.bool_ | np.ndarray):
         raise ConfigError(f"{name}: expected an integer, got {value!r}")
     try:
@@ -129,7 +129,7 @@ def check_choices(choices: Any, experts: int) -> int:
 
 
 def check_rivals(choices: int, experts: int) -> int:
-    """`choices` as an int; `ConfigError` unless a token leaves an expert that it does not choose."""
+    """`choices` as an int; `ConfigError` unless it is less than the number of experts."""
     return check_capacity(choices, experts - 1, name="choices", of="experts less one")
 
 
@@ -152,7 +152,7 @@ def check_capacity(capacity: Any, tokens: int | None = None, *, name: str = "cap
 
 
 def plural(count: int, things: str) -> str:
-    """`count` with the noun, whose last letter is the s of the plural: "1 token", "2 tokens"."""
+    """`count` with the noun `things`, a plural in -s: "1 token", "2 tokens"."""
     return f"{count} {things[:-1] if count == 1 else things}"
 
 

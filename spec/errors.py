@@ -4,7 +4,7 @@ __all__ = ["ConfigError", "ContractError", "DtypeError", "ShapeError", "SpecErro
 
 
 class SpecError(ValueError):
-    """Base of every error that the specification or a backend raises about its input."""
+    """Base class of all errors that the specification or a backend raises for invalid input."""
 
 
 class ConfigError(SpecError):

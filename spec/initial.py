@@ -1,4 +1,4 @@
-"""Draws of initial parameters, the only random numbers here, from a generator that is passed in."""
+"""Initial parameters, drawn from a generator that the caller passes: the only random numbers in the specification."""
 
 import numpy as np
 
@@ -24,8 +24,8 @@ def uniform(generator: np.random.Generator, shape: tuple[int, ...], reach: float
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> Array:
-    """A float32 matrix with orthogonal columns (rows, where it has more columns than rows) of the norm `gain`."""
-    from scipy.linalg import qr  # here, since its import is slow
+    """A float32 matrix with orthogonal columns (rows, if it has more columns than rows) of norm `gain`."""
+    from scipy.linalg import qr  # here because its import is slow
 
     rows, columns = shape
     basis, triangle = qr(generator.standard_normal((max(shape), min(shape))), mode="economic")

@@ -1,4 +1,4 @@
-"""The ambiguity ledger: questions that implementations answer differently, in the docstrings of the modules that they concern.
+"""The ambiguity ledger: questions that implementations answer differently, kept in the docstrings of modules.
 
     XX-1: The question?
         Reading: the answer of this specification.
@@ -6,11 +6,11 @@
         Alternative b: another answer.
             By: owner/repository, file.py, function.
 
-`By` says who is known to answer so: a paper in so many words, or public code, which is named by repository and place. "the
-paper" is the one whose symbols the table of the module has. Any other has its name and number, as in "Switch (arXiv
-2101.03961), appendix B", and the same name in every entry.
-An entry below the heading "Often done differently" is a pitfall: a paper answers it in so many words. Below "Ambiguity
-ledger" stand the others: the paper is silent, can be read in several ways, or another source answers differently.
+`By` lists who gives an answer: a paper that states it explicitly, or public code, by repository and place. "the paper" is
+the paper in the module's table of symbols. Any other paper has a name and number, as in "Switch (arXiv 2101.03961),
+appendix B", with the same name in every entry. An entry below the heading "Often done differently" is a pitfall: a paper
+answers it explicitly. For the entries below "Ambiguity ledger", the paper is silent or ambiguous, or another source answers
+differently.
 """
 
 import re
@@ -29,7 +29,7 @@ _READING = re.compile(
 
 @dataclass(frozen=True)
 class Taker:
-    """Who takes a reading: "the paper", another one as "Name (arXiv number)", or public code by its repository; and where."""
+    """Who takes a reading ("the paper", another paper as "Name (arXiv number)", or the repository of public code) and where."""
 
     who: str
     where: str = ""
@@ -39,9 +39,9 @@ class Taker:
 class Reading:
     """One answer to a question of the ledger.
 
-    id: that of its entry and a letter, as in "GS-3b"; the answer of this specification has the letter a.
+    id: the id of the entry and a letter, as in "GS-3b"; the letter a is the answer of this specification.
     text: the answer.
-    takers: who is known to answer so.
+    takers: who is known to give this answer.
     """
 
     id: str
@@ -53,9 +53,9 @@ class Reading:
 class LedgerEntry:
     """A question that implementations answer differently.
 
-    id: of the entry. readings: the answers, that of this specification first.
-    pitfall: whether a paper answers it in so many words.
-    module: the module of the specification whose docstring has it.
+    readings: the answers, starting with the answer of this specification.
+    pitfall: whether a paper answers it explicitly.
+    module: the module of the specification whose docstring holds it.
     """
 
     id: str
@@ -66,7 +66,7 @@ class LedgerEntry:
 
 
 def entries(documentation: str, module: str = "") -> Iterator[LedgerEntry]:
-    """The entries of the docstring of a module."""
+    """The entries in the docstring of a module."""
     ledger, *pitfalls = documentation.split(f"\n{PITFALLS}\n", 1)
     for text, pitfall in ((ledger, False), ("".join(pitfalls), True)):
         for entry in _ENTRY.finditer(text + "\n"):

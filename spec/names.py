@@ -1,4 +1,4 @@
-"""Which known names are near one that is unknown, for errors; tables whose `KeyError` says so; and what a module makes public."""
+"""Suggestions for unknown names in errors, read-only tables with such a `KeyError`, and the public names of a module."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 def near(name: object, known: Iterable[str]) -> list[str]:
-    """The known names that are most like `name`, and those that have it as a part or begin like it: three at most."""
+    """Up to three known names that resemble `name`, contain it or begin like it."""
     text, spelled = str(name).lower(), {each.lower(): each for each in known}
     begin = [each for each in spelled if get_close_matches(text, [each[: len(text) + 1]], cutoff=0.8)]
     found = [*get_close_matches(text, spelled), *(each for each in spelled if len(text) > 1 and text in each), *begin]
@@ -22,7 +22,7 @@ def near_it(name: object, known: Iterable[str]) -> str:
 
 
 class Names(dict[str, Value]):
-    """A dictionary by name that does not change. `table[name]` of an unknown name raises a KeyError that says which names are near."""
+    """A read-only dictionary by name. `table[name]` with an unknown name raises a KeyError that suggests similar names."""
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r} is not here{near_it(name, self)}")
@@ -34,5 +34,5 @@ class Names(dict[str, Value]):
 
 
 def public_names(module: Mapping[str, object]) -> list[str]:
-    """The public names of a module, given by its `globals()`: those without an underscore that are no modules, sorted."""
+    """The public names in the `globals()` of a module, sorted: no modules, and no names with a leading underscore."""
     return sorted(name for name, value in module.items() if name[0] != "_" and not isinstance(value, ModuleType))

@@ -1,6 +1,6 @@
-"""The array namespace of the specification: what routers of the user's own compute with, besides the building blocks.
+"""The array namespace of the specification, for user-defined routers that need more than the building blocks.
 
-The names are among those of `moespec.backends.common.namespace`, and mean the same. They hold under the complex step (see `numerics`).
+It is a subset of `moespec.backends.common.namespace` with the same meaning, and is safe for the complex step (see `numerics`).
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ def promote(x: Any) -> Any:
 
 
 def maximum(x: Any, least: float) -> Any:
-    """`x`, at least `least`."""
+    """`max(x, least)`, elementwise."""
     return np.where(x.real < least, least, x)
 
 
 def clip(x: Any, low: float, high: float) -> Any:
-    """`x`, at least `low` and at most `high`."""
+    """`x` limited to the range from `low` to `high`."""
     return np.where(x.real > high, high, maximum(x, low))
 
 

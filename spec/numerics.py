@@ -1,9 +1,9 @@
 """Forms of common functions that stay exact under the complex step.
 
-The specification differentiates itself: evaluated at `x + 1e-30i v`, a function made of analytic operations has the
-derivative along `v` in its imaginary part, divided by 1e-30, without rounding of differences. That asks for three
-habits: decide on the real part, never conjugate, and never take a modulus. The functions here keep them; a lint keeps
-the unsafe ones out of the package.
+The specification differentiates itself: the imaginary part of an analytic function at `x + 1e-30i v`, divided by 1e-30, is
+its derivative along `v`, without the rounding of finite differences. This requires three rules: branch on the real part,
+never conjugate, and never take a modulus. The functions here follow them, and a lint keeps unsafe functions out of the
+package.
 """
 
 from typing import Annotated, Any
@@ -20,28 +20,28 @@ __all__ = ["mean", "stop_gradient"]
 
 Array = NDArray[Any]
 Shared = Annotated[ArrayLike, "shared by the groups"]
-"""The type of an argument that has no groups axis in a backend, because all groups share it: a kernel, a table."""
+"""The type of an argument without a groups axis in a backend, because all groups share it, such as a kernel or a table."""
 Leading = Annotated[ArrayLike, "any leading axes"]
-"""The type of an argument (..., last axes) whose leading axes may be any, so that groups are nothing special."""
+"""The type of an argument (..., last axes) with any leading axes, so that groups need no special case."""
 Axis = int | tuple[int, ...]
 
 FAR = 40.0
-"""In standard deviations: float64 no longer tells `normal_cdf` from 0 or 1 there, nor its density from 0."""
+"""In standard deviations: from here on, `normal_cdf` is 0 or 1 and its density is 0 in float64."""
 SMALLEST_SCALE = 2.0**-63
 """The square of a smaller scale is below the normal numbers of float32."""
 
 
 def stop_gradient(x: Leading) -> Array:
-    """`x` as a constant: the same values, through which no derivative flows.
+    """`x` as a constant: the same values, without a derivative.
 
     Args:
         x: an array of any shape.
 
     Returns:
-        An array of the shape of `x`: its real part, so that the complex step sees no derivative.
+        An array of the shape of `x`: its real part, so the complex step sees no derivative.
 
     Raises:
-        ShapeError: `x` is nested lists of different lengths.
+        ShapeError: `x` is a nested list with rows of different lengths.
 
     >>> stop_gradient(np.array([2.0 + 1e-30j])).tolist()
     [2.0]
@@ -59,7 +59,7 @@ def mean(x: ArrayLike) -> Array:
         A scalar.
 
     Raises:
-        ShapeError: `x` is empty, or nested lists of different lengths.
+        ShapeError: `x` is empty, or a nested list with rows of different lengths.
         DtypeError: `x` does not hold numbers.
 
     >>> float(mean([[1.0, 2.0], [3.0, 6.0]]))
@@ -97,7 +97,7 @@ def logsumexp(x: Array, axis: int = -1) -> Array:
 def softplus(x: Array) -> Array:
     """`log(1 + exp(x))` without overflow."""
     small = np.exp(np.where(x.real > 0, -x, x))
-    # NumPy's complex log1p rounds 1 + small; this adds the derivative to the real one.
+    # NumPy's complex log1p rounds 1 + small; this adds the derivative to the real log1p.
     return positive_part(x) + (np.log1p(small.real) + (small - small.real) / (1.0 + small.real))
 
 
@@ -109,28 +109,28 @@ def sigmoid(x: Array) -> Array:
 
 def normal_cdf(z: Array) -> Array:
     """Distribution function of the standard normal, `(1 + erf(z / sqrt(2))) / 2`."""
-    from scipy.special import erf  # here, since it takes longer to import than all of this package
+    from scipy.special import erf  # here because its import takes longer than importing this package
 
     return 0.5 * (1.0 + erf(z / np.sqrt(2.0)))
 
 
 def z_score(deviation: Array, scale: Array) -> Array:
-    """`deviation / scale` for `normal_cdf`, whose derivative is finite however small the scale (not negative) is.
+    """`deviation / scale` for `normal_cdf`, with a finite derivative for any scale of at least 0.
 
-    It is a constant where `normal_cdf` of it is 0 or 1, beyond `FAR`, and where the scale is below `SMALLEST_SCALE`. The
-    derivative of the quotient alone overflows there, and infinity times a density of 0 is NaN.
+    The result is a constant beyond `FAR`, where `normal_cdf` is 0 or 1, and where the scale is below `SMALLEST_SCALE`.
+    There, the derivative of the plain quotient overflows, and infinity times a density of 0 is NaN.
     """
     value, least = deviation.real, FAR * scale.real
     is_far = (value >= least) | (-value >= least)  # also where the scale is 0
     end = np.where(value > 0, FAR, np.where(value < 0, -FAR, 0.0))
     constant = np.where(is_far, end, value / np.where(is_far, 1.0, scale.real))
-    # Replaced before it divides: a derivative that is not finite stays NaN when the quotient is not chosen.
+    # Replace the scale before dividing: `where` does not remove a NaN from the derivative of a quotient it discards.
     is_constant = is_far | (scale.real < SMALLEST_SCALE)
     return np.where(is_constant, constant, deviation / np.where(is_constant, 1.0, scale))
 
 
 def variance(x: Array, axis: int = -1) -> Array:
-    """Population variance: the mean square deviation (divided by n, not n - 1), which is never conjugated."""
+    """Population variance: the mean squared deviation (divided by n, not n - 1), without conjugation."""
     deviation = x - np.mean(x, axis=axis, keepdims=True)
     return np.mean(deviation * deviation, axis=axis)
 
@@ -138,9 +138,9 @@ def variance(x: Array, axis: int = -1) -> Array:
 def normalize_l2(x: Array, axis: int, *, form: str, epsilon: float = 1e-6) -> Array:
     """`x` divided by its Euclidean norm along `axis`, in one of three forms.
 
-    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All send
-    0 to 0. In the first form the norm of a zero vector counts as a constant, and in the last one below epsilon does, so that
-    the derivative there is that of `x / epsilon`, never NaN.
+    `paper`: `x / (norm + epsilon)`; `rsqrt`: `x / sqrt(norm**2 + epsilon)`; `clamped`: `x / max(norm, epsilon)`. All map 0
+    to 0. In `paper` the norm of a zero vector counts as a constant, and in `clamped` any norm below epsilon, so the
+    derivative there is the derivative of `x / epsilon`, never NaN.
     """
     squares = np.sum(x * x, axis=axis, keepdims=True)
     if form == "rsqrt":

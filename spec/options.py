@@ -1,7 +1,7 @@
-"""The options of routers: what all have in common, the capacity, and what options mean that several routers have.
+"""Router options: the fields of all routers, the capacity, and the texts of options that several routers share.
 
-Each router writes its options out in its own module, as fields of its class `Options`. A field's type says what it may be (see
-`ranges`): whatever makes options, every field has been looked at, and an error names the option as the user wrote it.
+Each router lists its options in its module, as fields of its class `Options`. The type of a field defines its valid values
+(see `ranges`). Creating options checks every field, and errors name the option as the user wrote it.
 """
 
 import math
@@ -47,15 +47,15 @@ TEXTS = {
     "transport_objective": "what the solver of the sparsity-constrained plan maximises",
     "transport_steps": "solver steps of the sparsity-constrained plan",
 }
-"""What an option does that several routers have, by name. The text below a field of a router's `Options` goes before it."""
+"""Help of options that several routers share, by name. The text below a field of a router's `Options` takes precedence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions:
-    """The options that every router has. Raises ConfigError for a value that an option cannot have."""
+    """The options that every router has. Raises ConfigError for an invalid value."""
 
     experts_choose: ClassVar[bool] = False
-    """whether experts choose tokens, so that an expert fills all its slots, and has at most one for each token"""
+    """whether experts choose tokens; an expert then fills all its slots, with at most one for each token"""
 
     width: Count
     """width D of a token"""
@@ -65,7 +65,7 @@ class RouterOptions:
     """tokens T of one routing group"""
 
     def __post_init__(self) -> None:
-        kind: Any = type(self)  # mypy takes the class of a dataclass for unhashable
+        kind: Any = type(self)  # mypy considers the class of a dataclass unhashable
         for name, hint in option_types(kind).items():
             check(name, value := getattr(self, name), hint)
             object.__setattr__(self, name, plain(value))
@@ -79,7 +79,7 @@ class RouterOptions:
 
     @classmethod
     def create(cls, router: str, values: dict[str, Any]) -> Self:
-        """The options of `router`. Raises ConfigError for an option that it does not have, or that is missing."""
+        """The options of `router`. Raises ConfigError for an unknown or missing option."""
         known = {field.name: field.default is MISSING for field in fields(cls)}
         for name, value in values.items():
             if name not in known:
@@ -90,11 +90,11 @@ class RouterOptions:
         return cls(**values)
 
     def check_training(self) -> None:
-        """ConfigError for options that are valid at evaluation only."""
+        """Raises ConfigError for options that are valid only at evaluation."""
 
     def of_tokens(self, tokens: int, images: int | None = None) -> Self:
-        """These options for groups of another size, and for a router that asks of as many images, if not of those before:
-        made without a look at the types of the fields, which no compiler that traces a model would follow."""
+        """These options for groups of another size, and with another number of images, if the router has that option. It
+        skips the type checks, which no compiler that traces a model could follow."""
         options = object.__new__(type(self))
         for field in fields(self):
             object.__setattr__(options, field.name, getattr(self, field.name))
@@ -105,19 +105,19 @@ class RouterOptions:
 
     @property
     def requests(self) -> tuple[int, int]:
-        """How many tokens request slots, and how many slots each of them requests: one for each of its choices."""
+        """The number of tokens that request slots, and the number of slots per token: one for each choice."""
         return self.tokens, getattr(self, "choices", 1)
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, in training or at evaluation: one for each token where the router has no capacity.
+        """Slots C of an expert, in training or at evaluation: one for each token if the router has no capacity.
 
-        Raises ConfigError if an expert has none, or, where experts choose, more than tokens.
+        Raises ConfigError if an expert has no slot or, if experts choose, more slots than tokens.
         """
         return slots(self, train=train) if hasattr(self, "capacity_factor") else self.tokens
 
 
 def slots(options: Any, *, train: bool) -> int:
-    """Slots C of an expert by the options of a capacity, of which a router has `capacity_factor` at least; see `capacity_of`."""
+    """Slots C of an expert, from the capacity options, which include at least `capacity_factor`; see `capacity_of`."""
     (tokens, choices), name = options.requests, "capacity_factor"
     check_choices(choices, options.experts)
     rounding, multiple_of = getattr(options, "rounding", "ceil"), getattr(options, "multiple_of", 1)

@@ -1,7 +1,7 @@
-"""Names of the user's own, `package.module:object`, which stand wherever something is chosen by name.
+"""Names of user-defined objects, `package.module:object`, which work wherever something is chosen by name.
 
-Such a name means an object of a module that is already imported. Only `load` imports a module; the command line calls it with what its
-user wrote. So a third-party file that names a module runs no code.
+Such a name refers to an object in a module that is already imported. Only `load_own` imports a module, and the command line
+calls it only with names from its user. So naming a module in a third-party file runs no code.
 """
 
 import importlib
@@ -19,30 +19,30 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class OwnName(str):
-    """The type of a field that may have such a name, beside the names that moespec has. The value itself is a plain text."""
+    """The type of a field that accepts such a name besides the names in moespec. The value itself is a plain string."""
 
 
 def is_own(name: object) -> bool:
-    """Whether this is a name of the form `package.module:object`."""
+    """Whether `name` has the form `package.module:object`."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def raised(error: BaseException) -> str:
-    """What the user's code raised, and the last places of it, in one line."""
+    """The exception from the user's code and its last three locations, in one line."""
     frames = [one for one in traceback.extract_tb(error.__traceback__)[1:] if "importlib" not in one.filename]
     places = ", ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames[-3:])
     return " ".join(f"{type(error).__name__}: {error}{places and f', at {places}'}".split())
 
 
 def shown(value: object) -> str:
-    """What the user's code made, in one short line, also if its `repr` raises."""
+    """A value from the user's code, in one short line, even if its `repr` raises."""
     kind = reprlib.Repr()
     kind.maxother = 120
     return " ".join(kind.repr(value).split())
 
 
 def load_own(argument: str, name: str) -> Any:
-    """The object `package.module:object`, whose module is imported if need be. Raises ConfigError if that fails."""
+    """Imports the module if necessary and returns the object `package.module:object`. Raises ConfigError if that fails."""
     module, _, attribute = name.rpartition(":")
     if not is_own(name):
         raise ConfigError(f"{argument}={name!r}: expected package.module:object")
@@ -53,9 +53,9 @@ def load_own(argument: str, name: str) -> Any:
 
 
 def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
-    """The object `package.module:object` of a module that is imported.
+    """The object `package.module:object` in a module that is already imported.
 
-    Raises ConfigError, which names the argument, if the module is not imported or has no such object of this kind.
+    Raises ConfigError, which names the argument, if the module is not imported or has no such object of type `kind`.
     """
     module, _, attribute = name.rpartition(":")
     if (imported := sys.modules.get(module)) is None:
@@ -73,18 +73,18 @@ def find_own(argument: str, name: str, kind: type[Kind]) -> Kind:
 
 
 def own_function(argument: str, name: str, *, load: bool = False) -> Callable[..., Any]:
-    """The function `package.module:object` of a module that is imported (see `find_own`), or is now (`load`)."""
+    """The function `package.module:object` in an imported module (see `find_own`); with `load`, imports the module first."""
     if not callable(found := load_own(argument, name) if load else find_own(argument, name, object)):
         raise ConfigError(f"{argument}={name!r}: expected the name of a function, got {shown(found)}")
     return found
 
 
 def own_name(argument: str, value: object) -> str:
-    """The name `package.module:object` of an object that the user gives in place of a name.
+    """The name `package.module:object` of an object that the user passes instead of a name.
 
-    Raises ConfigError for an object that no imported module has under a name.
+    Raises ConfigError if no imported module has a name for the object.
     """
-    # The module that defines it comes before those that import it, as a script does, too.
+    # Search the module that defines the object before the modules and the script that import it.
     for module in [getattr(value, "__module__", ""), *(name for name in sys.modules if name[:2] != "__"), "__main__"]:
         for attribute, found in [*getattr(sys.modules.get(module), "__dict__", {}).items()]:
             if found is value and is_own(name := f"{module}:{attribute}"):

@@ -1,4 +1,4 @@
-"""What an option may be, said by the type of its field: a `Range` of numbers, the words of a `Literal`, true or false."""
+"""The valid values of an option, from the type of its field: a `Range` of numbers, the words of a `Literal`, true or false."""
 
 import math
 import operator
@@ -13,16 +13,16 @@ from moespec.spec.errors import ConfigError
 from moespec.spec.own import OwnName, is_own
 
 WORDS: dict[Any, str] = {int: "an integer", bool: "True or False", str: "a text", OwnName: "package.module:object"}
-"""What a value of a type is called."""
+"""How errors describe a value of a type."""
 LARGEST = float(np.finfo(np.float32).max)
-"""What a number can be in float32, in which the backends compute."""
+"""The largest number in float32, in which the backends compute."""
 SMALLEST = float(np.finfo(np.float32).tiny)
-"""The smallest number greater than 0 that is not taken for 0 in float32."""
+"""The smallest positive number that float32 does not flush to 0."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be: from `low` to `high`; `low` itself only if not `above`, `high` only if not `below`."""
+    """A range of numbers from `low` to `high`, without `low` if `above`, and without `high` if `below`."""
 
     low: float
     high: float = math.inf
@@ -40,11 +40,11 @@ class Range:
 
 
 Count = Annotated[int, Range(1, 2**31)]
-"""An integer of at least 1, of 32 bits as the numbers of tokens and slots are."""
+"""An integer of at least 1 that fits in 32 bits, like the numbers of tokens and slots."""
 Scalar = Annotated[float, Range(0, LARGEST, below=False)]
-"""A number of at least 0 that is finite as float32 too."""
+"""A number of at least 0 that is also finite in float32."""
 Positive = Annotated[float, Range(0, LARGEST, above=True, below=False)]
-"""A number greater than 0 that is finite as float32 too."""
+"""A number greater than 0 that is also finite in float32."""
 Weight = Scalar
 """The weight of a loss."""
 Factor = Annotated[float, Range(0, above=True, below=False)]
@@ -59,14 +59,14 @@ def option_types(kind: Any) -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """`ConfigError` unless `value` is what the type of the option `name` says."""
+    """`ConfigError` unless `value` is valid for `hint`, the type of the option `name`."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not any(_fits(value, kind) for kind in kinds):
         raise ConfigError(f"{name}: expected {' or '.join(map(_described, kinds))}, got {value!r}")
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's, which does not overflow; an integer of more than 64 bits as a float."""
+    """A NumPy number as a Python number, which does not overflow; an integer of more than 64 bits as a float."""
     if isinstance(value, np.generic | np.ndarray) and not value.ndim:
         return value.item()
     return float(value) if isinstance(value, int) and 63 < value.bit_length() < 1024 else value
@@ -90,7 +90,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return False
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond what a float can be
+    except OverflowError:  # an integer too large for a float
         return False
     return limits is None or number in limits  # NaN is in no range
 

@@ -1,7 +1,7 @@
-"""What is specified: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger.
+"""The registry of the specification: the algorithms, which are the rows of the conformance matrix, and the ambiguity ledger.
 
-A module of an algorithm says in `ALGORITHMS` which rows it has, a router in its record; the entries of the ledger stand in the
-docstrings of both.
+The module of an algorithm lists its rows in `ALGORITHMS`, a router in its record. The docstrings of both hold the ledger
+entries.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The vocabulary that all routers share: what a routing is, and what a router takes and returns.
+"""The types that all routers share: routings, and the inputs and outputs of a router.
 
 Axis names: `tokens, experts, capacity, width, hidden, choices` (T, E, C, D, H, K in shape comments). In the
 specification an array is one routing group; a backend adds a leading `groups` axis (G).
@@ -17,9 +17,9 @@ __all__ = ["Kept", "Noise", "RouterOutput", "Routing", "slot_tokens"]
 
 Params = dict[str, Any]
 State = dict[str, Any]
-"""What a router keeps from step to step and no optimiser sees, by name."""
+"""The arrays, by name, that a router keeps from step to step and that no optimiser sees."""
 Summed = Annotated[NDArray[Any], "summed over the groups"]
-"""The type of a result that adds: a backend returns the sum over the groups."""
+"""The type of an additive result: a backend returns the sum over the groups."""
 
 
 class Routing(NamedTuple):
@@ -35,7 +35,7 @@ class Routing(NamedTuple):
 
 
 DenseRouting = Annotated[Routing, "dense by nature"]
-"""The type of a result whose slots mix tokens, so that it cannot be stored by slot."""
+"""The type of a result whose slots mix tokens, so it cannot be stored by slot."""
 
 
 def slot_tokens(routing: Routing) -> NDArray[np.intp]:
@@ -45,10 +45,10 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
         routing: of (tokens, experts, capacity); a slot holds at most one token.
 
     Returns:
-        (experts, capacity) integers: the index of the token, or T, one more than the last, for an empty slot.
+        (experts, capacity) integers: the index of the token, or T for an empty slot.
 
     Raises:
-        ContractError: a slot of `routing` holds several tokens, as those of Soft MoE do.
+        ContractError: a slot of `routing` holds several tokens, as in Soft MoE.
 
     >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # two tokens, one expert, two slots
     >>> slot_tokens(Routing(dispatch, dispatch)).tolist()
@@ -62,11 +62,11 @@ def slot_tokens(routing: Routing) -> NDArray[np.intp]:
 
 
 class RouterOutput(NamedTuple):
-    """What a router returns: the routing, its auxiliary losses, and what to report about it.
+    """The output of a router: the routing, its auxiliary losses, metrics, and statistics.
 
-    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss); `metrics` holds
-    unweighted scalars and per-expert vectors for logs. `statistics` holds what the update of the router's state takes: sums,
-    which add over groups, accumulated parts and devices.
+    `losses` holds the *weighted* terms of the total loss (their sum is added to the main loss); `metrics` holds unweighted
+    scalars and per-expert vectors for logs. `statistics` holds the inputs of the router's state update: sums, which add up
+    over groups, accumulated parts and devices.
     """
 
     routing: Any
@@ -77,10 +77,10 @@ class RouterOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Noise:
-    """What noise a router takes in training.
+    """The noise that a router takes in training.
 
     shape: of the array, for one routing group.
-    interval: ends of the interval on which the entries are uniform; None for the standard normal.
+    interval: ends of the interval for uniform entries; None for standard normal entries.
     """
 
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Kept:
-    """One array of a router's state at the start: its shape, and the value of all entries."""
+    """One array of a router's initial state: its shape, and the value of all entries."""
 
     shape: tuple[int, ...]
     value: float = 0.0

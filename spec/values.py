@@ -1,4 +1,4 @@
-"""Arguments as NumPy arrays, after what a public function demands of them, their values included."""
+"""Conversion of arguments to NumPy arrays, with all checks of a public function, including checks of values."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def present(name: str, value: Value | None) -> Value:
-    """The value, if it is not None; else `ContractError`."""
+    """`value`; `ContractError` if it is None."""
     if value is None:
         raise ContractError(f"{name}: expected a value, got None")
     return value
@@ -35,7 +35,7 @@ def check_permutation(name: str, order: NDArray[Any]) -> None:
 
 
 def even(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`value` as an array; `ShapeError` if it is nested lists of different lengths."""
+    """`value` as an array; `ShapeError` if it is a nested list with rows of different lengths."""
     try:
         return np.asanyarray(value) if getattr(value, "dtype", None) == np.complex128 else np.asarray(value)
     except ValueError:
@@ -54,7 +54,7 @@ def as_array(name: str, value: ArrayLike, axes: str) -> NDArray[Any]:
 
 
 def as_scalar(name: str, value: ArrayLike) -> NDArray[Any]:
-    """`as_array` for a scalar; a Python int is accepted as the float it stands for."""
+    """`as_array` for a scalar; converts a Python int to a float."""
     if type(value) is int:
         try:
             value = float(value)

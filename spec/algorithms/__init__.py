@@ -1,9 +1,9 @@
-"""The algorithms: one module each, written as its paper writes it.
+"""The algorithms: one module each, written as in its paper.
 
-Every function checks its arguments. A docstring lists only the errors that do not follow from its `Args`:
+Every function checks its arguments. These errors follow from `Args`, and docstrings list only errors beyond them:
 
-ConfigError: an option outside its range, or a word that the option does not have.
-ShapeError: an array that does not have its axes, or has an empty one; axes of one name that differ in size.
-DtypeError: an array that is not floating, or has no integers or booleans where `Args` says so.
-ContractError: an array that holds NaN, infinity, or a number outside its range.
+ConfigError: an option out of range, or an unknown word.
+ShapeError: an array with the wrong axes or an empty axis; axes of the same name that differ in size.
+DtypeError: an array that is not floating, or without integers or booleans where `Args` requires them.
+ContractError: an array with NaN, infinity or a number out of range.
 """

@@ -1,12 +1,12 @@
-"""Softmax attention of the blocks of a transformer, for one image or text.
+"""Softmax attention of a transformer block, for one image or text.
 
 Ambiguity ledger
 
-NW-3: Which keys does a query of a causal attention see, if there are more keys than queries?
-    Reading: queries and keys are those of one sequence, and there are as many.
-    Alternative b: query i the keys up to i, counted from the first.
+NW-3: Which keys does a query see in causal attention with more keys than queries?
+    Reading: an error: queries and keys belong to one sequence and are equal in number.
+    Alternative b: query i sees keys 0 to i (aligned at the first key).
         By: pytorch/pytorch, torch/nn/functional.py, scaled_dot_product_attention (is_causal).
-    Alternative c: the last query all of them, and query i all but the last `queries - 1 - i`.
+    Alternative c: query i sees all keys but the last `queries - 1 - i` (aligned at the last key).
         By: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py, flash_attn_func (since 2.1).
 """
 
@@ -27,7 +27,7 @@ def attention(query: ArrayLike, key: ArrayLike, value: ArrayLike, *, causal: boo
         query: (queries, heads, dim).
         key: (keys, heads, dim).
         value: (keys, heads, dim).
-        causal: whether query i attends to the keys 0 to i alone; there are as many keys as queries then.
+        causal: whether query i attends only to keys 0 to i; requires equal numbers of keys and queries.
 
     Returns:
         (queries, heads, dim).

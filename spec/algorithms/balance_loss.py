@@ -1,4 +1,4 @@
-"""The balance loss: the fractions of the tokens that choose the experts, times the mean scores of these.
+"""The balance loss: the fraction of tokens that choose an expert times its mean score, summed over experts.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -7,7 +7,7 @@
 Ambiguity ledger
 
 AL-3: How is the balance loss scaled?
-    Reading: E times the sum, which is 1 for uniform scores.
+    Reading: E times the sum, so that uniform scores give 1.
         By: Switch (arXiv 2101.03961), eq. (4); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _switch_gating and _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits;
@@ -19,14 +19,14 @@ AL-3: How is the balance loss scaled?
         deepspeed/moe/sharded_moe.py, topkgating; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         switch_load_balancing_loss_func.
 AL-5: From which scores is the balance loss computed?
-    Reading: from the noisy gates, before capacity drops any.
+    Reading: from the noisy gates, before capacity drops choices.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating.
     Alternative b: from the clean gates.
-    Alternative c: from what is left after drops.
+    Alternative c: from the gates that remain after drops.
         By: lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 AL-8: Which choices of a token does the balance loss count?
-    Reading: the first alone, so that its smallest values are near 1.
+    Reading: only the first, so the smallest values are near 1.
         By: GShard (arXiv 2006.16668), Algorithm 1, lines 11 and 13; google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._gshard_auxiliary_loss; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating; microsoft/Tutel, tutel/impls/losses.py, gshard_loss; google/praxis, praxis/gshard_utils.py,
@@ -35,7 +35,7 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, top2gating; laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward;
         lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating; lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: all K (`balance_counts="all"`), so that its smallest values are near K, unless it is divided by K.
+    Alternative b: all K (`balance_counts="all"`), so the smallest values are near K, unless the loss is divided by K.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss; huggingface/transformers,
         src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func; databricks/megablocks,
@@ -44,19 +44,19 @@ AL-8: Which choices of a token does the balance loss count?
         deepspeed/moe/sharded_moe.py, topkgating (divided by K); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, switch_load_balancing_loss_func (divided by K).
 AL-9: Over which tokens are the fractions of the balance loss counted?
-    Reading: over those of a routing group, and the losses of the groups are averaged.
+    Reading: over the tokens of a routing group; the losses of all groups are averaged.
         By: DeepSeek-V3 (arXiv 2412.19437), eqs. (17)-(20) (of a sequence); google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics; google/flaxformer,
         flaxformer/architectures/moe/routing.py, _load_balancing_loss; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.load_balance_loss (of a sequence); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/router.py, TopKRouter._apply_seq_aux_loss (of a sequence).
-    Alternative b: over all groups that a device computes together (`balance_scope="batch"`).
+    Alternative b: over the tokens of all groups that a device computes together (`balance_scope="batch"`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter._apply_aux_loss;
         databricks/megablocks, megablocks/layers/moe.py, batched_load_balancing_loss.
-    Alternative c: over those of all devices (`balance_scope="global"`).
+    Alternative c: over the tokens of all devices (`balance_scope="global"`).
         By: Qiu et al. 2025 (arXiv 2501.11873); NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py,
         TopKRouter._apply_global_aux_loss (and the mean of the accumulated parts so far).
-    Alternative d: over those of all layers.
+    Alternative d: over the tokens of all layers.
         By: huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py, load_balancing_loss_func.
 """
 
@@ -74,23 +74,22 @@ ALGORITHMS = (Algorithm("balance_loss", "Fedus et al. 2021 (arXiv 2101.03961), e
 
 
 def balance_loss(scores: ArrayLike, load: Shared | None = None, *, choices: int = 1) -> Array:
-    """`E sum_e f[e] P[e]`, with the fraction of tokens that prefer an expert and its mean score:
+    """`E sum_e f[e] P[e]`, from the fraction f of tokens that prefer an expert and its mean score P:
 
         f[e] = 1 / T #{t : e is among the `choices` best of A[t, :]},    P[e] = 1 / T sum_t A[t, e]
 
-    With a `load` the fraction is that of the tokens that it counts, `f[e] = K load[e] / sum load` for K choices, while P stays
-    that of the group: the mean over groups and devices is the loss of all their tokens together.
+    With `load`, the fraction covers the tokens counted in it, `f[e] = K load[e] / sum load` for K choices, and P still
+    covers the group. The mean loss over groups and devices is then the loss of all their tokens.
 
-    Only P carries a gradient. With one choice that counts, the value is 1 for uniform scores and E if one expert takes
-    everything; with K it is K for uniform scores. With one it can be as low as 3 / 4 + 1 / (4 E), which training can find:
-    the fraction (E + 1) / (2 E) of the tokens barely prefers expert 0, and the others are certain of the other experts, as
-    many of each.
+    Only P carries a gradient. With `choices=1` the value is 1 for uniform scores and E if one expert takes every token;
+    with K choices it is K for uniform scores. With one choice, training can lower it to 3 / 4 + 1 / (4 E): a fraction
+    (E + 1) / (2 E) of the tokens barely prefers expert 0, and the rest are certain of the other experts, in equal numbers.
 
     Args:
         scores: A, (tokens, experts), the softmax of the (noisy) logits.
-        load: (experts,), at least 0 and not all 0: how many tokens of the scope of the loss choose an expert, from
-            `expert_load` with as many choices; None for those of the group.
-        choices: how many of the best experts of a token count, from 1 to experts.
+        load: (experts,), at least 0 and not all 0: how many tokens in the scope of the loss choose each expert, from
+            `expert_load` with the same `choices`; None to count the tokens of the group.
+        choices: how many of a token's best experts count, from 1 to experts.
 
     Returns:
         A scalar, at most E.

@@ -18,10 +18,10 @@ __all__ = ["Assignment", "base_assignment"]
 
 
 class Assignment(NamedTuple):
-    """A balanced assignment, and the proof of how good it is.
+    """A balanced assignment, and a bound on how far it is from the best.
 
     expert: (tokens,) integers. objective: the total score `sum_t scores[t, expert[t]]`.
-    gap: by how much the total of any other balanced assignment can be larger at most: 0, up to rounding, for the best.
+    gap: upper bound on how much larger the total of another balanced assignment can be; 0, up to rounding, for the best.
     """
 
     expert: Any
@@ -30,8 +30,7 @@ class Assignment(NamedTuple):
 
 
 def even_slots(scores: Any, shards: int = 1) -> int:
-    """The number of tokens of each expert in each shard, `T / (S E)`; `ShapeError` unless it is whole. It reads the shape
-    (..., tokens, experts)."""
+    """The tokens per expert and shard, `T / (S E)`; `ShapeError` unless it is whole. Reads only the shape (..., tokens, experts)."""
     tokens, experts = scores.shape[-2:]
     if tokens % (experts * check_at_least("shards", shards, 1)):
         among = plural(experts, "experts") + (f" in each of {shards} shards" if shards > 1 else "")
@@ -44,17 +43,16 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
         maximise sum_t scores[t, a_t]    with #{t : a_t = e} = T / E for every expert e
 
-    A linear assignment of tokens to columns, the column of an expert being repeated T / E times, expert after expert.
-    The gap is that of the dual: for any prices p of the experts no balanced assignment has a larger total than
+    This is a linear assignment of tokens to columns, with each expert's column repeated T / E times, expert after expert.
+    The gap comes from the dual: for any prices p of the experts, no balanced assignment has a larger total than
     `sum_t max_e (scores[t, e] - p[e]) + T / E sum_e p[e]`.
 
-    With several shards the tokens, by descending noise, are cut into S equal parts, and each part is solved separately:
-    an expert gets T / (S E) tokens of each. The total and the gap are the sums of those of the parts.
+    With several shards, the tokens are sorted by descending noise and cut into S equal parts. Each part is solved
+    separately, so an expert gets T / (S E) tokens of each. Objective and gap are sums over the parts.
 
     Args:
         scores: (tokens, experts), `tokens` a multiple of `shards * experts`.
-        noise: (tokens,), random numbers, by which tokens are dealt to the shards, the lower index first among equals; by
-            index alone if None.
+        noise: (tokens,), random numbers that assign tokens to shards, ties by lower index; None to assign them by index.
         shards: S, the number of separate problems, at least 1.
 
     Returns:
@@ -63,18 +61,17 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
     Raises:
         ShapeError: `shards * experts` does not divide the tokens.
 
-    Source: BASE, eq. (2); several shards: section 3.2.1, where each worker solves the problem of the tokens that are
-    sent to it at random.
+    Source: BASE, eq. (2); several shards: section 3.2.1, where each worker solves the problem for a random subset of the tokens.
 
     >>> from moespec.spec.examples import LOGITS
     >>> found = base_assignment(LOGITS)
     >>> found.expert.tolist(), float(found.objective), float(found.gap)
     ([1, 0, 2, 2, 0, 1], 8.0, 0.0)
-    >>> noise = [0.9, 0.7, 0.4, 0.3, 0.8, 0.1]  # tokens 0, 4 and 1 are one shard, each in another expert
+    >>> noise = [0.9, 0.7, 0.4, 0.3, 0.8, 0.1]  # tokens 0, 4 and 1 form one shard, each with a different expert
     >>> base_assignment(LOGITS, noise, shards=2).expert.tolist()
     [1, 2, 0, 2, 0, 1]
     """
-    from scipy.optimize import linear_sum_assignment  # here, since its import is slow
+    from scipy.optimize import linear_sum_assignment  # here because its import is slow
 
     scores = as_array("scores", scores, "tokens experts")
     slots = even_slots(scores, shards)
@@ -92,10 +89,10 @@ def base_assignment(scores: ArrayLike, noise: ArrayLike | None = None, *, shards
 
 
 def _gap(scores: Array, expert: NDArray[np.intp]) -> Array:
-    """The gap at the prices that make each token's own expert its best one, as far as there are such prices.
+    """The gap at prices that make each token's assigned expert its best, if such prices exist.
 
-    `cost[e, f]` is the least that a token of e loses by going to f. Prices with `p[e] <= cost[e, f] + p[f]` are the
-    lengths of shortest paths, unless going round a cycle gains something.
+    `cost[e, f]` is the smallest loss of moving a token from e to f. Prices with `p[e] <= cost[e, f] + p[f]` are the lengths
+    of shortest paths, unless a cycle has negative cost.
     """
     own = scores[np.arange(len(scores)), expert]
     loss = own[:, None] - scores

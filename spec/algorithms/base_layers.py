@@ -1,4 +1,4 @@
-"""BASE layers: in training every expert gets exactly as many tokens, and the assignment with the best total score.
+"""BASE layers: in training every expert gets the same number of tokens, assigned to maximise the total score.
 
 | here | BASE (arXiv 2103.16716) |
 |---|---|
@@ -9,18 +9,18 @@
 | sigmoid(scores[t, a_t]) | the soft gate of eq. (1) |
 
 The layer returns `sigmoid(s) f(x)`, and the block adds the residual x, as it does around every layer. The public code
-writes `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`, which is the same.
+writes the sum as `a g(x) + (1 - a) x` with `g(x) = x + f(x)` and `a = sigmoid(s)`.
 
 Ambiguity ledger
 
-BL-1: Which balanced assignment is taken?
-    Reading: one with the largest total score, found exactly. Where several have it, any of them.
+BL-1: Which balanced assignment is used?
+    Reading: one with the largest total score, solved exactly; any of them if there are several.
         By: the paper, eq. (2).
-    Alternative b: that of an auction that stops early, whose total is lower.
+    Alternative b: the result of an auction that stops early, with a lower total.
         By: facebookresearch/fairseq, fairseq/clib/libbase/balanced_assignment.cpp, balanced_assignment.
-BL-4: What do the scores see of a token?
-    Reading: what the layer is given, in a pre-norm block the normalised token.
-    Alternative b: the token before the norm, which is left to each expert.
+BL-4: Are the scores computed before or after the norm?
+    Reading: from the input of the layer, which a pre-norm block has normalised.
+    Alternative b: from the token before the norm; each expert applies the norm.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward and BaseSublayer.forward.
 BL-5: In which order do the tokens of an expert fill its slots?
     Reading: by index.
@@ -28,25 +28,25 @@ BL-5: In which order do the tokens of an expert fill its slots?
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-6: Over which tokens is the assignment balanced in training?
     Reading: over all tokens of the group.
-    Alternative b: over each of several parts separately, into which the tokens are dealt at random (`shards`).
+    Alternative b: separately within each of several random parts of the tokens (`shards`).
         By: the paper, section 3.2.1; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
 BL-7: What is an expert?
     Reading: a perceptron of two linear maps, as with every router.
-    Alternative b: a stack of such perceptrons, each with a norm before it and a residual connection around it, whose
-        last kernel is 0 at first.
+    Alternative b: a stack of such perceptrons, each with a norm before it, a residual connection around it and a last
+        kernel that starts at 0.
         By: facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer and BaseSublayer.
 
 Often done differently
 
 BL-2: How are tokens assigned at evaluation?
-    Reading: to the expert of the highest score, without balance, so that the capacity is T.
+    Reading: to the expert with the highest score, without balance; the capacity is therefore T.
         By: the paper, section 3.2.2; facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.greedy_assignment.
     Alternative b: balanced, as in training.
-BL-3: What weights the output of an expert?
-    Reading: the sigmoid of the token's score.
+BL-3: How is the output of an expert weighted?
+    Reading: by the sigmoid of the token's score.
         By: the paper, eq. (1); facebookresearch/fairseq, fairseq/modules/base_layer.py, BaseLayer.forward.
-    Alternative b: the softmax of its scores.
-    Alternative c: 1.
+    Alternative b: by the softmax of its scores.
+    Alternative c: not at all (weight 1).
 """
 
 import numpy as np
@@ -74,7 +74,7 @@ ALGORITHMS = (
 
 
 def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
-    """The expert of each token at evaluation: that of its highest score, the lower index among equals.
+    """The expert of each token at evaluation: the one with its highest score, ties by lower index.
 
     Args:
         scores: (tokens, experts).
@@ -92,14 +92,14 @@ def base_greedy(scores: ArrayLike) -> NDArray[np.intp]:
 
 
 def base_routing(scores: ArrayLike, expert: ArrayLike, *, capacity: int) -> Routing:
-    """Each token goes to its expert. Slots are filled in the order of the tokens; the weight is the sigmoid of the score:
+    """Sends each token to its expert, in token order, and weights it by the sigmoid of the score:
 
         combine[t, a_t, c] = sigmoid(scores[t, a_t]) dispatch[t, a_t, c]
 
     Args:
         scores: (tokens, experts).
         expert: a, (tokens,) integers, from 0 to E - 1.
-        capacity: at least 1: T / E in training, T at evaluation; a token that finds its expert full is dropped.
+        capacity: at least 1: T / E in training, T at evaluation; a token whose expert is full is dropped.
 
     Returns:
         Routing of (tokens, experts, capacity).

@@ -17,21 +17,20 @@ BP-1: What is the priority of a token that makes several choices?
         TokensChooseMaskedRouter; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical.
     Alternative b: the sum of the scores of its choices (`by="sum"`).
         By: the paper, section 4 (the other).
-BP-2: Is the priority that of a token, or of each of its choices?
-    Reading: of the token: all first choices are still assigned before any second choice.
+BP-2: Does a token have one priority, or does each of its choices have one?
+    Reading: the token has one, and all first choices are still assigned before any second choice.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common.
-    Alternative b: of the choice, so that a strong second choice outranks a weak first one.
+    Alternative b: each choice has one, so a strong second choice outranks a weak first one.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, topkgating (drop_policy="probs"); NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, apply_router_token_dropping (drop_policy="probs").
-BP-3: Which token comes first among equal priorities?
-    Reading: the lower index.
+BP-3: Which of two tokens with equal priority comes first?
+    Reading: the one with the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jnp.argsort).
-    Alternative b: whatever an unstable sort returns.
+    Alternative b: whichever an unstable sort returns first.
         By: microsoft/Tutel, tutel/impls/fast_dispatch.py, compute_sorted_location.
-BP-4: What is the priority where the selecting scores are not probabilities (a transport plan, noisy logits)?
-    Reading: that of the selecting scores as they are. The token of the largest noisy logit comes first in noisy top-k, even
-        where all gates are 1.
-    Alternative b: that of the combine weights.
+BP-4: What is the priority if the selection scores are not probabilities (a transport plan, noisy logits)?
+    Reading: the selection scores. In noisy top-k, the token with the largest noisy logit comes first, even if all gates are 1.
+    Alternative b: the combine weights.
 """
 
 import numpy as np
@@ -51,17 +50,17 @@ ALGORITHMS = (
 
 
 def batch_priority(scores: ArrayLike, *, by: str = "max", choices: int = 1) -> NDArray[np.intp]:
-    """The order in which `token_choice` assigns the tokens: by descending priority, the lower index first among equals.
+    """The order in which `token_choice` assigns the tokens: by descending priority, ties by lower index.
 
-    Routers hand in the scores that select: the noisy softmax, a Sinkhorn plan, or (noisy top-k) the noisy logits.
+    Routers pass their selection scores: the noisy softmax, a Sinkhorn plan, or (noisy top-k) the noisy logits.
 
     Args:
-        scores: (tokens, experts), the scores of the selection (noisy in training).
-        by: "max", the priority of token t is `max_e scores[t, e]`; "sum", it is the sum of its `choices` best scores.
-        choices: experts K that a token chooses, from 1 to experts.
+        scores: (tokens, experts), the selection scores (noisy in training).
+        by: "max" for the priority `max_e scores[t, e]` of token t; "sum" for the sum of its `choices` best scores.
+        choices: K, the experts per token, from 1 to experts.
 
     Returns:
-        (tokens,) integers: the token that is assigned first, second, ...
+        (tokens,) integers: the tokens in the order of assignment.
 
     Source: V-MoE, section 4.
 

@@ -9,8 +9,8 @@
 
 Ambiguity ledger
 
-CA-1: Is the capacity rounded up or to the nearest integer, and to a multiple of what?
-    Reading: up, multiples of 1; both are arguments.
+CA-1: How is the capacity rounded, and to a multiple of what?
+    Reading: up, to a multiple of 1; both are arguments.
         By: deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, get_capacity.
     Alternative b: to the nearest, half to even.
@@ -23,21 +23,21 @@ CA-1: Is the capacity rounded up or to the nearest integer, and to a multiple of
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
     Alternative d: up to a multiple of 4.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
-CA-2: What if the capacity is below 1?
-    Reading: an error, before it is raised to a multiple.
+CA-2: What happens if the capacity is below 1?
+    Reading: an error, raised before the capacity is rounded to a multiple.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity.
-    Alternative b: the capacity has a minimum of 4 slots or more, whatever the factor.
+    Alternative b: the capacity has a minimum of 4 or more slots, for any factor.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1 (moe_min_expert_capacity=4);
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/moe_layers.py, MoeLayer (min_expert_capacity=4); deepspeedai/DeepSpeed,
         deepspeed/moe/sharded_moe.py, TopKGate (min_capacity=8); lucidrains/st-moe-pytorch,
         st_moe_pytorch/st_moe_pytorch.py, TopNGating.
 CA-3: In which order is `choices * tokens * factor / experts` evaluated?
-    Reading: from left to right in double precision. A product that rounds up gives one slot more than the exact one: 100
-        tokens, one expert and a factor of 1.1 have 111 slots, since 100 * 1.1 is 110.00000000000001.
+    Reading: from left to right in double precision. If the product rounds up, there is one slot more than in exact
+        arithmetic: 100 tokens, one expert and a factor of 1.1 give 111 slots, because 100 * 1.1 is 110.00000000000001.
         By: google-research/vmoe, vmoe/moe.py, compute_capacity; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         transformer_moe_layer_v1.
-    Alternative b: the quotient first, one slot more or less where rounding decides.
+    Alternative b: the quotient first, which rounding can change by one slot.
         By: databricks/megablocks, megablocks/layers/moe.py, ParallelMLP.expert_capacity; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py,
         RoutedMoE.generate_masks; deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, _capacity; NVIDIA/Megatron-LM,
@@ -79,7 +79,7 @@ def expert_capacity(
     Args:
         tokens: tokens T of one routing group.
         experts: experts E.
-        factor: capacity factor; 1 gives as many slots as there are items, apart from rounding.
+        factor: capacity factor; 1 gives one slot per item, apart from rounding.
         choices: K for Token Choice, which distributes `K * T` items; 1 for Expert Choice and Soft MoE.
         rounding: "ceil", or "round" (to the nearest integer, half to even).
         multiple_of: at least 1.
@@ -117,7 +117,7 @@ def capacity_of(
     multiple_of: int,
     instead: str = "",
 ) -> int:
-    """`expert_capacity` with the user's words in its errors: `name` for the factor, `instead` for what else can be given."""
+    """`expert_capacity` whose errors call the factor `name` and suggest `instead`, another way to set the capacity."""
     check_sizes(name, tokens, experts, factor, choices)
     check_option("rounding", rounding, ROUNDINGS)
     check_at_least("multiple_of", multiple_of, 1)
@@ -128,7 +128,7 @@ def capacity_of(
 
 
 def check_sizes(name: str, tokens: int, experts: int, factor: float, choices: int) -> None:
-    """`ConfigError` unless all are in range; `name` is that of the factor."""
+    """`ConfigError` unless all are in range; errors call the factor `name`."""
     check_at_least("tokens", tokens, 1)
     check_at_least("experts", experts, 1)
     check_at_least("choices", choices, 1)
@@ -143,7 +143,7 @@ def check_quotient(name: str, factor: float, quotient: float) -> float:
 
 
 def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, instead: str = "") -> None:
-    """`ConfigError` if an expert has no slot. Its message says what can be given `instead` of the factor."""
+    """`ConfigError` if an expert has no slot; the message suggests `instead`, another way to set the capacity."""
     if slots < 1:
         raise ConfigError(
             f"{name}: {factor} gives {plural(experts, 'experts')} a capacity of {slots} for {plural(tokens, 'tokens')}, "
@@ -152,14 +152,14 @@ def check_room(name: str, slots: int, tokens: int, experts: int, factor: float, 
 
 
 class CapacityRule(Protocol):
-    """The capacity as a public implementation computes it."""
+    """The capacity rule of a public implementation."""
 
     def __call__(self, tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         """Slots per expert."""
 
 
 def _checked(rule: Callable[[int, int, float, int], int]) -> CapacityRule:
-    """`rule` with its arguments and its result checked."""
+    """`rule` with checks of its arguments and its result."""
 
     def checked(tokens: int, experts: int, factor: float, choices: int = 1) -> int:
         check_sizes("factor", tokens, experts, factor, choices)
@@ -182,9 +182,9 @@ CAPACITY_RULES: dict[str, CapacityRule] = {
     "st_moe": _checked(lambda t, e, f, k: max(4, min(t, int(t * f / e)))),
     "maxtext": _checked(lambda t, e, f, k: int(math.ceil(t * k / e) * f)),
 }
-"""The capacity as public implementations compute it: `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
+"""The capacity rules of public implementations: `CAPACITY_RULES["tutel"](tokens, experts, factor, choices=1)`.
 
-With their defaults and in double precision: vmoe (multiple of 4), vmoe_expert_choice (also for Soft MoE), megablocks,
-tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; at least 4, at most T, whatever
-the number of choices), st_moe (the same), maxtext. Raises ConfigError as `expert_capacity` does.
+Each rule uses the defaults of its implementation and double precision: vmoe (multiple of 4), vmoe_expert_choice (also for
+Soft MoE), megablocks, tutel, deepspeed (at least 8), megatron, mesh_tensorflow (by authors of Switch and GShard; at least
+4, at most T, for any number of choices), st_moe (the same), maxtext. Raises ConfigError as `expert_capacity` does.
 """

@@ -10,16 +10,16 @@
 Ambiguity ledger
 
 CE-1: Where do the thresholds start?
-    Reading: at 0, which every probability is above.
+    Reading: at 0, below every probability.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
-    Alternative b: at those of the first step.
+    Alternative b: at the values of the first step.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, EMAParameter.forward.
 CE-2: What is the activation of the predictor?
     Reading: SiLU.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.
     Alternative b: GELU.
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.
-CE-3: Does an expert take a token at its threshold?
+CE-3: Does an expert take a token exactly at its threshold?
     Reading: no, only above it.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: yes.
@@ -43,7 +43,7 @@ ALGORITHMS = (Algorithm("capacity_predictor", "Shi et al. 2025 (arXiv 2503.14487
 
 
 def capacity_logits(tokens: ArrayLike, w1: Shared, b1: Shared, w2: Shared, b2: Shared) -> Array:
-    """The logit of each expert taking each token, `silu(x w1 + b1) w2 + b2`. It sends no gradient to the tokens.
+    """The logits of whether experts take tokens, `silu(x w1 + b1) w2 + b2`. No gradient flows to the tokens.
 
     Args:
         tokens: x, (tokens, width).
@@ -98,16 +98,16 @@ def capacity_loss(logits: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def capacity_thresholds(scores: ArrayLike, *, capacity: int) -> Summed:
-    """What C tokens of each expert reach, its C-th largest score, and 1 for the group: what the sums are divided by.
+    """The C-th largest score of each expert, and a count of 1 for the group.
 
-    Those of groups, of accumulated parts and of devices add.
+    Results of groups, accumulated parts and devices add up; their mean score is the sum of scores over the sum of counts.
 
     Args:
         scores: (tokens, experts), the sigmoid of `capacity_logits`.
         capacity: C, from 1 to tokens.
 
     Returns:
-        (2, experts); of several groups their sum.
+        (2, experts): scores and counts; for several groups, the sum.
 
     Source: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.update_threshold.
 
@@ -125,7 +125,7 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
     Args:
         thresholds: t, (experts,).
-        reached: (2, experts), from `capacity_thresholds`; those of all groups of the step.
+        reached: (2, experts), from `capacity_thresholds`, summed over all groups of the step.
         decay: at least 0.
 
     Returns:
@@ -144,13 +144,13 @@ def moved_thresholds(thresholds: Shared, reached: Shared, *, decay: float) -> Ar
 
 
 def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *, largest: bool = False) -> Array:
-    """The scores of the tokens that an expert takes at evaluation, `predicted[t, e] > thresholds[e]`, else 0.
+    """The scores of the tokens that an expert takes at evaluation, where `predicted[t, e] > thresholds[e]`, else 0.
 
     Args:
         scores: (tokens, experts).
         predicted: (tokens, experts), the sigmoid of `capacity_logits`. It carries no gradient.
         thresholds: (experts,).
-        largest: take as many tokens, but those of the largest scores, among equal ones of the lower index.
+        largest: take the same number of tokens, but those with the largest scores, ties by lower index.
 
     Returns:
         (tokens, experts), for `expert_choice(..., drop_zero=True)`.
@@ -168,6 +168,6 @@ def scores_above(scores: ArrayLike, predicted: ArrayLike, thresholds: Shared, *,
     check_same_shape("predicted", predicted, "scores", scores)
     check_size("thresholds", thresholds, 0, scores.shape[1], "the experts of scores")
     taken = predicted.real > thresholds.real
-    if largest:  # the place of each token in the order of its expert is below the number that the expert takes
+    if largest:  # a token's rank for its expert is below the number of tokens that the expert takes
         taken = stable_order(-stable_order(scores, axis=0), axis=0) < taken.sum(axis=0)
     return np.where(taken, scores, 0.0)

@@ -1,4 +1,4 @@
-"""The capped affinity: Expert Choice in which a token is chosen by a limited number of experts.
+"""The capped affinity: Expert Choice with a limit on the number of experts per token.
 
     maximise  <S, A> - lambda sum_te A[t, e] log A[t, e]
     over A with column sums k (each expert chooses k tokens), row sums at most b, and 0 <= A <= 1
@@ -12,31 +12,31 @@
 | `regularization` | lambda, 0.001 |
 | `iterations` | iterations of Dykstra's algorithm, 100 |
 
-Expert Choice then takes the C largest entries of each column of A, in place of those of S. A is what some iterations make of
-a relaxed problem, so that a token can still be chosen by more than b experts. With the numbers of the paper the iterations
-end far from the solution: of 512 tokens with normal logits of standard deviation 1.5 for 16 experts, k = 64 and b = 2, 24 %
-are chosen by more than 2 experts without the cap, 29 % with lambda = 0.001 and 100 iterations, 5 % with 1000 iterations or
-with lambda = 0.01.
+Expert Choice then takes the C largest entries in each column of A instead of S. A only approximates the solution of a
+relaxed problem, so more than b experts can still choose a token. With the paper's settings, the iterations end far from the
+solution: for 512 tokens with normal logits of standard deviation 1.5, 16 experts, k = 64 and b = 2, more than 2 experts
+choose 24 % of the tokens without the cap, 29 % with lambda = 0.001 and 100 iterations, and 5 % with 1000 iterations or with
+lambda = 0.01.
 
 Ambiguity ledger
 
-CP-1: In which order does Dykstra's algorithm project on the three sets?
+CP-1: In which order does Dykstra's algorithm project onto the three sets?
     Reading: column sums k, then row sums at most b, then entries at most 1.
     Alternative b: row sums, then entries, then column sums.
 CP-2: When does Dykstra's algorithm stop?
     Reading: after `iterations` rounds of the three projections.
-    Alternative b: earlier, where a round changes little ("a maximum of 100 iterations" has no rule for it).
-CP-4: Which lambda does the router take?
-    Reading: 0.01 by default (`cap_regularization`), with which 100 iterations come close to the solution.
+    Alternative b: earlier, once a round changes little ("a maximum of 100 iterations" gives no criterion).
+CP-4: What is the router's default lambda?
+    Reading: 0.01 (`cap_regularization`), with which 100 iterations come close to the solution.
     Alternative b: 0.001.
         By: the paper, section 3.3, footnote 2.
 
 Often done differently
 
-CP-3: Is the number of experts of a token made at most b after the choice?
+CP-3: Is the limit of b experts per token enforced after the choice?
     Reading: no, each expert takes the k largest entries of its column.
         By: the paper, section 3.3 ("TopK(A, k)").
-    Alternative b: yes, a token keeps its b best experts, whose slots others leave empty.
+    Alternative b: yes, a token keeps its b best experts, and its slots at the others stay empty.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ ALGORITHMS = (
 def capped_affinity(
     scores: ArrayLike, *, capacity: int, cap: int, regularization: float = 1e-3, iterations: int = 100
 ) -> Array:
-    """The affinity A after `iterations` rounds of Dykstra's algorithm, which starts at `A = exp(S / lambda)`.
+    """The affinity A after `iterations` rounds of Dykstra's algorithm, starting at `A = exp(S / lambda)`.
 
     In logarithms `a = log A`, with corrections `p` (T,) and `q` (T, E) that start at 0, each round is
 
@@ -67,8 +67,8 @@ def capped_affinity(
         p[t]     = max(logsumexp_e y[t, e] - log b, 0),   a = y - p            row sums at most b
         y        = a + q,   q = max(y, 0),   a = y - q                         entries at most 1
 
-    The projections are those in the Kullback-Leibler divergence, so that the limit is the solution. It only selects:
-    A carries no gradient.
+    The projections use the Kullback-Leibler divergence, so the iterations converge to the solution. A is used only for
+    selection and carries no gradient.
 
     Args:
         scores: S, (tokens, experts), the softmax of the logits.
@@ -78,17 +78,17 @@ def capped_affinity(
         iterations: rounds, at least 1.
 
     Returns:
-        (tokens, experts), from 0 to 1. Column sums approach k, and row sums a number of at most b.
+        (tokens, experts), from 0 to 1. Column sums approach k; row sums approach at most b.
 
     Raises:
-        ConfigError: no A has these sums.
+        ConfigError: no A can have these sums.
 
     Source: Zhou et al. 2022, section 3.3 and its footnotes; the projections: Benamou et al. 2015 (arXiv 1412.5154).
 
     >>> from moespec.spec import expert_choice, slot_tokens, softmax_affinity
     >>> from moespec.spec.examples import LOGITS
     >>> scores = softmax_affinity(LOGITS)
-    >>> slot_tokens(expert_choice(scores, capacity=4)).tolist()  # token 1 is chosen by all three experts
+    >>> slot_tokens(expert_choice(scores, capacity=4)).tolist()  # all three experts choose token 1
     [[4, 1, 0, 3], [5, 2, 0, 1], [3, 2, 4, 1]]
     >>> capped = capped_affinity(scores, capacity=4, cap=2, regularization=0.1)
     >>> for row in capped.round(6).tolist():
@@ -118,7 +118,7 @@ def capped_affinity(
 
 
 def check_cap(capacity: int, cap: int, tokens: int, experts: int) -> None:
-    """`ConfigError` unless every expert can choose `capacity` tokens while no token is chosen by more than `cap` experts."""
+    """`ConfigError` unless every expert can choose `capacity` tokens with at most `cap` experts per token."""
     check_capacity(capacity, tokens)
     if check_at_least("cap", cap, 1) * tokens < capacity * experts:
         slots = f"the {capacity * experts} slots of {plural(experts, 'experts')}"

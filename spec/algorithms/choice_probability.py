@@ -1,4 +1,4 @@
-"""The chance that an expert stays among the choices of a token when its own noise alone is drawn again."""
+"""The probability that a token still chooses an expert when only that expert's noise is drawn again."""
 
 import numpy as np
 
@@ -6,18 +6,18 @@ from moespec.spec.numerics import Array, normal_cdf, softplus, stable_order, z_s
 
 
 def choice_probability(logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int) -> Array:
-    """P of `noisy_top_k_load_loss`, (tokens, experts): eq. (9) of Shazeer et al. 2017, and 1 where all are chosen."""
+    """P of `noisy_top_k_load_loss`, (tokens, experts): eq. (9) of Shazeer et al. 2017, and 1 if all experts are chosen."""
     if choices == logits.shape[1]:
         return np.ones(logits.shape)
     ranked = np.take_along_axis(noisy_logits, stable_order(noisy_logits), axis=1)
-    # Without a chosen expert the one after the K-th moves up; without another one the K-th stays.
+    # The K-th best of the other experts: the (K + 1)-th of all if this expert is chosen, else the K-th of all.
     last, next_best = ranked[:, choices - 1 : choices], ranked[:, choices : choices + 1]
     threshold = np.where(is_chosen(noisy_logits, choices), next_best, last)
     return normal_cdf(z_score(logits - threshold, softplus(noise_logits)))
 
 
 def is_chosen(scores: Array, choices: int) -> Array:
-    """Whether an expert is among the K best of the token: (tokens, experts) booleans."""
+    """Whether each expert is among the token's K best, (tokens, experts) booleans."""
     chosen = np.zeros(scores.shape, bool)
     np.put_along_axis(chosen, stable_order(scores)[:, :choices], True, axis=1)
     return chosen

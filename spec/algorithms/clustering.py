@@ -1,6 +1,6 @@
-"""k-means, by which hash layers tell what patches and ids are alike.
+"""k-means, which hash layers use to group similar patches and ids.
 
-A cluster is the set of points whose nearest centroid is the same; among centroids equally near, the lower index.
+A cluster is the set of points with the same nearest centroid, ties by lower index.
 """
 
 from typing import NamedTuple
@@ -18,30 +18,30 @@ Ids = NDArray[np.int64]
 
 
 class Clustering(NamedTuple):
-    """What `k_means` finds: `centroids` (clusters, width), and the nearest of them for each point, `clusters` (points,)."""
+    """The result of `k_means`: `centroids` (clusters, width), and the nearest one for each point, `clusters` (points,)."""
 
     centroids: Array
     clusters: Ids
 
 
 def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clustering:
-    """Lloyd's algorithm: each centroid becomes the mean of the points that are nearest to it, again and again.
+    """Lloyd's algorithm: repeatedly moves each centroid to the mean of its nearest points.
 
-        cluster[i] = argmin_k |points[i] - centroids[k]|^2     the lower index among equals
+        cluster[i] = argmin_k |points[i] - centroids[k]|^2     ties by lower index
 
-    A cluster without points keeps its centroid. It ends after `iterations` updates, or when no point changes its cluster.
+    A cluster without points keeps its centroid. The algorithm ends after `iterations` updates, or once no point changes cluster.
 
     Args:
         points: (points, width).
-        centroids: (clusters, width), where it starts.
+        centroids: (clusters, width), the initial centroids.
         iterations: largest number of updates, at least 1.
 
     Returns:
-        Clustering: the centroids, and the cluster of each point as they are at the end.
+        Clustering: the final centroids, and the cluster of each point.
 
     Source: Lloyd 1982.
 
-    >>> # 5 is as near to 1 as to 9, the lower centroid gets it; later that cluster is empty and stays where it is.
+    >>> # 5 is equally near to 1 and 9, so cluster 1 gets it; later that cluster is empty and keeps its centroid.
     >>> found = k_means([[0.0], [1.0], [5.0], [6.0]], [[0.0], [1.0], [9.0]])
     >>> found.centroids.tolist(), found.clusters.tolist()
     ([[0.5], [3.0], [5.5]], [0, 0, 2, 2])
@@ -65,8 +65,8 @@ def k_means(points: Shared, centroids: Shared, *, iterations: int = 25) -> Clust
 
 
 def nearest(points: Array, centroids: Array) -> Ids:
-    """The nearest centroid of each point. It is found from differences, since the squares of points far from 0 cancel."""
-    from scipy.spatial.distance import cdist  # here, since its import is slow
+    """The nearest centroid of each point, from differences: expanded squares cancel for points far from 0."""
+    from scipy.spatial.distance import cdist  # here because its import is slow
 
     distances = cdist(points, centroids, "sqeuclidean")
     return np.argmin(distances.real, axis=1).astype(np.int64)

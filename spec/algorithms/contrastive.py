@@ -1,4 +1,4 @@
-"""Losses of pairs, an image and its text: each row of one tower is to find its own among the rows of the other.
+"""Losses of image-text pairs: each row of one tower should match its pair among the rows of the other.
 
 | here | SigLIP (arXiv 2303.15343) | CLIP (arXiv 2103.00020), Figure 3 |
 |---|---|---|
@@ -10,12 +10,12 @@
 
 Ambiguity ledger
 
-CO-1: Among which rows does a row find its own, if the batch is on several devices?
-    Reading: among those of all devices, with the gradient that one device would have.
+CO-1: Which rows is a row compared with if several devices share the batch?
+    Reading: the rows of all devices, with the same gradient as on one device.
         By: google-research/big_vision, big_vision/trainers/proj/image_text/siglip.py, update_fn.
-    Alternative b: among those of all devices, and the rows of the others are constants.
+    Alternative b: the rows of all devices; rows of other devices are constants.
         By: mlfoundations/open_clip, src/open_clip/loss.py, gather_features (without gather_with_grad).
-    Alternative c: among those of its device.
+    Alternative c: the rows of its device.
 CO-2: Is the scale limited?
     Reading: no.
         By: google-research/big_vision, big_vision/models/proj/image_text/two_towers.py, Model; google-research/vmoe,
@@ -63,22 +63,22 @@ ALGORITHMS = (
 )
 
 EPSILON = 1e-8
-"""What is added to the norms."""
+"""Added to the norms."""
 
 
 def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
-    """The mean cross-entropy of finding the pair of a row among all rows, in both directions:
+    """The mean cross-entropy of matching each row with its pair, in both directions:
 
         l[i, j] = exp(log_scale) <l2n(first[i]), l2n(second[j])>,    l2n(x) = x / (norm(x) + 1e-8)
         loss = 1 / (2 n) sum_i (log sum_j exp(l[i, j]) + log sum_j exp(l[j, i]) - 2 l[i, i])
 
     Args:
         first: (pairs, width), the features of one tower, not normalised.
-        second: (pairs, width), those of the other; row i belongs to row i of `first`.
+        second: (pairs, width), the features of the other tower; row i matches row i of `first`.
         log_scale: a scalar, trainable; minus the logarithm of the temperature.
 
     Returns:
-        A scalar, at least 0; log n where all features are equal.
+        A scalar, at least 0; log n if all features are equal.
 
     Source: CLIP (arXiv 2103.00020), Figure 3; LiT (arXiv 2111.07991), section 3;
     google-research/big_vision, big_vision/trainers/proj/image_text/_deprecated_contrastive.py, softmax_loss.
@@ -93,7 +93,7 @@ def contrastive_loss(first: Shared, second: Shared, log_scale: Shared) -> Array:
 
 
 def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared) -> Array:
-    """A binary decision for each pair of rows, whether they belong together, summed over the rows of the other tower:
+    """The loss of deciding for any two rows whether they match, summed over the rows of the other tower:
 
         loss = -1 / n sum_i,j log sigmoid(z[i, j] (l[i, j] + bias)),    z[i, i] = 1, else -1
 
@@ -101,9 +101,9 @@ def sigmoid_loss(first: Shared, second: Shared, log_scale: Shared, bias: Shared)
 
     Args:
         first: (pairs, width), the features of one tower, not normalised.
-        second: (pairs, width), those of the other; row i belongs to row i of `first`.
+        second: (pairs, width), the features of the other tower; row i matches row i of `first`.
         log_scale: a scalar, trainable.
-        bias: a scalar, trainable: most pairs do not belong together.
+        bias: a scalar, trainable; it offsets the excess of rows that do not match.
 
     Returns:
         A scalar, at least 0.

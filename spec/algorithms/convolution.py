@@ -1,11 +1,11 @@
-"""Convolution, for a stem of convolutions before the patches of a vision transformer.
+"""Convolution, for a convolutional stem before the patches of a vision transformer.
 
 Ambiguity ledger
 
 CV-1: Where is an image padded when the stride is 2?
-    Reading: with as many pixels on each side, (size - 1) / 2.
+    Reading: equally on each side, by (size - 1) / 2 pixels.
         By: facebookresearch/pycls, pycls/models/blocks.py, conv2d.
-    Alternative b: so that the result has height / stride rows, with the odd row of the padding after the last.
+    Alternative b: so that the result has height / stride rows; an odd row of padding goes after the last row.
         By: google/flax, flax/linen/linear.py, Conv (padding "SAME", its default).
 """
 
@@ -26,21 +26,21 @@ ALGORITHMS = (Algorithm("convolution", "Xiao et al. 2021 (arXiv 2106.14881), sec
 
 
 def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int = 1) -> Array:
-    """Maps the square of pixels around every `stride`-th pixel linearly; outside of the image pixels are 0.
+    """Maps the square of pixels around every `stride`-th pixel linearly; pixels outside the image are 0.
 
         y[r, c] = bias + sum_ij x[stride r + i - p, stride c + j - p] kernel[i, j],   p = (size - 1) / 2
 
     Args:
         images: x, one image, (height, width, channels).
-        kernel: (size, size, channels, features), size odd. It is not flipped, as in all frameworks.
+        kernel: (size, size, channels, features), size odd; not flipped, as in all frameworks.
         bias: (features,).
-        stride: from one row or column of the result to the next, in pixels, at least 1.
+        stride: pixels from one row or column of the result to the next, at least 1.
 
     Returns:
         y, (ceil(height / stride), ceil(width / stride), features).
 
     Raises:
-        ShapeError: the kernel is not square with an odd size.
+        ShapeError: the kernel is not square, or its size is even.
 
     Source: Xiao et al. 2021 (arXiv 2106.14881), section 5, and its code: facebookresearch/pycls, pycls/models/vit.py,
     ViTStemConv.
@@ -66,7 +66,7 @@ def convolution(images: ArrayLike, kernel: Shared, bias: Shared, *, stride: int 
 
 
 def check_kernel(kernel: Any, channels: int, bias: Any) -> int:
-    """The pixels of padding on each side; ShapeError unless the kernel is a square of an odd size that fits."""
+    """The pixels of padding on each side; `ShapeError` unless the kernel is square, of odd size, and fits `channels` and `bias`."""
     size: int = kernel.shape[0]
     if size % 2 == 0:
         raise ShapeError(f"kernel: expected an odd size, so that a pixel is in the middle, got {size}")

@@ -1,4 +1,4 @@
-"""Logits of a cosine router: the angles between projected tokens and embeddings of the experts, by a learned temperature.
+"""Logits of a cosine router: cosines between projected tokens and expert embeddings, divided by a learned temperature.
 
 | here | X-MoE (arXiv 2204.09179), section 3.1 | Swin-MoE, by microsoft/Tutel |
 |---|---|---|
@@ -9,20 +9,20 @@
 
 Ambiguity ledger
 
-CR-1: What is learned of the temperature?
-    Reading: the logarithm of its inverse (`form="log_scale"`), of at most log(1 / 0.01).
+CR-1: How is the temperature learned?
+    Reading: as the logarithm of its inverse (`form="log_scale"`), which is at most log(1 / 0.01).
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
-    Alternative b: the temperature itself (`form="divide"`), without a bound.
+    Alternative b: directly (`form="divide"`), without a bound.
         By: the paper, eq. (7).
-    Alternative c: nothing, the embeddings have the norm 1.5 in place of it.
+    Alternative c: not at all; the embeddings have norm 1.5 instead.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.forward.
-CR-2: Has the projection a bias?
-    Reading: no, unless one is given.
+CR-2: Does the projection have a bias?
+    Reading: no, unless one is passed.
         By: the paper, section 3.1; microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate.
     Alternative b: yes.
         By: microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.
-CR-3: Which temperature has the balance loss?
-    Reading: that of the gates.
+CR-3: Which temperature does the balance loss use?
+    Reading: the temperature of the gates.
         By: microsoft/Tutel, tutel/impls/moe_layer.py, MOELayer.
     Alternative b: a constant one.
         By: the paper, eq. (8).
@@ -30,7 +30,7 @@ CR-3: Which temperature has the balance loss?
 Often done differently
 
 CR-4: Are the projected tokens normalised?
-    Reading: yes, as the embeddings are.
+    Reading: yes, like the embeddings.
         By: the paper, eq. (6); microsoft/Tutel, tutel/gates/cosine_top.py, CosineTopKGate.forward.
     Alternative b: no.
         By: microsoft/torchscale, torchscale/component/xmoe/routing.py, Top1Gate._cosine.
@@ -54,7 +54,7 @@ ALGORITHMS = (Algorithm("cosine_logits", "Chi et al. 2022 (arXiv 2204.09179), eq
 FORMS = ("log_scale", "divide")
 LARGEST_LOG_SCALE = math.log(1 / 0.01)
 EPSILON = 1e-12
-"""The least norm by which is divided."""
+"""Lower bound on the norms that divide."""
 
 
 def cosine_logits(
@@ -66,19 +66,19 @@ def cosine_logits(
     *,
     form: str = "log_scale",
 ) -> Array:
-    """The cosine of the angle between projected token and embedding of the expert, times the inverse temperature:
+    """The cosine of the angle between the projected token and the expert's embedding, times the inverse temperature:
 
         cos(x[t] W + c, v[:, e]) exp(min(temperature, log(1 / 0.01)))       form="log_scale"
         cos(x[t] W + c, v[:, e]) / temperature                              form="divide"
 
-    Norms count as 1e-12 where they are less.
+    Norms below 1e-12 count as 1e-12.
 
     Args:
         tokens: x, (tokens, width).
         projection: W, (width, dimensions).
         embeddings: v, (dimensions, experts).
         temperature: a scalar; with "divide" greater than 0.
-        projection_bias: c, (dimensions,); none if None.
+        projection_bias: c, (dimensions,); None for no bias.
         form: "log_scale" or "divide".
 
     Returns:

@@ -1,26 +1,26 @@
-"""Dropout, and stochastic depth, which drops a whole residual branch of an example, from uniform numbers that are given.
+"""Dropout, and stochastic depth, which drops the residual branches of single examples; the caller passes uniform draws.
 
 | here | Srivastava et al. 2014 | Huang et al. 2016 (arXiv 1603.09382) |
 |---|---|---|
 | `rate` | 1 - p | 1 - p_l |
-| `draws` | of each unit | of each residual branch and example |
+| `draws` | one per unit | one per residual branch and example |
 
-The rate of the branches of block l of L is `rate l / (L - 1)`, the first one's 0: `branch_rate`.
+Branches in block l of L have the rate `rate l / (L - 1)`, which is 0 in the first block; see `branch_rate`.
 
 Ambiguity ledger
 
-DO-1: Is what is kept divided by the chance that it is kept?
-    Reading: yes, in training, so that nothing changes at evaluation; units and branches alike.
+DO-1: Are kept units or branches divided by the probability of keeping them?
+    Reading: yes, in training, and evaluation changes nothing. This holds for units and branches.
         By: google/flax, flax/linen/stochastic.py, Dropout; huggingface/pytorch-image-models, timm/layers/drop.py, drop_path.
-    Alternative b: no; a branch is 0 or itself in training, and itself at evaluation.
+    Alternative b: no; a branch is 0 or unchanged in training, and unchanged at evaluation.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, _stoch_depth_mask.
-    Alternative c: no; it is multiplied by the chance at evaluation.
+    Alternative c: no; at evaluation they are multiplied by this probability.
         By: Stochastic depth (arXiv 1603.09382), eq. (5).
 DO-2: How do the rates of the blocks grow?
-    Reading: evenly from 0 for the first to `rate` for the last.
+    Reading: linearly from 0 for the first to `rate` for the last.
         By: google-research/big_vision, big_vision/models/mlp_mixer.py, MlpMixer; huggingface/pytorch-image-models,
         timm/layers/drop.py, calculate_drop_path_rates.
-    Alternative b: evenly from `rate / L` for the first to `rate` for the last.
+    Alternative b: linearly from `rate / L` for the first to `rate` for the last.
         By: Stochastic depth (arXiv 1603.09382), eq. (4).
 """
 
@@ -44,16 +44,16 @@ ALGORITHMS = (
 
 
 def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
-    """Entries become 0 where their draw is below the rate; the others are divided by `1 - rate`.
+    """Sets entries to 0 where their draw is below the rate, and divides the others by `1 - rate`.
 
         y = x / (1 - rate)    if draw >= rate,  else 0
 
-    The rate that a draw is compared with is rounded up to a multiple of 2^-24, as draws are, so that every dtype keeps
-    the same entries. With `draws` of one number for a whole example it is stochastic depth.
+    Draws are multiples of 2^-24. They are compared with the rate rounded up to such a multiple, so every dtype keeps the
+    same entries. With one draw per example, this is stochastic depth.
 
     Args:
         x: (...).
-        draws: (...), uniform on [0, 1), with as many axes as `x`; one draw for all along an axis of length 1.
+        draws: (...), uniform on [0, 1), with the same number of axes as `x`; an axis of length 1 shares its draw.
         rate: from 0 to less than 1.
 
     Returns:
@@ -74,12 +74,12 @@ def dropout(x: Leading, draws: Leading, *, rate: float) -> Array:
 
 
 def branch_rate(rate: float, *, block: int, depth: int) -> float:
-    """The rate of stochastic depth of one block: `rate * block / (depth - 1)`, and 0 in a model of one block.
+    """The stochastic depth rate of one block: `rate * block / (depth - 1)`, and 0 in a model with one block.
 
     Args:
-        rate: of the last block, from 0 to less than 1.
+        rate: rate of the last block, from 0 to less than 1.
         block: from 0 to `depth - 1`.
-        depth: blocks of the model.
+        depth: number of blocks in the model.
 
     Returns:
         A number from 0 to `rate`.
@@ -104,12 +104,12 @@ def check_rate(name: str, value: float) -> float:
 
 
 def threshold(rate: float) -> float:
-    """The least draw that keeps an entry, a multiple of 2^-24; `ConfigError` for a rate out of range."""
+    """The smallest draw that keeps an entry, a multiple of 2^-24; `ConfigError` for a rate out of range."""
     return math.ceil(check_rate("rate", rate) * 2**BITS) / 2**BITS
 
 
 def check_draws(draws: Any, x: Any) -> None:
-    """`ShapeError` unless `draws` has the axes of `x`, each of the same length or of 1."""
+    """`ShapeError` unless `draws` has the axes of `x`, each of the same length or of length 1."""
     shape, wanted = shape_of(draws), shape_of(x)
     if len(shape) != len(wanted) or any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
         raise ShapeError(f"draws: shape {shape} is not that of x, {wanted}, with some axes of length 1")

@@ -1,25 +1,25 @@
-"""DSelect-k: K selectors, each a binary code of one expert that a smooth step lets training move, and their mixture.
+"""DSelect-k: a mixture of K selectors, each a binary expert code that a smooth step makes trainable.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|
 | `smooth_step(z, gamma=gamma)` | S(z) |
 | `codes` (..., K, M), M = ceil(log2 E) | z^(i), m-dimensional |
 | `selectors` (..., K, E) | r(z^(i)), the single-expert selectors |
-| `logits` (..., K) | alpha or w, softmax of which weights the selectors |
+| `logits` (..., K) | alpha or w, whose softmax weights the selectors |
 | gate (..., E) | q(alpha, Z) |
 
-A static gate has one code for each selector, the same for every token: (K, M). In a gate by token the codes are a linear
-function of the token: (tokens, K, M).
+A static gate has one code per selector for all tokens: (K, M). In a per-token gate, the codes are a linear function of the
+token: (tokens, K, M).
 
 Ambiguity ledger
 
-DK-1: Which expert has which code?
-    Reading: expert i, counted from 0, has the binary digits of i, the most significant first.
+DK-1: Which code does each expert have?
+    Reading: expert i (from 0) has the binary digits of i, most significant first.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.build.
-    Alternative b: the least significant first, which relabels the experts.
-DK-2: What if the number of experts is not a power of two?
-    Reading: the codes without an expert keep their mass, so that the gate sums to less than 1; a loss
-        (`dselect_k_reachability`) moves it to the experts.
+    Alternative b: least significant first, which relabels the experts.
+DK-2: What happens if the number of experts is not a power of two?
+    Reading: codes without an expert keep their mass, so the gate sums to less than 1; a loss (`dselect_k_reachability`)
+        moves that mass to the experts.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
     Alternative b: the gate is divided by its sum.
@@ -64,15 +64,15 @@ ALGORITHMS = (
 
 
 def check_selectors(selectors: Any) -> int:
-    """The number of groups of a backend's selectors, 1 for those of a static gate. Only the shape is read."""
+    """The number of groups in a backend's selectors, 1 for a static gate. Reads only the shape."""
     static = len(selectors.shape) == 2
     check_scores("selectors", selectors, "choices experts" if static else "groups tokens choices experts")
-    groups: int = 1 if static else selectors.shape[0]  # which a tracer may know by name only
+    groups: int = 1 if static else selectors.shape[0]  # a tracer may know it only by name
     return groups
 
 
 def check_mixture(selectors: Any, logits: Any) -> None:
-    """`ShapeError` unless there is one logit for each selector. Only the shapes are read."""
+    """`ShapeError` unless there is one logit for each selector. Reads only the shapes."""
     if tuple(logits.shape) != tuple(selectors.shape[:-1]):
         raise ShapeError(
             f"logits: expected {tuple(selectors.shape[:-1])}, as selectors have, got {tuple(logits.shape)}"
@@ -80,7 +80,7 @@ def check_mixture(selectors: Any, logits: Any) -> None:
 
 
 def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> Array:
-    """How much of each selector is on each expert: with the binary digits of the expert, most significant first,
+    """The weight of each expert in each selector, from the expert's binary digits, most significant first:
 
         r[n, e] = product over m of  S(z[n, m]) if digit m of e is 1, else 1 - S(z[n, m])
 
@@ -90,10 +90,10 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
         gamma: the width of the smooth step, greater than 0.
 
     Returns:
-        (..., choices, experts); not negative, sums over experts to 1 if E is a power of two, else to at most 1.
+        (..., choices, experts), not negative; each selector sums to 1 if E is a power of two, else to at most 1.
 
     Raises:
-        ShapeError: `codes` has not `ceil(log2 experts)` bits.
+        ShapeError: `codes` does not have `ceil(log2 experts)` bits.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._compute_expert_weights.
@@ -111,7 +111,7 @@ def dselect_k_selectors(codes: Leading, *, experts: int, gamma: float = 1.0) -> 
 
 
 def selectors_of(selectors: ArrayLike) -> Array:
-    """`selectors` as an array, after its checks."""
+    """`selectors` as a checked array."""
     return as_array("selectors", selectors, "... choices experts")
 
 
@@ -119,11 +119,11 @@ def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
     """The mixture of the selectors, `q[e] = sum_n softmax(logits)[n] r[n, e]`.
 
     Args:
-        selectors: r, (..., choices, experts), of `dselect_k_selectors`.
+        selectors: r, (..., choices, experts), from `dselect_k_selectors`.
         logits: (..., choices).
 
     Returns:
-        (..., experts), at most `choices` of them not 0 once every code is outside the step.
+        (..., experts); at most `choices` entries are nonzero once every code is outside the step.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._compute_expert_weights.
@@ -139,13 +139,13 @@ def dselect_k_gate(selectors: Leading, logits: Leading) -> Array:
 
 
 def dselect_k_routing(gate: ArrayLike, *, like: ArrayLike | None = None) -> Routing:
-    """Every token in every expert that the gate gives it, in the slot of its own index: the capacity is T.
+    """Sends token t to every expert with a positive gate, in slot t, so the capacity is T.
 
         dispatch[t, e, t] = [q[t, e] > 0],    combine[t, e, t] = q[t, e]
 
     Args:
-        gate: q, (tokens, experts), or (experts,) of a static gate, the same for all tokens.
-        like: (tokens, width), the tokens of a static gate.
+        gate: q, (tokens, experts), or (experts,) for a static gate, which is the same for all tokens.
+        like: (tokens, width), the tokens; required for a static gate.
 
     Returns:
         Routing of (tokens, experts, tokens).

@@ -1,4 +1,4 @@
-"""The codes of DSelect-k: which expert each selector is on, in binary digits that training moves.
+"""The codes of DSelect-k: trainable binary digits that assign an expert to each selector.
 
 See `dselect_k` for the symbols.
 """
@@ -15,19 +15,19 @@ __all__ = ["Codes", "dselect_k_codes"]
 
 
 def code_bits(experts: int) -> int:
-    """Binary digits M of the codes of `experts`: `ceil(log2 E)`, none for one expert."""
+    """Binary digits M of the codes of `experts`: `ceil(log2 E)`, 0 for one expert."""
     return (check_at_least("experts", experts, 1) - 1).bit_length()
 
 
 class Codes(NamedTuple):
-    """What selectors are made of: `codes` (..., choices, bits) and `logits` (..., choices)."""
+    """The codes and logits of selectors: `codes` (..., choices, bits) and `logits` (..., choices)."""
 
     codes: Any
     logits: Any
 
 
 def check_codes(bias: Any, choices: Any, experts: int) -> int:
-    """The binary digits of a code; `ShapeError` unless `bias` has a column for each, and one for each logit."""
+    """The number of binary digits of a code; `ShapeError` unless `bias` has a column for each digit and each logit."""
     bits = code_bits(experts)
     check_at_least("choices", choices, 1)
     check_scores("bias", bias, "columns")
@@ -38,21 +38,21 @@ def check_codes(bias: Any, choices: Any, experts: int) -> int:
 def dselect_k_codes(
     tokens: Leading, bias: Shared, kernel: Shared | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """Codes and logits of the selectors: of each token, or the same for all tokens if there is no kernel:
+    """Codes and logits of the selectors, per token, or shared by all tokens if there is no kernel:
 
         z, alpha = tokens @ kernel + bias    or    z, alpha = bias
 
-    The first K M columns are the codes, selector after selector, the last K the logits.
+    The first K M columns hold the codes, selector after selector, and the last K columns the logits.
 
     Args:
         tokens: (..., width).
         bias: (K (M + 1),), with M = ceil(log2 E).
-        kernel: (width, K (M + 1)) of a gate by token, None of a static gate.
+        kernel: (width, K (M + 1)) for a per-token gate, None for a static gate.
         choices: selectors K, at least 1.
         experts: E, at least 1.
 
     Returns:
-        Codes: (..., K, M) and (..., K); of a static gate (K, M) and (K,).
+        Codes: (..., K, M) and (..., K); for a static gate, (K, M) and (K,).
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py, DSelectKGate.
 

@@ -1,28 +1,28 @@
-"""The losses of DSelect-k: that each selector ends on one expert, and that there is an expert where it is.
+"""The losses of DSelect-k, which drive each selector to a single expert and off codes without an expert.
 
 See `dselect_k` for the symbols.
 
 Ambiguity ledger
 
-DK-3: Are the losses of a gate by token summed or averaged over the tokens?
-    Reading: summed over the tokens of a group (and averaged over groups, as every loss is).
+DK-3: Are the losses of a per-token gate summed or averaged over the tokens?
+    Reading: summed over the tokens of a group (and averaged over groups, like every loss).
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         EntropyRegularizer and DSelectKGate._add_regularization_loss.
     Alternative b: averaged over the tokens.
-DK-4: Which weights of the losses are the default?
-    Reading: 1e-6 for the entropy, which is the default of the public regularizer, and 1e-4 for the reachability: it is
-        summed over the tokens of a group, and with the public code's 1, gates of 5 experts begin with 0.47 a token.
-    Alternative b: no entropy, unless a regularizer is given, and 1 for the reachability.
+DK-4: What are the default weights of the losses?
+    Reading: 1e-6 for the entropy, the default of the public regularizer, and 1e-4 for the reachability, which is a sum over
+        the tokens of a group: with the public code's weight of 1, gates of 5 experts start with a loss of 0.47 per token.
+    Alternative b: no entropy loss unless a regularizer is passed, and 1 for the reachability.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate (entropy_reg=None).
     Alternative c: a schedule that raises the weight of the entropy in training.
-DK-5: Are the losses there at evaluation?
-    Reading: yes, as those of every router are. Nothing learns from them.
+DK-5: Are the losses computed at evaluation?
+    Reading: yes, as for every router, although nothing learns from them.
     Alternative b: no, only in training.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate.call.
-DK-6: What is the reachability of a selector that has no mass on any expert?
-    Reading: 1e6, without a gradient. A mass below 1e-6 counts as 1e-6, so that the loss is finite and training goes on.
+DK-6: What is the reachability of a selector without mass on any expert?
+    Reading: 1e6, without a gradient. A mass below 1e-6 counts as 1e-6, so the loss stays finite and training continues.
     Alternative b: infinite.
         By: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
         DSelectKGate._add_regularization_loss.
@@ -37,7 +37,7 @@ from moespec.spec.numerics import Array
 __all__ = ["dselect_k_entropy", "dselect_k_reachability"]
 
 EPSILON = 1e-6
-"""Inside the logarithm of the entropy, and the least mass of the reachability."""
+"""Added inside the logarithm of the entropy, and the smallest mass in the reachability."""
 
 
 def dselect_k_entropy(selectors: ArrayLike) -> Array:
@@ -70,7 +70,7 @@ def dselect_k_reachability(selectors: ArrayLike) -> Array:
         selectors: r, (..., choices, experts).
 
     Returns:
-        A scalar, at least the number of selectors (times tokens); it is that number when all mass is on experts.
+        A scalar, at least the number of selectors (times tokens), with equality if all mass is on experts.
 
     Source: google-research/google-research, dselect_k_moe/dselect_k_moe.py,
     DSelectKGate._add_regularization_loss.

@@ -1,4 +1,4 @@
-"""Embedding of tokens that are numbers: a learned vector for each entry of a vocabulary.
+"""Embedding of token ids: a learned vector for each entry of a vocabulary.
 
 Ambiguity ledger
 
@@ -23,10 +23,10 @@ ALGORITHMS = (Algorithm("embedding", "Vaswani et al. 2017 (arXiv 1706.03762), se
 def embedding(ids: ArrayLike, table: Shared) -> Array:
     """The vector of each token: `y[t] = table[ids[t]]`.
 
-    The gradient of a row of the table is the sum over all tokens that have its id.
+    The gradient of a table row is the sum over all tokens with its id.
 
     Args:
-        ids: (tokens,) integers, from 0 to the number of ids of the table - 1.
+        ids: (tokens,) integers, from 0 to the number of table rows - 1.
         table: (ids, width).
 
     Returns:

@@ -8,14 +8,14 @@
 
 Ambiguity ledger
 
-EC-1: Which token wins among equal scores?
-    Reading: that of the lower index.
+EC-1: Which of two tokens with equal scores wins?
+    Reading: the one with the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher (jax.lax.top_k);
         google/flaxformer, flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter and _top_k (jax.lax.top_k).
-    Alternative b: that of the higher index.
+    Alternative b: the one with the higher index.
     Alternative c: whichever an unstable sort returns first.
-EC-2: Are slots left empty that only tokens of score 0 could fill?
-    Reading: no, the tokens of the lowest indices fill them, and are dispatched and combined.
+EC-2: Does a slot stay empty if only tokens with score 0 could fill it?
+    Reading: no, the token with the lowest index fills it, and is dispatched and combined.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, TokenShufflingOnlogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, ExpertsChooseMaskedRouter.
@@ -24,7 +24,7 @@ EC-3: What happens if the capacity exceeds the number of tokens?
     Reading: an error.
         By: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher
         (jax.lax.top_k fails).
-    Alternative b: the capacity is cut to the number of tokens.
+    Alternative b: the capacity is reduced to the number of tokens.
 EC-4: Along which axis are the scores normalised?
     Reading: over experts, although experts choose among tokens.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter._compute_gates_softmax;
@@ -53,15 +53,15 @@ def expert_choice(
 ) -> Routing:
     """Expert Choice allocation (Algorithm 2).
 
-    `dispatch[t, e, c]` is 1 if token t is the c-th best of expert e (c = 0 is the best), else 0; `combine[t, e, c] =
-    combine_scores[t, e] * dispatch[t, e, c]`. A token may be chosen by any number of experts, also by none. A gradient flows
-    only through `combine_scores`, at the chosen.
+    `dispatch[t, e, c]` is 1 if token t is the c-th best of expert e (c = 0 is the best), else 0;
+    `combine[t, e, c] = combine_scores[t, e] * dispatch[t, e, c]`. Any number of experts can choose a token, including none.
+    Gradients flow only through the `combine_scores` of chosen tokens.
 
     Args:
-        scores: (tokens, experts), by which experts choose.
+        scores: (tokens, experts), the selection scores.
         capacity: slots C per expert, from 1 to tokens.
-        combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
-        drop_zero: leave a slot empty whose token has a score of at most 0.
+        combine_scores: (tokens, experts), the combine weights; `scores` if None.
+        drop_zero: leave a slot empty if its token has a score of at most 0.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -90,7 +90,7 @@ def expert_choice(
     # Selection.
     chosen = stable_order(scores, axis=0)[:capacity]
 
-    # Slots and dispatch: the place of a token in the expert's order is its slot.
+    # Slots and dispatch: a token's rank for the expert is its slot.
     dispatch = np.zeros((tokens, experts, capacity))
     for expert in range(experts):
         for slot in range(capacity):

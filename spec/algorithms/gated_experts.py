@@ -1,17 +1,17 @@
-"""Gated experts, experts without biases, and experts that serve every token: what the experts are, whoever routes to them.
+"""Gated experts, experts without biases, and shared experts, which work with any router.
 
 | here | GLU variants (arXiv 2002.05202) | DeepSeekMoE (arXiv 2401.06066) |
 |---|---|---|
 | `w1`, `w3`, `w2` of `expert_mlp` | W, V, W_2 of FFN_SwiGLU, FFN_GEGLU | |
-| `shared` of `moe_mlp` | | the K_s shared experts, as one of their joint width |
+| `shared` of `moe_mlp` | | the K_s shared experts, merged into one of their joint width |
 | `params` of `moe_mlp` | | the routed experts |
 
-Whether a routing goes to plain or to gated experts changes nothing about the routing. Code bases without biases: DeepSeek-V3,
-torchtitan, megablocks' GLU; with biases by an option: timm, Megatron-LM (not of shared experts).
+A routing does not depend on whether experts are plain or gated. Code bases without biases: DeepSeek-V3, torchtitan,
+megablocks' GLU; with optional biases: timm, Megatron-LM (not for shared experts).
 
 Ambiguity ledger
 
-GE-1: Which of two kernels, or which half of a packed one, makes the gate of a gated expert?
+GE-1: Which of two kernels, or which half of a packed one, computes the gate of a gated expert?
     Reading: the first, `w1`: silu(x w1) * (x w3).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Expert.forward; pytorch/torchtitan, torchtitan/models/common/moe.py,
         GroupedExperts.forward; databricks/megablocks, megablocks/layers/glu.py, SparseGLU.forward (v1 is w3); NVIDIA/Megatron-LM,
@@ -19,15 +19,15 @@ GE-1: Which of two kernels, or which half of a packed one, makes the gate of a g
         SwiGLU and SwiGLUPacked (the first half).
     Alternative b: the second, or the last half.
         By: huggingface/pytorch-image-models, timm/layers/mlp.py, GluMlp (gate_last, its default).
-GE-2: With what weight does a shared expert serve a token?
-    Reading: 1, whatever the combine weights of the others.
+GE-2: What is the weight of a shared expert's output?
+    Reading: 1, regardless of the combine weights of the routed experts.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, MoE.forward;
         pytorch/torchtitan, torchtitan/models/common/moe.py, MoE.forward; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_layer.py, MoELayer.postprocess; databricks/megablocks, megablocks/layers/mlp.py,
         SharedMLP.add_experts_sharedexpert.
-    Alternative b: 1 / (K + 1), and K / (K + 1) for what the K chosen ones give together.
+    Alternative b: 1 / (K + 1), and K / (K + 1) for the combined output of the K chosen experts.
         By: databricks/megablocks, megablocks/layers/mlp.py, SharedMLP.add_experts_sharedexpert (shared_expert_weighted_sum).
-    Alternative c: the sigmoid of a logit of its own, x w, which is Qwen2's.
+    Alternative c: the sigmoid of a separate logit x w, as in Qwen2.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/shared_experts.py, SharedExpertMLP.forward (moe_shared_expert_gate).
 """
 
@@ -49,33 +49,33 @@ AXES = {
     **{"w1": "experts width hidden", "b1": "experts hidden", "w3": "experts width hidden", "b3": "experts hidden"},
     **{"w2": "experts hidden output", "b2": "experts output"},
 }
-"""Axes of the parameters of `expert_mlp`, of which w1 and w2 are needed."""
+"""Axes of the parameters of `expert_mlp`; w1 and w2 are required."""
 
 ACTIVATIONS = ("gelu", "silu", "quick_gelu")
-"""What may be between the linear maps of an expert."""
+"""The activations between the linear maps of an expert."""
 
 
 def silu(x: Array) -> Array:
-    """The sigmoid linear unit `x / (1 + exp(-x))` of checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
+    """The sigmoid linear unit `x / (1 + exp(-x))`, for checked arguments (Elfwing et al. 2017, arXiv 1702.03118)."""
     return x * sigmoid(x)
 
 
 def quick_gelu(x: Array) -> Array:
-    """The approximation `x sigmoid(1.702 x)` of the GELU, of checked arguments (Hendrycks and Gimpel 2016, section 2)."""
+    """The approximation `x sigmoid(1.702 x)` of the GELU, for checked arguments (Hendrycks and Gimpel 2016, section 2)."""
     return x * sigmoid(1.702 * x)
 
 
 def alone(params: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    """The parameters of one perceptron as those of an only expert."""
+    """The parameters of one perceptron, with an experts axis of length 1."""
     return {name: even(name, value)[None] for name, value in params.items()}
 
 
 def expert_parameters(
     params: Mapping[str, ArrayLike], *, width: int, experts: int | None = None, plain: bool = False
 ) -> dict[str, Array]:
-    """The checked parameters of the perceptrons, for inputs of a width and for `experts` experts (any number if None).
+    """The checked parameters of `experts` perceptrons (any number if None), for inputs of `width`.
 
-    plain: only two linear maps, both with a bias.
+    plain: accept only two linear maps, both with a bias.
     """
     check_parameter_names(params, plain=plain)
     weights = {name: as_array(name, params[name], axes) for name, axes in AXES.items() if name in params}
@@ -87,7 +87,7 @@ def expert_parameters(
 
 
 def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> None:
-    """ConfigError for parameters of perceptrons that are missing or unknown. plain: as of `expert_parameters`."""
+    """`ConfigError` for missing or unknown parameters of perceptrons. plain: as in `expert_parameters`."""
     known = ("w1", "b1", "w2", "b2") if plain else tuple(AXES)
     needed = known if plain else ("w1", "w2", *(["w3"] if "b3" in params else []))
     if missing := [name for name in needed if name not in params]:
@@ -97,7 +97,7 @@ def check_parameter_names(params: Mapping[str, Any], *, plain: bool = False) -> 
 
 
 def check_expert_widths(weights: Mapping[str, Any], width: int) -> None:
-    """ShapeError where the widths of the parameters of perceptrons differ."""
+    """`ShapeError` unless the widths of the parameters of perceptrons agree."""
     for name in weights:
         if name in ("w1", "w3"):
             check_size(name, weights[name], 1, width, "the width of inputs")

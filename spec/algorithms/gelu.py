@@ -32,7 +32,7 @@ def gelu(x: Leading, *, form: str = "tanh") -> Array:
 
 
 def activation(x: Array, *, form: str) -> Array:
-    """`gelu` of checked arguments."""
+    """`gelu` for checked arguments."""
     if form == "erf":
         return x * normal_cdf(x)
     return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x * x * x)))

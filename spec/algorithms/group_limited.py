@@ -1,4 +1,4 @@
-"""Group-limited choice: a token chooses among the experts of its best groups alone.
+"""Group-limited choice: a token chooses only among the experts of its best groups.
 
 | here | DeepSeek-V3 (arXiv 2412.19437), section 2.1.2, Node-Limited Routing |
 |---|---|
@@ -10,25 +10,25 @@
 Ambiguity ledger
 
 GL-1: What is the score of a group of experts?
-    Reading: the sum of its 2 best (`best`).
+    Reading: the sum of its 2 best scores (`best`).
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate (with a bias); AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.expert_group_mask; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: the sum of its K / M best.
+    Alternative b: the sum of its K / M best scores.
         By: the paper, section 2.1.2; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, group_limited_topk.
-    Alternative c: its best.
+    Alternative c: its best score.
         By: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2; deepseek-ai/DeepSeek-V3, inference/model.py, Gate (without a
         bias); huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward.
-GL-2: Which score have the experts outside the chosen groups?
+GL-2: Which score do experts outside the chosen groups get?
     Reading: minus infinity, so that none is chosen.
         By: deepseek-ai/DeepSeek-V3, inference/model.py, Gate; NVIDIA/Megatron-LM,
         megatron/core/transformer/moe/moe_utils.py, group_limited_topk; AI-Hypercomputer/maxtext,
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter._get_node_limited_routing_scores; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: 0, so that one of them comes before an expert of a chosen group whose score and bias are below 0.
+    Alternative b: 0, so they rank above an expert of a chosen group whose biased score is below 0.
         By: huggingface/transformers, src/transformers/models/deepseek_v2/modeling_deepseek_v2.py,
         DeepseekV2TopkRouter.forward; huggingface/transformers, src/transformers/models/mistral4/modeling_mistral4.py,
         Mistral4TopkRouter.forward.
@@ -39,7 +39,7 @@ GL-3: Does a selection bias count in the score of a group?
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward; huggingface/transformers,
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
-    Alternative b: no, it is made of affinity scores.
+    Alternative b: no, only affinity scores do.
         By: the paper, section 2.1.2.
 """
 
@@ -75,21 +75,21 @@ def group_limited_scores(
     best: int = 2,
     outside: str = "excluded",
 ) -> Array:
-    """The scores of selection, of which those outside the best groups of experts come last or are 0:
+    """The selection scores, changed so that experts outside the best groups come last or get 0:
 
         score of group g = sum of the `best` largest group_by[t, e] over its experts e = g E / groups, ...
 
-    Among groups with equal scores the first is better. What is chosen by the result of `outside="excluded"` are experts of
-    the best groups, whatever their scores. It carries no gradient.
+    Ties between groups go to the first. With `outside="excluded"`, tokens choose only experts of the best groups, whatever
+    their scores. The result carries no gradient.
 
     Args:
-        scores: (tokens, experts), by which tokens choose.
-        group_by: (tokens, experts), of which the scores of groups are made; `scores` if None.
-        groups: of as many experts each, a divisor of the number of experts.
-        limit: M, the groups among whose experts a token chooses, from 1 to `groups`.
+        scores: (tokens, experts), the selection scores.
+        group_by: (tokens, experts), the scores that rank the groups; `scores` if None.
+        groups: number of groups of equal size, a divisor of the number of experts.
+        limit: M, the number of groups from which a token chooses experts, from 1 to `groups`.
         best: how many of the largest scores in a group count, from 1 to experts / groups.
-        outside: the score outside the best groups: "excluded", `2 min(0, least) - 1` with the least score of the token,
-            which is below all of them, in place of minus infinity; "zero", 0.
+        outside: the score outside the best groups: "excluded" for `2 min(0, least) - 1`, which replaces minus infinity and
+            is below the token's `least` score; "zero" for 0.
 
     Returns:
         (tokens, experts), for `token_choice`.
@@ -116,7 +116,7 @@ def group_limited_scores(
 
 
 def group_scores(by: Array, groups: int, best: int) -> Array:
-    """The scores of the groups, (..., groups), of scores (..., experts)."""
+    """The scores of the groups, (..., groups), from scores (..., experts)."""
     members = by.reshape(*by.shape[:-1], groups, -1)
     return np.take_along_axis(members, stable_order(members)[..., :best], axis=-1).sum(axis=-1)
 
@@ -124,8 +124,8 @@ def group_scores(by: Array, groups: int, best: int) -> Array:
 def check_groups(
     groups: Any, limit: Any, best: Any, experts: int, names: tuple[str, str, str] = ("groups", "limit", "best")
 ) -> int:
-    """The experts of each group; `ConfigError` unless the groups have as many each, of which `best` count, and `limit` are
-    chosen. names: of the three arguments, in errors."""
+    """The number of experts per group; `ConfigError` unless `groups` divides `experts` and is at least `limit`, and a group
+    has at least `best` experts. names: what errors call the three arguments."""
     number = check_at_least(names[0], groups, 1)
     if experts % number:
         raise ConfigError(f"{names[0]}: {plural(experts, 'experts')} cannot be divided into {number} equal groups")

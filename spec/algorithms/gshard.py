@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1, the second kept at random, more often the larger its gate is.
+"""GShard's top-2: two experts with gates that sum to 1; the second is kept at random, with a chance that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -20,37 +20,37 @@ GS-4: Is the second expert kept at random at evaluation?
 Often done differently
 
 GS-1: When are the gates of a token divided by their sum?
-    Reading: over the two experts that it chooses, before the random choice and before drops.
+    Reading: before the random choice and before drops, over the two experts that it chooses.
         By: the paper, Algorithm 1, lines 6 and 16; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating;
         tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True);
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: over what is left after them.
+    Alternative b: after both, over the experts that remain.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
-    Alternative c: not at all.
-GS-2: Does the chance of the second expert follow from its gate before the division or after it?
-    Reading: from the gate after the division.
+    Alternative c: never.
+GS-2: Does the probability of keeping the second expert depend on its gate before or after the division?
+    Reading: on the gate after the division.
         By: the paper, Algorithm 1, line 16 before line 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py,
         _top_2_gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=True).
-    Alternative b: from the gate before it.
+    Alternative b: on the gate before the division.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (legacy_mtf_behavior=False);
         facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating.
-GS-3: Does a second expert that is not kept use up a place of that expert?
-    Reading: yes. The count of the expert rises whether the token is kept or not; the slot stays empty.
+GS-3: Does a second choice that is not kept use up a slot of its expert?
+    Reading: yes. The expert's count rises whether or not the token is kept, and the slot stays empty.
         By: the paper, Algorithm 1, line 22.
-    Alternative b: no. The token makes no request, and a later one gets the place (`hold_unkept=False`).
+    Alternative b: no. The token does not request a slot, and a later token can get it (`hold_unkept=False`).
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating; tensorflow/lingvo,
         lingvo/core/gshard_layers.py, Top2GatingOnLogits; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
         top2gating (second_expert_policy="random"); lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py,
         TopNGating.
-GS-6: Which is the second expert?
+GS-6: Which expert is the second choice?
     Reading: the second-best, which is kept at random in training.
         By: the paper, Algorithm 1, lines 15 and 19; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _top_2_gating
         (moe_second_policy_train="random"); facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random"); laekov/fastmoe, fmoe/gates/gshard_gate.py, GShardGate.forward
         (random_routing=True); lucidrains/mixture-of-experts, mixture_of_experts/mixture_of_experts.py, Top2Gating;
         lucidrains/st-moe-pytorch, st_moe_pytorch/st_moe_pytorch.py, TopNGating.
-    Alternative b: one of the others, sampled with the chance of its gate among them (`second_expert="sampled"`).
+    Alternative b: one of the other experts, sampled in proportion to their gates (`second_expert="sampled"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating (second_expert_policy="sampling", the
         default); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits (second_expert_policy="sampling");
         google/praxis, praxis/gshard_utils.py, top2_gating_on_logits (second_expert_policy="sampling");
@@ -62,8 +62,8 @@ GS-6: Which is the second expert?
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.route_tokens
         (second_expert_policy="all").
-GS-5: With what chance is a second expert of the gate g2 kept?
-    Reading: min(1, 2 g2), so that only equal gates are always kept.
+GS-5: With what probability is a second expert with gate g2 kept?
+    Reading: min(1, 2 g2), so it is always kept only if both gates are equal.
         By: the paper, Algorithm 1, line 19; facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (second_expert_policy="random").
     Alternative b: min(1, g2 / 0.2).
@@ -83,13 +83,13 @@ __all__ = ["gshard_keep", "gshard_sample"]
 
 
 def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
-    """Which of its two choices a token keeps: the first always, the second if `2 g2 > noise`.
+    """Which of its two choices each token keeps: always the first, and the second if `2 g2 > noise`.
 
-    Here `g2` is the second largest gate, so that a second expert is kept with the chance min(1, 2 g2).
+    Here `g2` is the second-largest gate, so a second expert is kept with probability min(1, 2 g2).
 
     Args:
         gates: (tokens, experts) with at least 2 experts, divided by the sum of the two largest.
-        noise: (tokens,), which the caller draws uniformly from [0, 1); the range is not checked.
+        noise: (tokens,), uniform draws from [0, 1); the range is not checked.
 
     Returns:
         (tokens, 2) booleans.
@@ -108,14 +108,14 @@ def gshard_keep(gates: ArrayLike, noise: ArrayLike) -> Array:
 
 
 def gshard_sample(logits: ArrayLike, noise: ArrayLike) -> Array:
-    """Scores by which a token chooses the expert of its largest logit first, and then one of the others at random: expert e
-    with the chance `exp(L[t, e])` over the sum of that of the others (the Gumbel-max trick):
+    """Scores by which a token chooses the expert with its largest logit first, then one of the other experts at random,
+    with probabilities proportional to `exp(L[t, e])` (the Gumbel-max trick):
 
         S[t, e] = L[t, e] - log(-log noise[t, e]),    and 1 more than the largest of these for the first expert
 
     Args:
         logits: L, (tokens, experts).
-        noise: (tokens, experts), which the caller draws uniformly from (0, 1), without its ends.
+        noise: (tokens, experts), uniform draws from the open interval (0, 1).
 
     Returns:
         (tokens, experts), for `token_choice(scores, choices=2, combine_scores=...)`. They carry no gradient.

@@ -1,4 +1,4 @@
-"""Hash layers: the expert of a token is read from a fixed table of token ids; nothing is learned, and nothing balanced.
+"""Hash layers: a fixed table maps the id of a token to its expert; routing is neither learned nor balanced.
 
     expert[t] = table[ids[t]]
 
@@ -9,27 +9,27 @@
 | `experts` | K |
 | `w1` (E, D, H), `w2` (E, H, D) | A_k, B_k |
 
-Where all hashes agree, `multi_hash_mlp` is the plain expert.
+If all hashes agree, `multi_hash_mlp` computes the plain expert.
 
-The paper's section numbers, here and in `hash_tables` and `token_ids`, are second-hand: its text was not at hand.
+The paper's section numbers, here and in `hash_tables` and `token_ids`, come from secondary sources, not from its text.
 
 Ambiguity ledger
 
 HL-1: Does an expert of a hash layer have a capacity?
-    Reading: no, every token has a slot; a capacity may be given, and then tokens are assigned in order.
+    Reading: no, every token has a slot. With an optional capacity, tokens are assigned in order.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
-    Alternative b: that of the other routers.
+    Alternative b: yes, as in the other routers.
         By: tensorflow/lingvo, lingvo/core/gshard_layers.py, HashGatingOnLogits.
-HL-2: To which hash does a bias of MultiHash belong?
-    Reading: it is cut into segments like the outputs of its matrix.
-    Alternative b: there are none.
-HL-3: What activation does MultiHash have, and where?
+HL-2: Which hash does a bias of MultiHash belong to?
+    Reading: the bias is cut into one segment per hash, like the outputs of its matrix.
+    Alternative b: none; MultiHash has no biases.
+HL-3: Which activation does MultiHash use, and where?
     Reading: ReLU, after the segments of the first matrix are joined.
         By: the paper, the formula of MultiHash.
     Alternative b: GELU (`activation`).
-HL-4: What is around the perceptron of an expert?
+HL-4: What surrounds the perceptron of an expert?
     Reading: nothing: the block has the residual connection and the norm, as with every router.
-    Alternative b: a residual connection and a norm of its own, shared by the experts, inside the block's.
+    Alternative b: inside the block's residual connection and norm, a second pair that all experts share.
         By: facebookresearch/ParlAI, projects/params_vs_compute/hash_ladder/hash_ladder.py, HashLayerFFN.forward.
 """
 
@@ -61,17 +61,17 @@ Ids = NDArray[np.int64]
 
 
 def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
-    """The table of one hash. A hash layer has its tables among its parameters, where the integers are floating numbers.
+    """The table of one hash. A hash layer stores its tables among its parameters, with integers as floats.
 
     Args:
         tables: (hashes, ids), whole numbers, in a floating or integer dtype.
-        hash: which of them, from 0.
+        hash: index of the hash, from 0.
 
     Returns:
         (ids,) integers.
 
     Raises:
-        DtypeError: `tables` holds neither floating numbers nor integers.
+        DtypeError: `tables` holds neither floats nor integers.
         ContractError: an entry of `tables` is not a whole number.
 
     Source: Hash, section 3.
@@ -93,7 +93,7 @@ def hash_table_of(tables: Shared, *, hash: int = 0) -> Ids:
 
 
 def check_tables(tables: Any, hash: int) -> None:
-    """What backends check of `hash_table_of`: dtype and axes of `tables`, and that there is such a `hash`."""
+    """The checks of `hash_table_of` for backends: dtype and axes of `tables`, and the range of `hash`."""
     check_numbers("tables", tables, "hashes ids")
     if check_at_least("hash", hash, 0) >= tables.shape[0]:
         raise ConfigError(f"hash: expected less than the number of tables, {tables.shape[0]}, got {hash}")
@@ -102,14 +102,14 @@ def check_tables(tables: Any, hash: int) -> None:
 def hash_routing(
     ids: ArrayLike, table: Shared, *, experts: int, capacity: int | None = None, like: Shared | None = None
 ) -> Routing:
-    """Each token goes to the expert that the table has for its id, with weight 1. This is Token Choice of one expert.
+    """Sends each token to the expert of its id, with weight 1. This is Token Choice with one choice.
 
     Args:
         ids: (tokens,) integers, from 0 to V - 1.
         table: (ids,) integers, from 0 to E - 1: the expert of each of the V ids.
         experts: E, at least 1.
-        capacity: slots per expert, at least 1, filled in the order of the tokens; one for every token if None.
-        like: an array in whose dtype a backend gives the weights; here they are in float64.
+        capacity: slots per expert, at least 1, filled in token order; T if None.
+        like: an array whose dtype a backend uses for the weights; here they are float64.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -133,14 +133,14 @@ def hash_routing(
 def multi_hash_mlp(
     tokens: ArrayLike, ids: ArrayLike, tables: Shared, params: Mapping[str, ArrayLike], *, activation: str = "relu"
 ) -> Array:
-    """MultiHash: a perceptron whose hidden and output units are cut into N segments, each of the expert of one hash.
+    """MultiHash: a perceptron whose hidden and output units are cut into N segments, each from the expert of one hash.
 
         k_m = tables[m, id]
         u   = relu( [..., w1[k_m, :, segment m] x + b1[k_m, segment m], ...] )
         y   =       [..., w2[k_m, :, segment m] u + b2[k_m, segment m], ...]
 
-    Experts are mixed inside the perceptron, so there is no dispatch and combine. Where all k_m are equal, the result is
-    that of this expert. The parameters are those of E experts.
+    Experts are mixed inside the perceptron, without dispatch and combine. If all k_m are equal, the result is the output of
+    that expert.
 
     Args:
         tokens: (tokens, width).

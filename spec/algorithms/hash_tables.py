@@ -1,29 +1,29 @@
-"""Tables of hash layers: the expert of every token id, made once before training.
+"""Tables of hash layers: the expert of every token id, built once before training.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
-| `table` (V,) | hash(.), for each of the V ids an expert |
+| `table` (V,) | hash(.), an expert for each of the V ids |
 | `experts` | K |
 
-Nothing here draws random numbers: draws and initial centroids are passed in.
+Nothing here draws random numbers: the caller passes draws and initial centroids.
 
-The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has the random table only.
+The public code of hash layers (facebookresearch/ParlAI, HashLayerFFN.hash) has only the random table.
 
 Ambiguity ledger
 
-HT-1: In which order does a balanced table visit ids of equal frequency, and which expert gets an id at equal loads?
-    Reading: the lower id first, the lower expert.
-    Alternative b: any.
-HT-2: What is a cluster of k-means that no point belongs to?
+HT-1: How does a balanced table break ties between ids of equal frequency and between experts of equal load?
+    Reading: by the lower id and the lower expert.
+    Alternative b: arbitrarily.
+HT-2: What happens to a k-means cluster without points?
     Reading: it keeps its centroid.
     Alternative b: it is dropped.
-    Alternative c: it starts again at the farthest point.
-HT-3: Which centroid is the nearest of two at equal distance?
-    Reading: the lower index.
-    Alternative b: the higher index.
-HT-4: Does dealing a cluster out start again at expert 0?
-    Reading: no, it goes on where the last cluster ended, so that the experts are even over all ids too.
-    Alternative b: yes; the experts of low index then get more ids.
+    Alternative c: it restarts at the farthest point.
+HT-3: Which of two centroids at equal distance is the nearest?
+    Reading: the one with the lower index.
+    Alternative b: the one with the higher index.
+HT-4: Does a dispersed table start every cluster at expert 0?
+    Reading: no, it continues where the last cluster ended, so experts are also even over all ids.
+    Alternative b: yes; experts with a low index then get more ids.
 """
 
 import numpy as np
@@ -78,7 +78,7 @@ def hash_table_random(draws: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
-    """A table by frequency: the most frequent id first, each to the expert that has the smallest load so far.
+    """A table balanced by frequency: gives each id, most frequent first, to the expert with the smallest load so far.
 
     No expert's load exceeds the mean by more than the largest frequency.
 
@@ -107,11 +107,11 @@ def hash_table_balanced(frequencies: Shared, *, experts: int) -> Ids:
 
 
 def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: int = 25) -> Ids:
-    """A table of clusters: ids that are alike share an expert.
+    """A table of clusters: similar ids share an expert.
 
     Args:
-        embeddings: (ids, width) of the ids.
-        centroids: (experts, width), where `k_means` starts.
+        embeddings: (ids, width), one per id.
+        centroids: (experts, width), the initial centroids of `k_means`.
         iterations: see `k_means`.
 
     Returns:
@@ -127,13 +127,13 @@ def hash_table_clustered(embeddings: Shared, centroids: Shared, *, iterations: i
 
 
 def hash_table_dispersed(clusters: Shared, *, experts: int) -> Ids:
-    """A table that spreads each cluster over the experts: ids that are alike go to different ones.
+    """A table that spreads each cluster over the experts: similar ids go to different experts.
 
-    The ids of cluster 0 in order, then those of cluster 1, ..., are dealt to experts 0, 1, ..., E - 1, 0, ... without
-    starting again. The experts' parts of each cluster differ by at most one id, and so do those of all ids.
+    The ids of cluster 0, then the ids of cluster 1, and so on, go to experts 0, 1, ..., E - 1, 0, ... without a restart.
+    Experts differ by at most one id, both within each cluster and overall.
 
     Args:
-        clusters: (ids,) integers of at least 0, the cluster of each id, as from `k_means`.
+        clusters: (ids,) integers of at least 0: the cluster of each id, for example from `k_means`.
         experts: E, at least 1.
 
     Returns:

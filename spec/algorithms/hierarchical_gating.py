@@ -1,4 +1,4 @@
-"""Two levels of noisy top-k gating: branches of experts, and the experts of each branch.
+"""Two levels of noisy top-k gating: branches of experts, and the experts within each branch.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B, eqs. (12)-(14) |
 |---|---|
@@ -10,21 +10,21 @@
 | load (E,) | Load_H(X)_{i,j} |
 | the tokens of a branch | X^(i) |
 
-Each level is gated as in `noisy_top_k`, with K choices, or with all where there are fewer.
+Each level is gated as in `noisy_top_k`, with K choices, or all if there are fewer.
 
 Ambiguity ledger
 
-HM-1: What is the load of the experts of a branch that no token chooses, where eq. (14) is 0 / 0?
+HM-1: What is the load of experts in a branch that no token chooses, where eq. (14) is 0 / 0?
     Reading: 0.
     Alternative b: NaN.
-HM-2: What is to be balanced?
-    Reading: all experts alike, by the importance and load of the hierarchy.
+HM-2: What do the losses balance?
+    Reading: all experts together, by the importance and load of the hierarchy.
         By: the paper, eqs. (13) and (14).
-    Alternative b: each level by itself: the branches, and the experts within each; the losses are added.
+    Alternative b: each level separately: the branches, and the experts within each branch; the losses are added.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-3: Has a branch a capacity of its own, beyond which tokens do not reach its experts?
-    Reading: no, if any the experts have one.
+HM-3: Does a branch have a capacity, beyond which tokens do not reach its experts?
+    Reading: no, only experts can have one.
     Alternative b: yes.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
@@ -32,15 +32,15 @@ HM-3: Has a branch a capacity of its own, beyond which tokens do not reach its e
 Often done differently
 
 HM-4: How many experts does a token choose in its second-best branch?
-    Reading: as many as in the best, K at each level: four with K = 2.
+    Reading: the same number as in the best, K at each level: four in total with K = 2.
         By: the paper, appendix C.1.
-    Alternative b: one, with the gate of the branch: three with K = 2.
+    Alternative b: one, with the gate of the branch: three in total with K = 2.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v2; lucidrains/mixture-of-experts,
         mixture_of_experts/mixture_of_experts.py, HeirarchicalMoE.
-HM-5: Does the load of an expert depend on the gate of its branch by more than its tokens?
-    Reading: yes, the load within the branch counts by the load of the branch over the number of its tokens.
+HM-5: Does the load of an expert depend on the gate of its branch beyond the tokens that reach it?
+    Reading: yes, the load within the branch is multiplied by the load of the branch over its number of tokens.
         By: the paper, eq. (14).
-    Alternative b: no, it is the load within the branch, which has no gradient with respect to the gate of the branch.
+    Alternative b: no, it is the load within the branch, without a gradient with respect to the gate of the branch.
 """
 
 from typing import Any
@@ -67,24 +67,24 @@ ALGORITHMS = (
 
 
 def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: int) -> Array:
-    """The gates, the products of those of the two levels:
+    """The gates, products of the gates of both levels:
 
         G[t, i b + j] = P[t, i] S[t, i, j]
 
-    P is the softmax over the K branches with the largest noisy logits, and S[t, i] that over the K experts of branch i.
+    P is the softmax over the K branches with the largest noisy logits; S[t, i] is the same over the K experts of branch i.
 
     Args:
-        noisy_logits: (tokens, branches + experts): those of the branches, then those of the experts, branch by branch.
+        noisy_logits: (tokens, branches + experts): first the branches, then the experts, branch by branch.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; at a level with fewer all are chosen.
+        choices: K at each level, at least 1; at a level with fewer, all are chosen.
 
     Returns:
-        (tokens, experts); rows sum to 1. An expert that is not chosen has the gate 0.
+        (tokens, experts); rows sum to 1, and experts that are not chosen get 0.
 
     Source: Shazeer et al. 2017, eq. (12).
 
     >>> from math import log
-    >>> logits = [[log(3), 0.0, log(3), 0.0, log(7), 0.0]]  # of 2 branches, and of their 2 experts each
+    >>> logits = [[log(3), 0.0, log(3), 0.0, log(7), 0.0]]  # 2 branches, then 2 experts for each
     >>> hierarchical_affinity(logits, branches=2, choices=2).round(6).tolist()
     [[0.5625, 0.1875, 0.21875, 0.03125]]
     >>> hierarchical_affinity(logits, branches=2, choices=1).round(6).tolist()
@@ -100,19 +100,19 @@ def hierarchical_affinity(noisy_logits: ArrayLike, *, branches: int, choices: in
 def hierarchical_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, branches: int, choices: int
 ) -> Array:
-    """Squared coefficient of variation of the load of all experts,
+    """Squared coefficient of variation of the load of all experts:
 
         load[i b + j] = branch load[i] * load[i, j] / n[i]
 
-    The branch load is that of the branches in `noisy_top_k_load_loss`, n[i] the number of tokens that choose branch i,
-    and load[i, j] the load of its expert j, summed over these tokens.
+    The branch load is the load of the branches as in `noisy_top_k_load_loss`, n[i] the number of tokens that choose branch
+    i, and load[i, j] the load of its expert j, summed over these tokens.
 
     Args:
         logits: (tokens, branches + experts), without noise; columns as in `hierarchical_affinity`.
         noise_logits: of the same shape.
-        noisy_logits: of the same shape, those of the selection.
+        noisy_logits: of the same shape, used for the selection.
         branches: a, a divisor of the number of experts.
-        choices: K at each level, at least 1; at a level with fewer all are chosen.
+        choices: K at each level, at least 1; at a level with fewer, all are chosen.
 
     Returns:
         A scalar, from 0 (balanced) to E - 1.
@@ -145,13 +145,13 @@ def hierarchical_load_loss(
 
 
 def _levels(array: Array, branches: int) -> tuple[Array, Array]:
-    """The columns of the branches, (tokens, a), and those of the experts, (tokens * a, b)."""
+    """The columns of the branches, (tokens, a), and of the experts, (tokens * a, b)."""
     branches, size = check_branches(branches, array.shape[1])
     return array[:, :branches], array[:, branches:].reshape(-1, size)
 
 
 def check_branches(branches: Any, columns: int) -> tuple[int, int]:
-    """`branches` and the experts of each, of `columns` that are both; `ConfigError` unless all have as many experts."""
+    """`branches` and the experts per branch, from the total number of columns; `ConfigError` unless branches are equal in size."""
     number = check_at_least("branches", branches, 1)
     experts = columns - number
     if experts < number or experts % number:

@@ -1,11 +1,11 @@
-"""Whole images in a router: the tokens of an image become one, and what was computed for it goes to all of them.
+"""Per-image routing: pools the tokens of an image into one row, and copies its scores to all tokens of the image.
 
 Ambiguity ledger
 
-IM-1: What does a router see of a whole image?
-    Reading: the mean of its tokens.
+IM-1: What is the input of a router that routes images?
+    Reading: the mean of the tokens of an image.
         By: CASE-Lab-UMD/Router-Tuning-Mixture-of-Depths, utils/model/model_patch.py, _compute_routing_state (of a sequence).
-    Alternative b: its first token, the class token (`pool="first"`).
+    Alternative b: the first token of an image, the class token (`pool="first"`).
 """
 
 from typing import Any, Literal
@@ -28,20 +28,20 @@ POOLS = ("mean", "first")
 
 
 def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"] = "mean") -> Array:
-    """One row for each image, of a group that has the tokens of one image after those of another.
+    """One row per image, from a group that holds the tokens image by image.
 
     Args:
         tokens: (tokens, width).
-        images: their number, at least 1, which divides that of the tokens.
-        pool: "mean" of the tokens of an image, or the "first" of them.
+        images: number of images, at least 1, a divisor of the number of tokens.
+        pool: "mean" for the mean of the tokens of an image, "first" for its first token.
 
     Returns:
         (images, width).
 
     Raises:
-        ConfigError: `images` does not divide the tokens.
+        ConfigError: `images` does not divide the number of tokens.
 
-    Source: Daxberger et al. 2023, section 2.2 (per-image routing), which does not say how.
+    Source: Daxberger et al. 2023, section 2.2 (per-image routing), which does not specify the pooling.
 
     >>> pool_images([[1.0, 0.0], [3.0, 1.0], [0.0, 2.0], [0.0, 4.0]], images=2).tolist()
     [[2.0, 0.5], [0.0, 3.0]]
@@ -53,11 +53,11 @@ def pool_images(tokens: ArrayLike, *, images: int, pool: Literal["mean", "first"
 
 
 def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
-    """The row of an image for each of its tokens.
+    """Copies the row of each image to all of its tokens.
 
     Args:
         scores: (images, experts).
-        tokens: of all images; a multiple of their number.
+        tokens: number of tokens of all images, a multiple of the number of images.
 
     Returns:
         (tokens, experts).
@@ -75,7 +75,7 @@ def spread_images(scores: ArrayLike, *, tokens: int) -> Array:
 
 
 def check_images(images: Any, tokens: Any, *, name: str = "images") -> int:
-    """The tokens of an image; `ConfigError` unless both are at least 1 and the tokens are as many for each image."""
+    """The number of tokens per image; `ConfigError` unless both numbers are at least 1 and `images` divides `tokens`."""
     number, total = check_at_least("images", images, 1), check_at_least("tokens", tokens, 1)
     if total % number:
         raise ConfigError(f"{name}: {plural(total, 'tokens')} do not split into {plural(number, 'images')}")

@@ -1,47 +1,45 @@
-"""Importance-score routing: the least important tokens are removed, the others choose in the order of importance.
+"""Importance-score routing: removes the least important tokens and lets the rest choose in order of importance.
 
-It is Batch Priority Routing with a hard cut before it, the efficient mode of the token-mixing layer of Sparse-MLP, whose
-items are channels. A removed token has a combine row of zeros, so that only the residual connection carries it.
+It is Batch Priority Routing after a hard cut, from the efficient mode of the token-mixing layer of Sparse-MLP, which routes
+channels. A removed token has a combine row of zeros, so only the residual connection carries it.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
 | `scores` (T, E) | gates G(x) of the channels, noisy in training |
 | importance of a token, its highest score | s_i = max_j G(x_i)_j, eq. (3) |
-| `drop` | 10 %, the fraction of the channels that are removed |
-| survivors | the channels that are left, sorted by importance score |
+| `drop` | 10 %, the fraction of removed channels |
+| survivors | the remaining channels, sorted by importance score |
 
-With nothing removed it is Batch Priority Routing, and removed tokens might as well not be in the batch. No public code is
-known.
+With `drop=0` it equals Batch Priority Routing. Removed tokens do not affect the other tokens. No public code is known.
 
 Ambiguity ledger
 
-IS-1: Over what is the maximum that makes an importance score taken?
+IS-1: Over which axis is the maximum of the importance score taken?
     Reading: over the experts.
         By: the paper, eq. (3).
-    Alternative b: over the channels, as the sentence before the equation says, which would give every channel the same
-        score.
+    Alternative b: over the channels, as in the sentence before the equation; this would give every channel the same score.
 IS-2: How many tokens are removed?
     Reading: floor(drop * T), evaluated in double precision.
     Alternative b: rounded up, or to the nearest.
-IS-3: Which of equally important tokens at the border is removed?
-    Reading: the higher index.
-    Alternative b: whatever an unstable sort leaves last.
+IS-3: Which of several equally important tokens at the cut is removed?
+    Reading: the one with the higher index.
+    Alternative b: whichever an unstable sort puts last.
 IS-4: From how many tokens is the capacity computed?
-    Reading: from those that are left, which is what the removal saves.
-    Alternative b: from all of them.
-IS-6: Are tokens removed at evaluation, too?
+    Reading: from the remaining tokens; this is where removal saves work.
+    Alternative b: from all tokens.
+IS-6: Are tokens also removed at evaluation?
     Reading: yes.
-    Alternative b: only in training; the paper does not say.
-IS-7: Which tokens do the auxiliary losses see?
-    Reading: all of them, also those that are removed: their gradient can make them important again.
-    Alternative b: those that are left.
+    Alternative b: no, only in training; the paper does not specify it.
+IS-7: Which tokens enter the auxiliary losses?
+    Reading: all tokens, because the gradient can make removed tokens important again.
+    Alternative b: the remaining tokens.
 
 Often done differently
 
 IS-5: Do removed tokens take slots before they are removed?
     Reading: no, they are removed before any token chooses.
         By: the paper, section 2.2.
-    Alternative b: yes: they are allocated like all others and their combine weights are set to 0.
+    Alternative b: yes, they are assigned like all other tokens, and their combine weights are set to 0.
 """
 
 import math
@@ -62,7 +60,7 @@ __all__ = ["importance_score_choice", "importance_score_order"]
 
 
 def surviving_tokens(tokens: int, drop: Any) -> int:
-    """How many tokens are left when the fraction `drop` is removed: `T - floor(drop * T)`.
+    """The number of tokens that remain after the fraction `drop` is removed: `T - floor(drop * T)`.
 
     Raises ConfigError unless `0 <= drop < 1`.
 
@@ -76,14 +74,14 @@ def surviving_tokens(tokens: int, drop: Any) -> int:
 
 
 def importance_score_order(scores: ArrayLike, *, drop: float = 0.1) -> NDArray[np.intp]:
-    """The tokens that are left, by descending importance `max_e scores[t, e]`, the lower index first among equals.
+    """The remaining tokens, by descending importance `max_e scores[t, e]`, ties by lower index.
 
     Args:
-        scores: (tokens, experts), the scores of the selection (noisy in training).
+        scores: (tokens, experts), the selection scores (noisy in training).
         drop: fraction of the tokens to remove, at least 0 and below 1: the last `floor(drop * tokens)` of the order.
 
     Returns:
-        (survivors,) integers: the token that is assigned first, second, ...
+        (survivors,) integers: the tokens in the order of assignment.
 
     Source: Sparse-MLP, section 2.2, eq. (3).
 
@@ -104,17 +102,17 @@ def importance_score_choice(
     drop: float = 0.1,
     combine_scores: ArrayLike | None = None,
 ) -> Routing:
-    """Token Choice among the tokens that are left, in the order of their importance.
+    """Token Choice among the remaining tokens, in order of importance.
 
-    Rows of removed tokens are 0 in `dispatch` and `combine`. A gradient flows only through `combine_scores`, at the kept
-    choices. With `drop=0` it is `token_choice` in the order of `batch_priority`.
+    The rows of removed tokens are 0 in `dispatch` and `combine`. Gradients flow only through the `combine_scores` of kept
+    choices. With `drop=0` this is `token_choice` in the order of `batch_priority`.
 
     Args:
-        scores: (tokens, experts), by which tokens are sorted and choose.
-        choices: experts K that a token chooses, from 1 to experts.
-        capacity: slots C per expert, at least 1; the router takes `expert_capacity` of the tokens that are left.
+        scores: (tokens, experts), the scores that sort the tokens and select experts.
+        choices: K, the experts per token, from 1 to experts.
+        capacity: slots C per expert, at least 1; the router uses the `expert_capacity` of the remaining tokens.
         drop: fraction of the tokens to remove; see `importance_score_order`.
-        combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
+        combine_scores: (tokens, experts), the combine weights; `scores` if None.
 
     Returns:
         Routing of (tokens, experts, capacity).
@@ -124,7 +122,7 @@ def importance_score_choice(
     >>> from moespec.spec import slot_tokens, softmax_affinity
     >>> from moespec.spec.examples import LOGITS
     >>> routing = importance_score_choice(softmax_affinity(LOGITS), choices=1, capacity=2, drop=0.2)
-    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)  # token 2 is removed, 0 finds no room
+    >>> slot_tokens(routing).tolist(), round(float(routing.combine.sum()), 10)  # token 2 is removed, token 0 finds no slot
     ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
     >>> dispatch, _ = importance_score_choice(np.eye(50), choices=1, capacity=50)
     >>> int(dispatch.sum())
@@ -135,7 +133,7 @@ def importance_score_choice(
     weights = scores if combine_scores is None else as_array("combine_scores", combine_scores, "tokens experts")
     check_same_shape("combine_scores", weights, "scores", scores)
 
-    # Selection, slots: the survivors are a batch of their own, sorted.
+    # Selection, slots: the survivors form a separate batch, sorted.
     left = importance_score_order(scores, drop=drop)
     among_them = token_choice(scores[left], choices=choices, capacity=capacity)
 

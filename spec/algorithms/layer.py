@@ -12,13 +12,13 @@ Ambiguity ledger
 LA-1: Which form of GELU do the experts use?
     Reading: the tanh approximation, flax's default.
         By: google-research/vision_transformer, vit_jax/models_vit.py, MlpBlock (flax.linen.gelu);
-        google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock, which is that one.
+        google-research/vmoe, vmoe/nn/vit_moe.py, MlpBlock (the same class).
     Alternative b: the exact one with erf, torch's default.
         By: lucidrains/soft-moe-pytorch, soft_moe_pytorch/soft_moe.py, FeedForward; bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer (torch.nn.GELU); lucidrains/vit-pytorch,
         vit_pytorch/vit.py, FeedForward.
 LA-2: What does a token without a slot get?
-    Reading: 0, so that only the residual connection carries it.
+    Reading: 0, so only the residual connection carries it.
         By: google-research/vmoe, vmoe/moe.py, EinsumDispatcher.combine; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, transformer_moe_layer_v1.
     Alternative b: the token itself.
@@ -57,18 +57,18 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
         outputs       = experts(inputs)
         result[t]     = sum_e,c combine[t, e, c] outputs[e, c]
 
-    An empty slot has inputs 0 and in general an output that is not 0, but its combine weights are 0.
+    An empty slot has input 0 and usually a nonzero output, but its combine weights are 0.
 
     Args:
         tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
-        experts: maps (experts, capacity, width) to (experts, capacity, width of the output).
+        experts: maps (experts, capacity, width) to (experts, capacity, output).
 
     Returns:
-        (tokens, width of the output).
+        (tokens, output).
 
     Raises:
-        ShapeError: the experts' output has another shape.
+        ShapeError: the output of `experts` has another shape.
 
     Source: Routers, section 1.2.
 
@@ -97,18 +97,18 @@ def moe_layer(tokens: ArrayLike, routing: Routing, experts: Callable[[Array], Ar
 def expert_mlp(
     inputs: ArrayLike, params: Mapping[str, ArrayLike], *, gelu: str = "tanh", activation: str = "gelu"
 ) -> Array:
-    """The multi-layer perceptron of each expert on its own slots, plain or gated:
+    """Applies the multi-layer perceptron of each expert, plain or gated, to the slots of the expert:
 
         result = w2[e] f(w1[e] x + b1[e]) + b2[e]
-        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      where there is `w3`
+        result = w2[e] (f(w1[e] x + b1[e]) * (w3[e] x + b3[e])) + b2[e]      with `w3`
 
     with f(z) = gelu(z), silu(z) = z sigmoid(z) or CLIP's quick_gelu(z) = z sigmoid(1.702 z). A missing bias is 0.
 
     Args:
         inputs: (experts, capacity, width).
-        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), where the output is as wide as the input
-            in the models; `w3` as `w1` for gated experts; biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
-            (experts, output), each if there is one.
+        params: `w1` (experts, width, hidden) and `w2` (experts, hidden, output), with output equal to width in the models;
+            for gated experts `w3`, shaped like `w1`; optional biases `b1` (experts, hidden), `b3` (experts, hidden), `b2`
+            (experts, output).
         gelu: "tanh" or "erf", the form of GELU.
         activation: f, "gelu", "silu" or "quick_gelu".
 
@@ -121,7 +121,7 @@ def expert_mlp(
     Source: Routers, section 1.2; gated: Shazeer 2020 (arXiv 2002.05202), FFN_GEGLU and FFN_SwiGLU, whose V is `w3`.
 
     >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}  # one expert of width 1
-    >>> expert_mlp([[[0.0], [10.0]]], params).tolist()  # the empty slot gives the bias
+    >>> expert_mlp([[[0.0], [10.0]]], params).tolist()  # an empty slot returns the bias
     [[[1.0], [21.0]]]
     >>> gated = {"w1": [[[4.0]]], "w3": [[[0.5]]], "w2": [[[2.0]]]}
     >>> expert_mlp([[[0.0], [10.0]]], gated, activation="silu").round(9).tolist()
@@ -150,23 +150,23 @@ def moe_mlp(
     gelu: str = "tanh",
     activation: str = "gelu",
 ) -> Array:
-    """The mixture-of-experts layer whose experts are perceptrons, `moe_layer` with `expert_mlp`:
+    """The mixture-of-experts layer with perceptrons as experts, `moe_layer` with `expert_mlp`:
 
         result[t] = sum_e,c combine[t, e, c] f_e(inputs[e, c])  (+ f_shared(tokens[t]))
 
-    An empty slot changes no result, so that a backend need not compute one. Where a routing gives an expert room for every
-    token (no capacity, `capacity_factor` infinite), the work is that of the tokens then and not that of the slots.
+    Empty slots do not affect the result, so a backend can skip them. If experts have a slot for every token (no capacity,
+    or an infinite `capacity_factor`), the work is proportional to the tokens, not to the slots.
 
-    A shared expert serves every token, whatever its routing, with the weight 1; several of them are one of their joint
-    hidden width, whose second bias is the sum of theirs.
+    A shared expert serves every token with weight 1, regardless of the routing. Several shared experts are merged into one
+    of their joint hidden width, whose second bias is the sum of their second biases.
 
     Args:
         tokens: (tokens, width).
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
         params: as in `expert_mlp`.
-        shared: the parameters of a shared expert, as those of one of the experts: `w1` (width, hidden), ...
+        shared: the parameters of a shared expert, without the experts axis: `w1` (width, hidden), ...
         gelu: "tanh" or "erf".
-        activation: "gelu", "silu" or "quick_gelu", of the shared expert too.
+        activation: "gelu", "silu" or "quick_gelu", also for the shared expert.
 
     Returns:
         (tokens, output).
@@ -176,7 +176,7 @@ def moe_mlp(
 
     Source: Routers, section 1.2; shared: Dai et al. 2024 (arXiv 2401.06066), shared expert isolation.
 
-    >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # one expert, two slots, and a token in the first of them
+    >>> dispatch = np.array([[[1.0, 0.0]], [[0.0, 0.0]]])  # one expert, two slots, one token in the first slot
     >>> params = {"w1": [[[1.0]]], "b1": [[0.0]], "w2": [[[2.0]]], "b2": [[1.0]]}
     >>> moe_mlp([[10.0], [10.0]], Routing(dispatch, 0.5 * dispatch), params).tolist()
     [[10.5], [0.0]]

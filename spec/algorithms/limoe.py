@@ -1,4 +1,4 @@
-"""Entropies of routers whose experts several modalities share: tokens of one modality are to be certain, each of its own expert.
+"""Entropy losses for experts that several modalities share: tokens should be certain, and modalities should spread out.
 
 | here | LIMoE (arXiv 2206.02770) |
 |---|---|
@@ -10,18 +10,18 @@
 Ambiguity ledger
 
 LI-1: Over which tokens is the mean of the global entropy taken?
-    Reading: over those of one modality in a routing group; the loss is the mean over the groups.
-    Alternative b: over those of one modality in the whole batch.
-LI-2: What is `p log p` of a probability that is 0?
+    Reading: over the tokens of one modality in a routing group; the loss is the mean over groups.
+    Alternative b: over the tokens of one modality in the batch.
+LI-2: What is `p log p` at p = 0?
     Reading: 0, with a derivative of 0.
     Alternative b: p log(p + epsilon).
-LI-3: Are the probabilities those before noise?
+LI-3: Are the probabilities computed before noise is added?
     Reading: yes: the softmax of the clean logits. No public code of the authors is known.
-    Alternative b: those of the noisy logits.
-LI-4: Does the global loss fall where the tokens are spread?
+    Alternative b: no, from the noisy logits.
+LI-4: Does the global loss fall as tokens spread over experts?
     Reading: yes: it is minus the entropy of the mean, and with a threshold max{0, tau + Omega_global}.
         By: LIMoE (arXiv 2206.02770), the formula of the threshold.
-    Alternative b: it is the entropy of the mean, which falls where all take one expert.
+    Alternative b: no, it is the entropy of the mean, which falls as all tokens take one expert.
         By: koayon/ml-implementations, moet_experiment/hf_model.py, global_entropy_loss.
 """
 
@@ -47,7 +47,7 @@ ALGORITHMS = (
 
 
 def local_entropy_loss(scores: ArrayLike) -> Array:
-    """`1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`: small where each token is certain of an expert.
+    """`1 / T sum_t H(A[t])` with `H(p) = -sum_e p[e] log p[e]`: small if each token is certain of an expert.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
@@ -67,18 +67,18 @@ def local_entropy_loss(scores: ArrayLike) -> Array:
 
 
 def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) -> Array:
-    """`-H(mean_t A[t])`, small where the tokens of a modality are spread over the experts; or, with a threshold,
+    """`-H(mean_t A[t])`, small if the tokens of a modality spread over the experts; or, with a threshold,
 
         max(0, threshold - H(mean_t A[t]))
 
-    which is 0 where they are spread far enough: over at least S experts for a threshold of log S.
+    which is 0 once they spread far enough: over at least S experts for a threshold of log S.
 
     Args:
         scores: A, (tokens, experts), not negative: the softmax of the logits of tokens of one modality.
         threshold: greater than 0, or None for none.
 
     Returns:
-        A scalar, from -log E to 0; with a threshold from 0 to it.
+        A scalar, from -log E to 0; with a threshold, from 0 to the threshold.
 
     Raises:
         ContractError: `scores` holds a negative number.
@@ -97,7 +97,7 @@ def global_entropy_loss(scores: ArrayLike, *, threshold: float | None = None) ->
 
 
 def _checked(scores: ArrayLike) -> Array:
-    """The scores, none of them negative."""
+    """The checked scores, none of them negative."""
     array = as_array("scores", scores, "tokens experts")
     if (array.real < 0).any():
         raise ContractError(f"scores: expected numbers of at least 0, got {array.real.min():g}")

@@ -1,39 +1,39 @@
-"""Balance without a loss: a bias of each expert enters the choice, and moves against its load after each step.
+"""Balance without a loss: a bias per expert enters the choice and moves against the expert's load after each step.
 
 | here | Loss-Free Balancing (arXiv 2408.15664) | DeepSeek-V3 (arXiv 2412.19437) |
 |---|---|---|
 | `scores` (T, E) | s | s, eq. (15) |
 | `bias` (E,) | b | b, eq. (16) |
 | `load` (E,) | c | expert load |
-| mean load less `load` | e | |
+| mean load minus `load` | e | |
 | `rate` | u, 0.001 | gamma |
 
 Ambiguity ledger
 
-LF-1: Is the update recentred, so that the mean of the biases stays?
+LF-1: Is the update recentred, to keep the mean of the biases?
     Reading: no.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates.
-    Alternative b: yes, its mean over the experts is subtracted (`recentre`), which changes no choice among all experts.
+    Alternative b: yes, its mean over the experts is subtracted (`recentre`); choices among all experts stay the same.
         By: pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-LF-2: Are choices that a full expert drops part of its load?
+LF-2: Does the load of an expert include choices that it drops when full?
     Reading: yes, choices are counted before capacity drops any.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute; pytorch/torchtitan,
         torchtitan/models/common/moe.py, MoE.forward (which drops none).
-    Alternative b: no, those that are kept are counted.
+    Alternative b: no, only kept choices are counted.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.routing.
 LF-3: Over which tokens is the load summed before the bias moves?
     Reading: over all tokens of a step: accumulated parts and devices add their loads.
         By: DeepSeek-V3 (arXiv 2412.19437), section 2.1.2; NVIDIA/Megatron-LM,
         megatron/core/distributed/finalize_model_grads.py, _update_router_expert_bias; pytorch/torchtitan,
         torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
-    Alternative b: over those of a chunk of a sequence; the updates of the chunks are averaged.
+    Alternative b: over the tokens of a chunk of a sequence; the updates of the chunks are averaged.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.sparse_matmul.
 
 Often done differently
 
-LF-4: By how much does a bias move?
-    Reading: by the rate, up or down, whatever the violation is.
+LF-4: How far does a bias move?
+    Reading: by the rate, up or down, regardless of the size of the violation.
         By: the paper, Algorithm 1; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         get_updated_expert_bias; AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, calculate_load_balance_updates;
         pytorch/torchtitan, torchtitan/components/optimizer/optimizer.py, _update_expert_bias.
@@ -46,7 +46,7 @@ LF-5: Is the bias part of the gate?
         src/maxtext/layers/moe.py, RoutedMoE.deepseek_routing; pytorch/torchtitan, torchtitan/models/common/moe.py,
         TokenChoiceTopKRouter.forward.
     Alternative b: yes.
-LF-6: Is the bias added to the scores or multiplied with them?
+LF-6: Is the bias added to the scores or multiplied by them?
     Reading: added.
         By: the paper, eq. (3).
     Alternative b: multiplied.
@@ -92,17 +92,17 @@ def biased_scores(scores: ArrayLike, bias: Shared) -> Array:
 
 
 def expert_load(scores: ArrayLike, *, choices: int, scope: str = "batch") -> Summed:
-    """How many tokens choose each expert, before capacity drops any:
+    """The number of tokens that choose each expert, before capacity drops any:
 
         load[e] = #{t : e is one of the K best of scores[t, :]}
 
-    Loads of groups, of accumulated parts and of devices add.
+    Loads of groups, accumulated parts and devices add up.
 
     Args:
-        scores: (tokens, experts), by which tokens choose: the argument of `token_choice`.
+        scores: (tokens, experts), the selection scores that `token_choice` takes.
         choices: K, from 1 to experts.
-        scope: "batch" for the sum over all groups that a device computes together, "global" for that over all devices
-            of a mesh, too. Here there is one group.
+        scope: "batch" for the sum over all groups that a device computes together, "global" for the sum over all devices of
+            a mesh. Here there is only one group.
 
     Returns:
         (experts,) whole numbers as floats.
@@ -126,9 +126,9 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
 
     Args:
         bias: b, (experts,).
-        load: (experts,), at least 0: that of all tokens of the step.
+        load: (experts,), at least 0, over all tokens of the step.
         rate: at least 0.
-        recentre: whether the mean of the changes is subtracted from them.
+        recentre: whether to subtract the mean of the changes.
 
     Returns:
         (experts,).
@@ -143,6 +143,6 @@ def balance_bias(bias: Shared, load: Shared, *, rate: float, recentre: bool = Fa
     """
     bias, load = as_array("bias", bias, "experts"), as_array("load", load, "experts")
     check_same_shape("load", load, "bias", bias)
-    excess = len(load) * load.real - np.sum(load.real)  # of whole numbers exactly 0 at the mean
+    excess = len(load) * load.real - np.sum(load.real)  # exactly 0 at the mean, for whole numbers
     change = check_non_negative("rate", rate) * np.where(excess < 0, 1.0, np.where(excess > 0, -1.0, 0.0))
     return bias + (change - np.mean(change) if recentre else change)

@@ -1,4 +1,4 @@
-"""Auxiliary losses of importance and load, which ask for balance. Each is an unweighted number for one routing group.
+"""Auxiliary losses that balance importance and load. Each is an unweighted scalar for one routing group.
 
 | here | Routers (arXiv 2401.15969), appendix A |
 |---|---|
@@ -9,11 +9,11 @@
 
 Ambiguity ledger
 
-AL-1: Which standard deviation is in the coefficient of variation?
-    Reading: that of the population, whose square is divided by E.
+AL-1: Which standard deviation does the coefficient of variation use?
+    Reading: the population standard deviation, with divisor E.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._importance_auxiliary_loss;
         tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, cv_squared.
-    Alternative b: the unbiased one, whose square is divided by E - 1.
+    Alternative b: the unbiased one, with divisor E - 1.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss; davidmrau/mixture-of-experts, moe.py,
         MoE.cv_squared.
 AL-2: Does the threshold of the load loss count the expert itself?
@@ -22,7 +22,7 @@ AL-2: Does the threshold of the load loss count the expert itself?
     Alternative b: no, it is the K-th largest of the other experts.
         By: Shazeer et al. 2017 (arXiv 1701.06538), appendix A; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, _prob_in_top_k.
-    Alternative c: yes, but what is compared with this logit is the probability of an expert, not its logit.
+    Alternative c: yes, but it is compared with the probability of an expert, not with its logit.
         By: microsoft/Tutel, tutel/impls/losses.py, load_importance_loss (called in tutel/impls/moe_layer.py with
         the softmax of the logits).
 AL-4: Is the load summed or averaged over tokens?
@@ -31,11 +31,11 @@ AL-4: Is the load summed or averaged over tokens?
         tutel/impls/losses.py, load_importance_loss.
     Alternative b: averaged; the coefficient of variation is the same.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._load_auxiliary_loss.
-AL-6: Which logits does the importance loss see?
-    Reading: the clean ones.
+AL-6: From which logits is the importance loss computed?
+    Reading: from the clean logits.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics;
         microsoft/Tutel, tutel/impls/losses.py, load_importance_loss.
-    Alternative b: the sparse noisy gates.
+    Alternative b: from the sparse noisy gates.
         By: Shazeer et al. 2017 (arXiv 1701.06538), section 4; tensorflow/tensor2tensor,
         tensor2tensor/utils/expert_utils.py, local_moe.
 """
@@ -90,12 +90,12 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
         load[e] = sum_t p[t, e],    p[t, e] = 1 - Phi((threshold[t] - L[t, e]) / noise_std)
 
     where `threshold[t]` is the K-th largest noisy logit of the token and Phi the distribution function of the standard
-    normal: p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient
-    flows through L and through the value of the threshold. Routers that select by a plan take it of the logits, too.
+    normal: p is the probability that the expert reaches the threshold when its noise is drawn again. The gradient flows
+    through L and the value of the threshold. Routers that select by a plan also compute this loss from the logits.
 
     Args:
         logits: L, (tokens, experts), without noise.
-        noisy_logits: (tokens, experts), those of the selection.
+        noisy_logits: (tokens, experts), used for the selection.
         choices: K, from 1 to experts.
         noise_std: standard deviation of the noise, greater than 0.
 
@@ -125,7 +125,7 @@ def load_loss(logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int, noise
 
 
 def squared_variation(name: str, values: Array) -> Array:
-    """Variance over squared mean. There is no square root in it, so the derivative at equal values is 0, not NaN."""
+    """Variance over squared mean. Without a square root, the derivative at equal values is 0, not NaN."""
     mean = np.mean(values)
     if mean.real == 0:
         raise ContractError(f"{name}: every expert has a total of 0, so the coefficient of variation is undefined")

@@ -1,8 +1,7 @@
-"""Which entries of the ledger concern a router or a function: those of the modules that it is composed of.
+"""The ledger entries that concern a router or a function: the entries of the modules that it is composed of.
 
-The code says which these are. From a router's `route`, its initial parameters, its noise and its options, or from a
-function, every function of the specification that is named on the way is followed; the entries of a module that is
-reached stand in its docstring.
+The code defines these modules. Starting from a function, or from a router's `route`, initial parameters, noise and options,
+the search follows every function of the specification that the code names.
 """
 
 import inspect
@@ -23,7 +22,7 @@ SPEC = "moespec.spec"
 
 
 def spelled(name: str) -> str:
-    """A name as it is compared: `Expert-Choice`, `expert choice` and `expert_choice` are one."""
+    """A name normalised for comparison: `Expert-Choice`, `expert choice` and `expert_choice` become equal."""
     return "".join(letter for letter in name.casefold() if letter.isalnum() or letter in "/.")
 
 
@@ -42,14 +41,14 @@ def algorithm_of(name: str) -> str:
 
 
 def entries_of(name: str) -> list[LedgerEntry]:
-    """The entries that concern a row of the matrix or a public function: its own first, then those of what it calls."""
+    """The entries that concern a row of the matrix or a public function: first from its own module, then from modules it calls."""
     modules = list(_reached(_begin(name)))
     modules.sort(key=lambda module: module.rpartition(".")[2] != name)
     return [entry for module in modules for entry in LEDGER.values() if entry.module == module]
 
 
 def _begin(name: str) -> list[Any]:
-    """What is followed first."""
+    """The objects from which the search starts."""
     functions = ALGORITHMS[name].functions if name in ALGORITHMS else (name,)
     objects = [getattr(spec, function) for function in functions if function != "ROUTERS"]
     if name in ROUTERS:
@@ -59,7 +58,7 @@ def _begin(name: str) -> list[Any]:
 
 
 def _reached(begin: Iterable[Any]) -> dict[str, None]:
-    """The modules of all functions and classes that are named on the way, in the order in which they are reached."""
+    """The modules of all functions and classes that the search reaches, in this order."""
     waiting, seen, modules = list(begin), set[int](), dict[str, None]()
     while waiting:
         thing = inspect.unwrap(waiting.pop(0))
@@ -72,7 +71,7 @@ def _reached(begin: Iterable[Any]) -> dict[str, None]:
 
 
 def _named(thing: Any) -> Iterator[Any]:
-    """The functions and classes that one names: a class its bases and methods, a function what stands in its code."""
+    """The functions and classes that `thing` names: the bases and methods of a class, the names in the code of a function."""
     if isinstance(thing, type):
         yield from thing.__bases__
         for value in vars(thing).values():
@@ -87,7 +86,7 @@ def _named(thing: Any) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The global names and attributes in a code, and in the functions inside it."""
+    """The global names and attributes in a code object and in its nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

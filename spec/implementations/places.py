@@ -1,7 +1,7 @@
-"""Where what the ledger names can be read: the address of a paper, of a line of public code, of a package that was measured.
+"""Addresses of the sources in the ledger: papers, lines of public code, and measured packages.
 
-`places.json` has for each repository a commit and, by path, the line where each function or class begins that the ledger
-names. `python -m generator.find_places` (in docs/) writes it from copies of the repositories, and so checks it.
+For each repository, `places.json` has a commit and, by path, the first line of each function or class in the ledger.
+`python -m generator.find_places` (in docs/) writes it from copies of the repositories, and thereby checks it.
 """
 
 import json
@@ -29,7 +29,7 @@ class Code(NamedTuple):
 
 
 def code(where: str) -> Code:
-    """The parts of a place: of "moe.py, MoE.gate and top_k (the default)" the file, the two names and the remark.
+    """The parts of a place: for "moe.py, MoE.gate and top_k (the default)" the file, the two names and the remark.
 
     Raises ValueError if it does not begin with the path of a file.
     """
@@ -40,14 +40,14 @@ def code(where: str) -> Code:
 
 @cache
 def places() -> dict[str, Any]:
-    """By repository its commit, and by path and name the line: {"commit": ..., "lines": {path: {name: line}}}."""
+    """The commit and the lines of each repository: {"commit": ..., "lines": {path: {name: line}}}."""
     return dict(json.loads(files(__package__).joinpath("places.json").read_text()))
 
 
 def addresses(taker: Taker, module: str) -> list[str]:
-    """Where it can be read that `taker` answers so in an entry of `module`; nothing if that is not known.
+    """The addresses of the answer that `taker` gives to an entry of `module`; empty if unknown.
 
-    That is one address for each function or class, one for a file without names, one for a paper.
+    The result has one address per function or class, one for a file without names, or one for a paper.
     """
     if "/" not in taker.who:
         text = _own_paper(module) if taker.who == "the paper" else taker.who
@@ -60,13 +60,13 @@ def addresses(taker: Taker, module: str) -> list[str]:
 
 
 def _own_paper(module: str) -> str:
-    """What "the paper" is in a module: the first that its table of symbols names, else that of its first algorithm."""
+    """The text that names "the paper" of a module: the head of its table of symbols, else the citation of its first algorithm."""
     table = re.search(r"^\| here \|(.*)$", sys.modules[module].__doc__ or "", re.MULTILINE)
     return table[1] if table else str(sys.modules[module].ALGORITHMS[0].cites)
 
 
 def link(taker: Taker, module: str) -> str:
-    """Markdown of who takes a reading and where, with links: to a paper from its name, to code from path and names."""
+    """Markdown that says who takes a reading and where, with links on the name of a paper or on path and names in code."""
     found, where = addresses(taker, module), f", {taker.where}" if taker.where else ""
     if "/" not in taker.who or not found:
         return (f"[{taker.who}]({found[0]})" if found else taker.who) + where
@@ -77,7 +77,7 @@ def link(taker: Taker, module: str) -> str:
 
 
 def link_papers(markdown: str) -> str:
-    """Markdown with a link from each arXiv number that stands neither in code, in a link nor in a line of HTML."""
+    """Markdown with a link on each arXiv number outside of code, links and lines of HTML."""
     return _LINKABLE.sub(lambda match: f"[{match[0]}]({_of_paper(match[1])})" if match[1] else match[0], markdown)
 
 
@@ -86,5 +86,5 @@ def _of_paper(number: str) -> str:
 
 
 def of_package(package: str, version: str) -> str:
-    """The page of a package in the Python registry, at a version; of a build such as 2.13.0+cpu that of 2.13.0."""
+    """The PyPI page of a package at a version; a build such as 2.13.0+cpu has the page of 2.13.0."""
     return f"https://pypi.org/project/{package}/{version.partition('+')[0]}/"

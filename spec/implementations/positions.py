@@ -1,7 +1,7 @@
-"""What implementations do about the questions of the ledger: what it says of public code, and what was measured.
+"""How implementations answer the questions of the ledger, according to the ledger and to measurements.
 
-A taker in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another one. `measured.json` has what runs of
-the suite on packages showed (`nox -s peers`); a package belongs to its repository.
+A taker in the ledger is a repository (`google-research/vmoe`), the paper of the module, or another paper. `measured.json`
+has the results of suite runs on packages (`nox -s peers`); each package belongs to a repository.
 """
 
 import json
@@ -25,8 +25,8 @@ PAPER = "the paper"
 class Measured:
     """A package that the suite was run on.
 
-    package, version: what was run. repository: where its code is. readings: by the id of a reading that it was measured
-    to take, which code of it ran.
+    package, version: what was run. repository: where its code is. readings: the code that ran, by the id of the reading
+    that it was measured to take.
     """
 
     package: str
@@ -36,16 +36,16 @@ class Measured:
 
     @property
     def address(self) -> str:
-        """Of the package, at its version, in the Python registry."""
+        """The PyPI page of the package at its version."""
         return of_package(self.package, self.version)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """That an implementation takes a reading.
+    """Evidence that an implementation takes a reading.
 
-    reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured:
-    whether the suite measured it; else the code was read. addresses: where that can be looked up.
+    reading: its id. where: the place in the code or the paper, or the package and the code that was run. measured: whether
+    the suite measured it; otherwise it was read in the code or paper. addresses: links to the place.
     """
 
     reading: str
@@ -61,9 +61,9 @@ def measured() -> tuple[Measured, ...]:
 
 
 def seen(name: str, packages: Sequence[Measured] | None = None) -> dict[str, list[Seen]]:
-    """What an implementation was seen to do, by the id of the entry; name: as from `find`.
+    """The known answers of an implementation, by the id of the entry; name: as returned by `find`.
 
-    packages: those that the suite was run on, if they are others than in `measured`.
+    packages: the packages that the suite was run on, if they differ from `measured`.
     """
     mine = [each for each in (measured() if packages is None else packages) if is_of(each.repository, "", name)]
     by_id = {id: [*_said(entry, name), *_measured(entry, mine)] for id, entry in LEDGER.items()}
@@ -86,7 +86,7 @@ def _measured(entry: LedgerEntry, packages: Sequence[Measured]) -> Iterator[Seen
 
 
 def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
-    """The names of all implementations of which something is known: papers first, then code, by name."""
+    """The names of all implementations with known answers: papers first, then code, by name."""
     said = [taker.who for entry in LEDGER.values() for reading in entry.readings for taker in reading.takers]
     ran = [each.repository for each in (measured() if packages is None else packages) if each.readings]
     names = {spelled(name): name for name in (*ran, *said)}
@@ -94,8 +94,8 @@ def implementations(packages: Sequence[Measured] | None = None) -> list[str]:
 
 
 def find(name: str) -> str:
-    """The implementation that a name means: `vmoe` is google-research/vmoe; `lucidrains` all repositories of that owner, and
-    `mixtral`, which no repository is called, all files with it in their paths. Raises ConfigError if it is none, or several."""
+    """The implementation that a name means: `vmoe` is google-research/vmoe, `lucidrains` all repositories of that owner,
+    `mixtral` (no repository) all files with it in their paths. Raises ConfigError for an unknown or ambiguous name."""
     names = {known: [known, known.rpartition("/")[2], *_packages(known)] for known in implementations()}
     exactly = [known for known, all in names.items() if any(_same(each, name) for each in all)]
     about = [known for known, all in names.items() if any(spelled(name) in spelled(each) for each in all)]
@@ -116,7 +116,7 @@ def _packages(name: str) -> list[str]:
 
 
 def is_of(who: str, where: str, name: str) -> bool:
-    """Whether a name means a taker: the repository or its owner, or a word in the path of a file of it."""
+    """Whether a name means a taker: its repository, the owner, or a word in the path of the file."""
     if _same(who, name):
         return True
     if "/" not in who or "/" in name:

@@ -1,4 +1,4 @@
-"""The page of implementations: for the entries of each part of the specification, which reading each of them takes."""
+"""The page of implementations: which reading each implementation takes, by part of the specification."""
 
 from collections.abc import Sequence
 
@@ -35,13 +35,13 @@ To cite an answer, name the version and the reading: "Routing as in moespec 0.2,
 
 
 def page(packages: Sequence[Measured]) -> str:
-    """The page as Markdown. packages: those that the suite was run on."""
+    """The page as Markdown. packages: the packages that the suite was run on."""
     known = {name: seen(name, packages) for name in implementations(packages)}
     return "\n".join([HEAD, *(_section(title, entries, known, packages) for title, entries in groups().items())])
 
 
 def groups() -> dict[str, list[LedgerEntry]]:
-    """The entries of each part of the specification, by the names of its modules as a heading."""
+    """The entries of each part of the specification, by a heading that names its modules."""
     parts: dict[str, list[LedgerEntry]] = {}
     for entry in LEDGER.values():
         parts.setdefault(entry.id.partition("-")[0], []).append(entry)
@@ -83,7 +83,7 @@ def _described(entry: LedgerEntry, packages: Sequence[Measured]) -> list[str]:
 
 
 def takers(entry: LedgerEntry, reading: Reading, packages: Sequence[Measured]) -> list[str]:
-    """Who takes a reading and where, as Markdown with links: papers and code that was read, then measured packages."""
+    """Who takes a reading and where, as Markdown with links: first papers and code, then measured packages."""
     ran = [each for each in packages if reading.id in each.readings]
     return [
         *(link(taker, entry.module) for taker in reading.takers),
