@@ -83,7 +83,7 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
     Args:
         logits: L, (tokens, experts).
         noise_logits: N, (tokens, experts).
-        noise: (tokens, experts), a draw of the standard normal, or None.
+        noise: (tokens, experts), standard normal, or None.
 
     Returns:
         H, (tokens, experts).

@@ -79,7 +79,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar of at least 0.
+        A scalar, at least 0.
 
     Source: ReMoE, eqs. (6), (10) and (11).
 

@@ -118,7 +118,7 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
     Args:
         logits: (tokens, experts).
-        noise: (tokens, experts), a draw of the standard normal, or None.
+        noise: (tokens, experts), standard normal, or None.
         multiplier: the standard deviation of the noise times the number of experts, at least 0.
 
     Returns:
