@@ -97,7 +97,7 @@ def transport_semi_dual(
     return finite(semi_dual(alpha, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # an overflow is an error, of `check_overflow`
+@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
 def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
@@ -163,7 +163,7 @@ def transport_dual(
     return finite(dual(alpha, beta, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # an overflow is an error, of `check_overflow`
+@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
 def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
