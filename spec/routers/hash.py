@@ -95,8 +95,8 @@ ROUTER = Router(
     needs="ids",
     decays=(),
     frozen=("tables", "codebook"),  # a model that computes ids from patches has a codebook
-    balances="what its table balances: the frequencies of the ids",
-    cost="a look into a table",
-    drops="none, unless a capacity is given",
+    balances="the id frequencies, if the table balances them",
+    cost="a table lookup",
+    drops="none, unless a capacity is set",
     revision=2,
 )

@@ -127,6 +127,6 @@ ROUTER = Router(
     decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses of the hierarchy",
     cost="2 T D (a + E)",
-    drops="none, unless a capacity is given",
+    drops="none, unless a capacity is set",
     revision=3,
 )

@@ -97,8 +97,8 @@ ROUTER = Router(
     route,
     gating_noise,
     balances="the load of the experts, by the importance and load losses",
-    cost="T D E, and a sort of the tokens",
-    drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
+    cost="T D E, plus a sort of the tokens",
+    drops="the least important fraction `drop`, and tokens beyond the capacity of their chosen experts",
     functions=("importance_score_choice", "importance_score_order"),
     revision=5,
 )

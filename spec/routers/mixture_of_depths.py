@@ -105,6 +105,6 @@ ROUTER = Router(
     models=("Mixture-of-Depths",),
     balances="the load, exactly: an expert chooses C tokens",
     cost="T D E",
-    drops="tokens that no expert chooses, on purpose: they cost nothing",
+    drops="tokens that no expert chooses, on purpose, to save computation",
     revision=2,
 )

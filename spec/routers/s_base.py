@@ -140,10 +140,10 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts in training, by a balanced plan whose argmax is near to it unless tokens are alike; "
+    balances="the load of the experts: approximately in training, by a balanced plan (not if all tokens are alike); "
     "nothing at evaluation",
-    cost="T D E, and in training 2 T E for each of the iterations",
-    drops="none, unless a capacity is given",
+    cost="T D E, plus 2 T E per iteration in training",
+    drops="none, unless a capacity is set",
     functions=("sigmoid_affinity",),
     revision=4,
 )

@@ -119,7 +119,7 @@ ROUTER = Router(
     route,
     gating_noise,
     balances="the load of the experts, exactly: each chooses C tokens",
-    cost="T D E, and with a cap 3 T E for each of 100 iterations",
+    cost="T D E; with a cap, plus 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
     revision=4,
 )

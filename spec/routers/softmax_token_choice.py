@@ -127,6 +127,6 @@ ROUTER = Router(
     ),
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
-    drops="tokens beyond the capacity of the experts that they choose or, with `tries`, try",
+    drops="tokens beyond the capacity of the experts that they choose (with `tries`, that they try)",
     revision=6,
 )

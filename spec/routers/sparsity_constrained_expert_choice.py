@@ -101,7 +101,7 @@ ROUTER = Router(
     route,
     gating_noise,
     revision=6,
-    balances="the load of the experts, exactly: each chooses C tokens; how many experts a token gets, a little",
-    cost="T D E, and a choice of C tokens for each expert in each of the steps",
+    balances="the load of the experts, exactly: each chooses C tokens; the number of experts per token, weakly",
+    cost="T D E, plus a selection of C tokens per expert in each step",
     drops="tokens that no expert chooses",
 )
