@@ -1,4 +1,4 @@
-"""ReLU routing: gates that are sparse because of the ReLU, and a penalty that controls how many are above 0.
+"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many are above 0.
 
 | here | ReMoE (arXiv 2412.14711), sections 3.2-3.4 |
 |---|---|
@@ -95,8 +95,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
     """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
 
-    Its sign is that of the target sparsity 1 - K / E minus the sparsity. It is summed over groups, micro-batches and
-    devices.
+    It has the sign of the target sparsity 1 - K / E minus the sparsity. It adds up over groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).

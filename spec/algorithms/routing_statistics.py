@@ -110,8 +110,7 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
 
 
 def slot_similarity(slots: Shared) -> Array:
-    """The inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, where slot i is slot c of expert e with
-    `i = e C + c`.
+    """The inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, for slots `i = e C + c`.
 
     Args:
         slots: Phi, (width, experts, capacity).

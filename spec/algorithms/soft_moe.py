@@ -15,8 +15,7 @@ SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list belongs to expert `i // C`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter;
         bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
-    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) is then the identity matrix on the
-        flattened list.
+    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) is then the identity matrix on the list.
         By: the paper, caption of Figure 2 ("round-robin").
 
 Often done differently

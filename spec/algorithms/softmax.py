@@ -36,8 +36,7 @@ SA-3: Are the K selected weights of a token divided by their sum?
         fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
         praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
-    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance; noisy top-k
-        starts at 0.
+    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance; noisy top-k starts at 0.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
     Alternative b: another one, such as a normal with a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation

@@ -9,10 +9,9 @@ an MoE over tokens, both with residual connections at the new sizes, and maps ba
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Parameters in
-millions, without the head: 21.3, 70.0 and 130.4 for S, B and L (Tables 1 and 8: 21 or 22, 69 and 130). For the
-placements in Table 5: 70.0 with the first two blocks sparse (paper: 69) and 80.8 with the last four (paper: 79, SL-9).
-No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Millions of parameters,
+without the head: 21.3, 70.0 and 130.4 for S, B and L (Tables 1 and 8: 21 or 22, 69 and 130); for the placements of Table 5,
+70.0 with the first two blocks sparse (69) and 80.8 with the last four (79, SL-9). No public implementation is known.
 
 Ambiguity ledger
 
@@ -46,9 +45,8 @@ SL-8: Does stochastic depth drop an image before routing, or drop the experts' o
 SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
     Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L, for which
         the tables have the truncated values 59, 69 and 130.
-    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14
-        blocks, whatever the size of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for
-        130, but at most 10.4 for 79.
+    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14 blocks, for any size
+        of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 

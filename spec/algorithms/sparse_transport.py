@@ -2,8 +2,8 @@
 
 `transport_duals` defines the problem, its duals and the symbols. `transport_solvers` has the solvers.
 
-If k < T / E (a capacity factor below 1), the problem is infeasible: at most k E < T entries are non-zero, so at least T
-- k E rows are 0. The solvers maximise the duals regardless.
+If k < T / E (a capacity factor below 1), the problem is infeasible: at most k E < T entries are non-zero, so at least
+T - k E rows are 0. The solvers maximise the duals regardless.
 
 Ambiguity ledger
 

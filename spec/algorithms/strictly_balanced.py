@@ -61,7 +61,7 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
     """The tokens that each expert takes in training: the m with its largest gates.
 
     Args:
-        gates: (tokens, experts). Ties go to the lower token.
+        gates: (tokens, experts). Ties go to the lower token index.
         capacity: m, from 1 to tokens.
 
     Returns:

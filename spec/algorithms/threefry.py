@@ -5,9 +5,9 @@
 | `counter` (..., 2), `key` (2,) | the plaintext and the key of Threefry-2x32-20 |
 | a word | 32 bits, stored as the int32 with the same bits |
 
-The generator has no state. A number depends only on the seed, the step, the stream (which use of random numbers in the
-model), the row (the token's index in the global batch) and the column (the expert, or the token's entry). It does not
-depend on the backend, the device or how the batch is sharded:
+The generator has no state, and its numbers do not depend on the backend, the device or the sharding of the batch. The
+seed, the step, the stream (which use of random numbers in the model), the row (the token's index in the global batch)
+and the column (the expert, or the token's entry) determine each number:
 
     key          = threefry((seed's low word, seed's high word), (step, stream))
     word[r, c]   = threefry(key, (first + r, c // 2))[c % 2]
@@ -57,7 +57,7 @@ Words = NDArray[np.int32]
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 """Bits by which the second word is rotated, in four rounds and in the four after them."""
 PARITY = 0x1BD11BDA
-"""Constant in the third word of the key schedule."""
+"""Constant xored into the third word of the key schedule."""
 INJECTIONS = 5
 """Number of key injections, one after every four rounds."""
 BITS = 24
@@ -79,8 +79,7 @@ def threefry(key: Shared, counter: Leading) -> Words:
     Returns:
         (..., 2) int32.
 
-    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R,
-        from a macro).
+    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, from a macro).
 
     >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
     ['6b200159', '99ba4efe']

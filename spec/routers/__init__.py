@@ -4,14 +4,14 @@
 
 A router calls public functions of the specification on arrays. The conformance suite checks these calls one by one.
 Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays of groups. Tokens
-are (T, D). `noise` is used if given and scaled by the router; `Router.noise` describes it. `train` selects the capacity
+are (T, D). The router scales and uses `noise` if it is given; `Router.noise` describes it. `train` selects the capacity
 and, in BASE and S-BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
 it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor`
 K T / E, rounded. At evaluation, `eval_capacity_factor`, if set, replaces `capacity_factor`.
 
 `moespec list routers` shows each router's source, the models that use it, and what it balances, costs and drops.
 
-The worked example, with an identity kernel, so that the tokens are the logits:
+The worked example, with an identity kernel so that the tokens are the logits:
 
 >>> import numpy as np
 >>> from moespec.spec import ROUTERS, slot_tokens

@@ -17,7 +17,7 @@ BE-1: Among which tokens does an expert choose in training?
     Alternative b: among the tokens of one image, also at evaluation: `softmax_expert_choice`.
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: the n tokens with the largest scores, if n tokens of the group have a predicted probability above its threshold.
+    Reading: the n tokens with the largest scores, where n tokens of the group have a predicted probability above its threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
     Alternative b: each token with a predicted probability above its threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
@@ -127,7 +127,7 @@ def route(
     check_logits(logits, options)
     scores = softmax_affinity(logits)
 
-    # A prediction, or the scores, decide which tokens an expert takes at evaluation.
+    # The prediction, or else the scores, decide which tokens an expert takes at evaluation.
     by = scores
     if options.predictor:
         predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])

@@ -59,7 +59,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Each token goes to the experts that its selectors select. There is no noise.
+    """Each token goes to the experts that its selectors pick. There is no noise.
 
     params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and, for a per-token gate, `kernel`,
     (width, choices * (bits + 1)). The losses are also computed at evaluation.

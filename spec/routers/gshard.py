@@ -80,9 +80,8 @@ def route(
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
     noise: (tokens,), uniform on [0, 1): a token keeps its second expert if twice that expert's gate, normalised over
-    the two best, is greater. For a sampled second expert: (tokens, experts), uniform on (0, 1). None (evaluation):
-    every token keeps its second-best expert.
-    train: whether to use the training capacity.
+    the two best, exceeds the draw. For a sampled second expert: (tokens, experts), uniform on (0, 1). None
+    (evaluation): every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
     top2gating.

@@ -82,7 +82,7 @@ def route(
     If a gate underflows to 0, the choice may be any expert; its weight is 0 in any case.
 
     params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
-    normal; None (evaluation) for no noise and no load loss. train: whether to use the training capacity.
+    normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.
 
     Source: Shazeer et al. 2017, appendix B.
 

@@ -7,8 +7,7 @@
 | `penalty`, a state | lambda, from `initial_penalty` |
 | `penalty_multiplier` | alpha |
 
-The paper drops no token: `capacity_factor` is infinite by default. If it is set, an expert keeps the tokens with its
-largest gates.
+The paper drops no token: `capacity_factor` is infinite by default. If it is set, an expert keeps the tokens with its largest gates.
 
 Ambiguity ledger
 
@@ -78,7 +77,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Experts take all tokens with a gate above 0, weighted by the gate. The loss uses the penalty. There is no noise.
+    """Experts take the tokens with a gate above 0, weighted by the gate. The loss uses the penalty. There is no noise.
 
     state: `penalty`, a scalar. `statistics["excess"]`: `excess_gates`.
 
@@ -102,7 +101,7 @@ def route(
     check_logits(logits, options)
     gates = relu_affinity(logits)
 
-    # Slots: an expert takes all tokens with a gate above 0.
+    # Slots: an expert takes the tokens with a gate above 0.
     routing = expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
 
     # Loss.

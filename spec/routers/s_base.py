@@ -83,7 +83,7 @@ def route(
     """Token Choice of one expert, by the Sinkhorn plan with `train`, otherwise by the softmax. The plan carries no gradient.
 
     noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
-    `jitter` instead (tokens, width), uniform on [-1, 1]; it scales the tokens before the logits.
+    `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.
     train: whether the plan selects, with the training capacity.
 
     Source: Clark et al. 2022. The ledger lists what the paper leaves open.

@@ -8,7 +8,7 @@
 | capacity in training | m = k \\|X\\| / n |
 | group | the batch X |
 
-The paper states no weight for the threshold loss. Its gates have no noise here, so there is no load loss.
+The paper states no weight for the threshold loss. It has no noise in these gates, so there is no load loss.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,8 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax in training; at evaluation, all gates above the thresholds.
-
-    The gates of a token are divided by their sum. With a capacity at evaluation, an expert keeps the tokens with the
-    largest gates after this division.
+    """Expert Choice by the softmax in training, all gates above the thresholds at evaluation. A token's gates are divided by
+    their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
 
     params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the training mask. There is no
     noise.
