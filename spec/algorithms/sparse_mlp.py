@@ -45,8 +45,8 @@ SL-8: Does stochastic depth drop an image before routing, or drop the experts' o
 SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
     Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L, for which
         the tables have the truncated values 59, 69 and 130.
-    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14 blocks, for any size
-        of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
+    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14 blocks, for any
+        size of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 
