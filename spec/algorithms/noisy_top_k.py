@@ -135,7 +135,7 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 def noisy_top_k_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int
 ) -> Array:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """The squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t P[t, e],    P[t, e] = Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
 

@@ -19,10 +19,10 @@ QB-1: Over which tokens is the quantile taken?
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-2: Which required bias is the quantile?
-    Reading: the one of rank K T / E, interpolated within its bin.
-    Alternative b: the one of rank K T / E + 1, without bins.
+    Reading: the bias of rank K T / E, interpolated within its bin.
+    Alternative b: the bias of rank K T / E + 1, without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
-    Alternative c: the one of rank K T / E, without bins.
+    Alternative c: the bias of rank K T / E, without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
 QB-3: To which scores is the bias added?
     Reading: the sigmoid of the logits, or other scores from 0 to 1.

@@ -8,7 +8,7 @@
 
 Ambiguity ledger
 
-SI-1: If not all of several equal values may be non-zero, which may?
+SI-1: If only some of several equal values may be non-zero, which are chosen?
     Reading: the ones with the lower index.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
     Alternative b: whichever an unstable sort keeps.

@@ -15,10 +15,10 @@ the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are no
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
-    Reading: the noisy softmax selects and weights the outputs; the importance loss sees the clean one.
+    Reading: the noisy softmax selects and weights the outputs; the importance loss uses the clean softmax.
         By: google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
-    Alternative b: the noisy softmax only selects, and the clean one weights the outputs.
+    Alternative b: the noisy softmax only selects, and the clean softmax weights the outputs.
     Alternative c: noise is added after the softmax.
 SA-3: Are the K selected weights of a token divided by their sum?
     Reading: no, a combine weight is the softmax probability.
@@ -38,7 +38,7 @@ SA-3: Are the K selected weights of a token divided by their sum?
 SA-4: From which distribution is the initial kernel of a router drawn?
     Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance; noisy top-k starts at 0.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
-    Alternative b: another one, such as a normal with a fixed standard deviation.
+    Alternative b: another distribution, such as a normal with a fixed standard deviation.
         By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation
         0.02).
 SA-5: Do the logits have a bias?

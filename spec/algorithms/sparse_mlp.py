@@ -92,7 +92,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
     Raises:
         ConfigError: a kernel without its bias, a bias without its kernel, no map, or an unknown parameter.
 
-    Source: Sparse-MLP, section 3 (two linear layers, one for each axis); eqs. (4) and (7) name it.
+    Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
 
     >>> tokens = {"token_kernel": [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], "token_bias": [0.0, 0.0, 10.0]}
     >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens).tolist()

@@ -14,7 +14,7 @@ Ambiguity ledger
 
 RT-6: What happens to a choice whose plan entry is 0?
     Reading: the same as to any other choice: among experts with plan entry 0, the lowest index is chosen, the token
-        requests a slot, and the softmax (or the plan, with 0) weights the output.
+        requests a slot, and the softmax weights the output (or the plan, with weight 0).
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common and
         _get_top_experts_per_item_einsum_dispatcher.
     Alternative b: it is not made and requests no slot.
@@ -80,7 +80,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the plan of the softmax with at most K experts for each token, combined with the softmax or the plan.
+    """Token Choice by the plan of the softmax with at most K experts per token, combined with the softmax or the plan.
 
     noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
