@@ -1,11 +1,11 @@
-"""What to report about a routing. Metrics carry no gradient.
+"""Metrics of a routing. They carry no gradient.
 
 Often done differently
 
 ME-1: Which tokens count as dropped?
-    Reading: those that no expert processes.
+    Reading: tokens that no expert processes.
         By: Soft MoE (arXiv 2308.00951), appendix B.
-    Alternative b: every choice that finds no slot, also of a token that another expert processes.
+    Alternative b: every choice without a slot counts, even if another expert processes the token.
 """
 
 import numpy as np
@@ -19,30 +19,30 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: Routing) -> dict[str, Array]:
-    """How evenly a routing loads the experts, how many tokens it covers, and how concentrated the weights of a token are.
+    """The load of each expert, the fraction of tokens that are processed, and the mean entropy of a token's combine weights.
 
-        load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: filled slots of the expert / T
+        load[e]   = 1 / T sum_t,c dispatch[t, e, c]       for a sparse routing: the expert's filled slots / T
         coverage  = 1 / T #{t : dispatch[t, e, c] > 0 for some e, c}
         dropped   = 1 - coverage
-        entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats, m[t, e] the fraction of the token in the expert
+        entropy   = -1 / T sum_t,e m[t, e] log m[t, e]    in nats
 
-    where `m[t, e] = sum_c combine[t, e, c]` divided by its sum over experts. A token without positive combine mass
-    counts with entropy 0.
+    where `m[t, e]` is `sum_c combine[t, e, c]` divided by its sum over experts, the fraction of the token in expert e.
+    A token without positive combine weights has entropy 0.
 
     Args:
-        routing: `dispatch` and `combine`, each (tokens, experts, capacity); combine weights are not negative.
+        routing: `dispatch` and `combine`, each (tokens, experts, capacity); combine weights are at least 0.
 
     Returns:
-        `load` (experts,) and the numbers `coverage`, `dropped` and `entropy`.
+        `load` (experts,) and the scalars `coverage`, `dropped` and `entropy`.
 
-    Source: the definition of a dropped token: Soft MoE, appendix B.
+    Source: Soft MoE, appendix B, for the definition of a dropped token.
 
     >>> from moespec.spec import token_choice
     >>> from moespec.spec.examples import TIED_SCORES
     >>> metrics = routing_metrics(token_choice(TIED_SCORES, choices=2, capacity=2))
     >>> metrics["load"].tolist(), float(metrics["coverage"]), float(metrics["dropped"])
     ([0.4, 0.4, 0.4], 1.0, 0.0)
-    >>> round(float(metrics["entropy"]), 10)  # one token of five, in two experts with weights 1/2 and 1/4
+    >>> round(float(metrics["entropy"]), 10)  # one of five tokens has two experts, with weights 1/2 and 1/4
     0.1273028337
     """
     dispatch, combine = tensors(routing)
@@ -60,7 +60,7 @@ def routing_metrics(routing: Routing) -> dict[str, Array]:
 
 
 def tensors(routing: Routing) -> tuple[Array, Array]:
-    """The checked tensors of a routing, without gradient."""
+    """The dispatch and combine tensors of a routing, checked and without gradient."""
     dispatch = stop_gradient(as_array("routing.dispatch", routing.dispatch, "tokens experts capacity"))
     combine = stop_gradient(as_array("routing.combine", routing.combine, "tokens experts capacity"))
     check_same_shape("routing.combine", combine, "routing.dispatch", dispatch)

@@ -1,4 +1,4 @@
-"""MoCo v3: a query of one view of an image is to find the key of the other view, made by an average of the encoder.
+"""MoCo v3: the query of one view of an image must match the key that a momentum encoder computes from the other view.
 
 | here | MoCo v3 (arXiv 2104.02057) | MoCo (arXiv 1911.05722) |
 |---|---|---|
@@ -10,33 +10,33 @@
 
 Ambiguity ledger
 
-MO-1: What has "dim 4096" in Sparse-MLP's table?
-    Reading: the hidden layers of projector and predictor; their outputs have 256.
+MO-1: What does "dim 4096" in Sparse-MLP's table refer to?
+    Reading: the hidden layers of the projector and predictor; their outputs have width 256.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo (the defaults).
-    Alternative b: the outputs, which are compared.
-MO-2: What is "t 1" in Sparse-MLP's table?
-    Reading: the temperature, with "m 0.99" the decay of the average, in all of training.
+    Alternative b: the outputs, which the loss compares.
+MO-2: What does "t 1" in Sparse-MLP's table mean?
+    Reading: temperature 1; "m 0.99" is the decay of the momentum encoder. Both are constant during training.
         By: facebookresearch/moco-v3, main_moco.py (the defaults).
-    Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 as a half-cosine.
+    Alternative b: the temperature is 0.2, and the decay rises from 0.99 to 1 along a half cosine.
         By: facebookresearch/moco-v3, CONFIG.md, of vision transformers.
 MO-3: Is the cross-entropy multiplied by twice the temperature?
     Reading: yes.
         By: the paper, Algorithm 1; facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
     Alternative b: no.
         By: MoCo (arXiv 1911.05722), eq. (1).
-MO-4: When is the average updated?
+MO-4: When is the momentum encoder updated?
     Reading: before the keys are computed, with the parameters that compute the queries.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.forward.
-    Alternative b: after a step of the optimiser, with what it gives: the same, as both encoders start equal.
+    Alternative b: after the optimiser step, with the new parameters. This is equivalent because both encoders start equal.
         By: the paper, Algorithm 1.
-    Alternative c: before a step of the optimiser, after the keys are computed.
-MO-5: Over which images does batch normalisation take mean and variance?
-    Reading: over one view of those of all devices, also in the average of the encoder.
+    Alternative c: after the keys are computed, before the optimiser step.
+MO-5: Over which images does batch normalisation compute the mean and variance?
+    Reading: over one view of the images of all devices, in both encoders.
         By: facebookresearch/moco-v3, main_moco.py, main_worker (SyncBatchNorm).
-    Alternative b: over those of its device.
-MO-6: How does a router of the average of the encoder route?
-    Reading: as at evaluation, with that capacity and without noise; it has no auxiliary losses. No source says.
-    Alternative b: as in training, with its capacity, but without noise.
+    Alternative b: over the images of one device.
+MO-6: How do routers in the momentum encoder route?
+    Reading: as at evaluation: with the evaluation capacity, no noise and no auxiliary losses. No source specifies it.
+    Alternative b: as in training, with the training capacity but without noise.
 MO-7: Where does epsilon enter the l2 norm?
     Reading: `x / max(norm, 1e-12)`, torch's `normalize`.
         By: facebookresearch/moco-v3, moco/builder.py, MoCo.contrastive_loss.
@@ -65,24 +65,24 @@ ALGORITHMS = (
 )
 
 EPSILON = 1e-12
-"""The least norm."""
+"""Lower bound of the norm."""
 
 
 def moco_loss(
     first_query: Shared, second_query: Shared, first_key: Shared, second_key: Shared, *, temperature: float = 1.0
 ) -> Array:
-    """How well the query of a view finds the key of the other view of its image among those of all images:
+    """The symmetric contrastive loss: each query must match the key of its image's other view among the keys of all images:
 
         loss = ctr(first_query, second_key) + ctr(second_query, first_key)
         ctr(q, k) = 2 temperature / n sum_i (log sum_j exp(l[i, j]) - l[i, i])
         l[i, j] = <l2n(q[i]), l2n(k[j])> / temperature,    l2n(x) = x / max(norm(x), 1e-12)
 
-    Keys are constants: they carry no gradient.
+    Keys carry no gradient.
 
     Args:
         first_query: (batch, width), the predictor's outputs for the first views, not normalised.
         second_query: (batch, width), for the second views.
-        first_key: (batch, width), the projector's outputs of the average of the encoder for the first views.
+        first_key: (batch, width), the momentum encoder's projector outputs for the first views.
         second_key: (batch, width), for the second views.
         temperature: greater than 0.
 
@@ -116,11 +116,11 @@ def _contrast(query: Array, key: Array, temperature: float) -> Array:
 
 
 def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
-    """`decay * average + (1 - decay) * current`, of one array of parameters.
+    """`decay * average + (1 - decay) * current`, for one parameter array.
 
     Args:
-        average: of any shape, that of the averaged encoder.
-        current: of the same shape, that of the trained encoder.
+        average: any shape, parameters of the momentum encoder.
+        current: the same shape, parameters of the trained encoder.
         decay: a scalar, from 0 to 1.
 
     Returns:
@@ -144,9 +144,9 @@ def momentum_update(average: Leading, current: Leading, decay: Shared) -> Array:
 
 
 def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the variance of the population.
+    """`(x - mean) / sqrt(variance + epsilon)` of each feature over the batch, with the population variance.
 
-    There is no factor and no bias, and nothing is kept for evaluation: projector and predictor are not used then.
+    It has no scale, no bias and no running statistics: evaluation does not use the projector and predictor.
 
     Args:
         x: (batch, width), all images of the batch.
@@ -156,7 +156,7 @@ def batch_norm(x: Shared, *, epsilon: float = 1e-5) -> Array:
         (batch, width).
 
     Raises:
-        ShapeError: the batch is one image, of which nothing would be left.
+        ShapeError: the batch has a single image, which would become 0.
 
     Source: Ioffe and Szegedy 2015 (arXiv 1502.03167), Algorithm 1; facebookresearch/moco-v3, moco/builder.py,
     MoCo._build_mlp.

@@ -2,8 +2,8 @@
 
 Ambiguity ledger
 
-NW-1: What does the layer norm add to the variance, and which variance is it?
-    Reading: 1e-6, flax's default, and that of the population.
+NW-1: What does the layer norm add to the variance, and which variance does it use?
+    Reading: 1e-6, flax's default, and the population variance.
         By: google-research/vmoe, vmoe/nn/vit_moe.py, EncoderBlock (flax.linen.LayerNorm); bwconrad/soft-moe,
         soft_moe/vision_transformer.py, SoftMoEVisionTransformer.
     Alternative b: 1e-5, torch's default.
@@ -40,7 +40,7 @@ ALGORITHMS = (
 
 
 def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon: float = 1e-6) -> Array:
-    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the variance of the population.
+    """`(x - mean) / sqrt(variance + epsilon) * scale + bias` along the last axis, with the population variance.
 
     Args:
         x: (..., width).
@@ -70,10 +70,10 @@ def layer_norm(x: Leading, scale: Shared, bias: Shared | None = None, *, epsilon
 
 
 def patch_embed(images: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
-    """Cuts an image into square patches, row by row, and maps each linearly: a convolution whose stride is the patch.
+    """Cuts an image into square patches, row by row, and maps each linearly: a convolution with stride `patch`.
 
     Args:
-        images: one image, (height, width, channels); height and width are multiples of the patch.
+        images: one image, (height, width, channels); height and width are multiples of the patch size.
         kernel: (patch, patch, channels, features).
         bias: (features,), or None for no bias.
 
@@ -111,7 +111,7 @@ def softmax_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
     Args:
         logits: z, (..., classes).
-        targets: y, (..., classes), the probabilities of the classes.
+        targets: y, (..., classes), the class probabilities.
 
     Returns:
         (...).
@@ -132,7 +132,7 @@ def sigmoid_cross_entropy(logits: Leading, targets: Leading) -> Array:
 
     Args:
         logits: z, (..., classes).
-        targets: y, (..., classes), each the probability of its class.
+        targets: y, (..., classes), the probability of each class.
 
     Returns:
         (...).

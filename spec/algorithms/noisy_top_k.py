@@ -1,4 +1,4 @@
-"""Noisy top-k gating: the noise of a logit has a learned scale, and the softmax comes after the choice.
+"""Noisy top-k gating: logits with noise of a learned scale, and a softmax over the chosen experts only.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), eqs. (3)-(5), (8)-(11) |
 |---|---|
@@ -9,41 +9,41 @@
 | `choices` K | k |
 | threshold (T, E) | kth_excluding(H(x), k, i) |
 
-With K = 1 the gate is 1 whatever the logits are, so that only the losses train the kernels.
+With K = 1 the gate is always 1, so only the auxiliary losses train the kernels.
 
 Ambiguity ledger
 
 NK-2: Does the noise scale have a floor?
     Reading: no, it is the softplus of the noise logit.
         By: the paper, eq. (4).
-    Alternative b: 0.01 more than the softplus.
+    Alternative b: yes, it is the softplus plus 0.01.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating;
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
-NK-3: Which capacity do the experts have?
-    Reading: none: there is a slot for every token, unless a factor is given.
+NK-3: What is the capacity of an expert?
+    Reading: unlimited: every token has a slot unless a capacity factor is set.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, SparseDispatcher.
     Alternative b: a capacity factor with drops, as in later work.
-NK-5: What is the load where there is no noise?
-    Reading: undefined, so that there is no load loss at evaluation.
+NK-5: What is the load without noise?
+    Reading: undefined, so there is no load loss at evaluation.
     Alternative b: the number of tokens with a gate above 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (noisy_gating=False);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
-NK-6: What is the load where the scale of the noise vanishes?
-    Reading: its limit: 1 above the threshold, 0 below, 1/2 at it. It has no gradient where the scale is below 2^-63.
+NK-6: What is the load if the noise scale vanishes?
+    Reading: its limit: 1 above the threshold, 0 below, 1/2 at it. If the scale is below 2^-63, the load has no gradient.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, _normal_distribution_cdf.
-    Alternative b: the quotient as it is written, whose gradient is NaN in float32 for noise logits below -44.
-NK-7: What is the load where every expert is chosen, K = E, so that a token has no K other experts?
-    Reading: the number of tokens with a gate above 0, which is T, so that the load loss is 0.
+    Alternative b: the quotient as written. In float32 its gradient is NaN for noise logits below -44.
+NK-7: What is the load if K = E, so that fewer than K other experts exist?
+    Reading: the number of tokens with a gate above 0. It is T for every expert, so the load loss is 0.
         By: tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating (k == num_experts);
         davidmrau/mixture-of-experts, moe.py, MoE.noisy_top_k_gating.
     Alternative b: an error.
 
 Often done differently
 
-NK-1: Is the choice made before the softmax or after it?
-    Reading: before, so that the K gates of a token sum to 1.
+NK-1: Are experts chosen before or after the softmax?
+    Reading: before, so the K gates of a token sum to 1.
         By: the paper, eqs. (3)-(5); tensorflow/tensor2tensor, tensor2tensor/utils/expert_utils.py, noisy_top_k_gating.
-    Alternative b: after, without dividing by their sum.
+    Alternative b: after, without dividing the K gates by their sum.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter.
 NK-4: From which gates is the importance computed?
     Reading: the sparse noisy gates G.
@@ -78,19 +78,19 @@ ALGORITHMS = (
 
 
 def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayLike | None) -> Array:
-    """Noisy logits `H = L + noise * log(1 + exp(N))`; with `noise=None` (evaluation) the logits unchanged.
+    """Noisy logits `H = L + noise * log(1 + exp(N))`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: L, (tokens, experts).
         noise_logits: N, (tokens, experts).
-        noise: (tokens, experts), a draw of the standard normal, or None.
+        noise: (tokens, experts), standard normal, or None.
 
     Returns:
         H, (tokens, experts).
 
     Source: Shazeer et al. 2017, eq. (4).
 
-    >>> noisy_top_k_logits([[1.0, 0.0]], [[0.0, 0.0]], [[1.0, -1.0]]).round(10).tolist()  # log 2 is the scale
+    >>> noisy_top_k_logits([[1.0, 0.0]], [[0.0, 0.0]], [[1.0, -1.0]]).round(10).tolist()  # the scale is log 2
     [[1.6931471806, -0.6931471806]]
     """
     logits, noise_logits = _pair(logits, noise_logits, "noise_logits")
@@ -102,16 +102,16 @@ def noisy_top_k_logits(logits: ArrayLike, noise_logits: ArrayLike, noise: ArrayL
 
 
 def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
-    """The gates: the softmax over the K experts with the largest noisy logits, 0 for the others,
+    """The gates: a softmax over the K experts with the largest noisy logits, and 0 elsewhere:
 
         G[t, e] = exp(H[t, e]) / sum_e' in top K exp(H[t, e'])
 
     Args:
-        noisy_logits: H, (tokens, experts). Among equals the lower expert is chosen.
+        noisy_logits: H, (tokens, experts). Ties go to the lower index.
         choices: K, from 1 to experts.
 
     Returns:
-        (tokens, experts); K entries of a row are positive and sum to 1.
+        (tokens, experts); in each row, K entries are positive and sum to 1.
 
     Source: Shazeer et al. 2017, eqs. (3) and (5).
 
@@ -135,18 +135,18 @@ def noisy_top_k_affinity(noisy_logits: ArrayLike, *, choices: int) -> Array:
 def noisy_top_k_load_loss(
     logits: ArrayLike, noise_logits: ArrayLike, noisy_logits: ArrayLike, *, choices: int
 ) -> Array:
-    """Squared coefficient of variation of the load, the expected number of tokens that choose an expert:
+    """The squared coefficient of variation of the load, the expected number of tokens that choose an expert:
 
         load[e] = sum_t P[t, e],    P[t, e] = Phi((L[t, e] - threshold[t, e]) / log(1 + exp(N[t, e])))
 
-    where `threshold[t, e]` is the K-th largest noisy logit of the *other* experts: P is the probability that the expert
-    is chosen when its own noise alone is drawn again. The gradient flows through L, N and the value of the threshold.
-    With K = E there are no K others, every expert is chosen, and P is 1.
+    where `threshold[t, e]` is the K-th largest noisy logit of the *other* experts. P is the probability that token t
+    chooses expert e if only the noise of that logit is redrawn. The gradient flows through L, N and the value of the
+    threshold. With K = E, every expert is chosen and P is 1.
 
     Args:
         logits: L, (tokens, experts), without noise.
         noise_logits: N, (tokens, experts).
-        noisy_logits: H, (tokens, experts), those of the selection.
+        noisy_logits: H, (tokens, experts), the logits used for the selection.
         choices: K, from 1 to experts.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Quantile balancing: after each step a bias becomes what would have balanced the load of the step.
+"""Quantile balancing: after each step, the biases are set to values that would have balanced the load of that step.
 
 | here | Su 2026 (kexue.fm/archives/11619) |
 |---|---|
@@ -7,25 +7,25 @@
 | `bias` (E,) | -beta |
 | `choices` | k |
 
-The assignment that maximises `sum_te x[t, e] s[t, e]` with K experts of each token and K T / E tokens of each expert has the dual
-prices alpha of tokens and beta of experts. A step of coordinate descent gives each of them as a quantile of the scores less
-the other. BASE solves the same problem, with K = 1, in each group anew.
+Consider the assignment that maximises `sum_te x[t, e] s[t, e]` with K experts per token and K T / E tokens per expert.
+Its dual prices are alpha for tokens and beta for experts. Coordinate descent updates each price to a quantile of the
+scores minus the other price. BASE solves this problem with K = 1, separately for each group.
 
 Ambiguity ledger
 
 QB-1: Over which tokens is the quantile taken?
-    Reading: over all of a step, whose counts add.
-    Alternative b: over those of a device and a part of the batch; the quantiles are averaged.
+    Reading: over all tokens of a step; their counts are summed.
+    Alternative b: over the tokens of one device and one micro-batch; the quantiles are averaged.
         By: NVIDIA/Megatron-LM, megatron/core/distributed/finalize_model_grads.py, _update_router_qb_beta;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-QB-2: Which bias lies at the quantile?
-    Reading: that of rank K T / E among the counted, interpolated within its bin.
-    Alternative b: that of rank K T / E + 1, exactly.
+QB-2: Which required bias is the quantile?
+    Reading: the bias of rank K T / E, interpolated within its bin.
+    Alternative b: the bias of rank K T / E + 1, without bins.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, qb_dual_update.
-    Alternative c: that of rank K T / E, exactly.
+    Alternative c: the bias of rank K T / E, without bins.
         By: marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
-QB-3: What are the scores to which the bias is added?
-    Reading: the sigmoid of logits, or another score from 0 to 1.
+QB-3: To which scores is the bias added?
+    Reading: the sigmoid of the logits, or other scores from 0 to 1.
     Alternative b: the logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.quantile_balancing;
         marin-community/marin, experiments/grug/moe/model.py (MoEMLP).
@@ -52,21 +52,21 @@ ALGORITHMS = (
 
 
 def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int) -> Summed:
-    """How many tokens require which bias of an expert to choose it, what they choose by being as it is:
+    """For each expert, a histogram of the bias that each token requires to choose it, given the token's current cutoff:
 
         r[t, e] = (the K + 1st largest of s[t, :] + b) - s[t, e]
 
-    counted in bins of equal width from min(b) - 1 to max(b) + 1, in which all lie with scores from 0 to 1; others count in the
-    first and the last. Counts of groups, of accumulated parts and of devices add.
+    Bins of equal width cover min(b) - 1 to max(b) + 1. Scores from 0 to 1 keep all r in this range; values outside are
+    counted in the first or last bin. Counts are summed over groups, micro-batches and devices.
 
     Args:
         scores: s, (tokens, experts).
-        bias: b, (experts,), with which tokens choose now.
+        bias: b, (experts,), the current biases.
         choices: K, from 1 to experts - 1.
-        bins: how many, at least 1.
+        bins: number of bins, at least 1.
 
     Returns:
-        (experts, bins) whole numbers as floats; of several groups their sum.
+        (experts, bins), integers as floats; for several groups, their sum.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
@@ -87,25 +87,25 @@ def required_biases(scores: ArrayLike, bias: Shared, *, choices: int, bins: int)
 
 
 def _ends(bias: Array) -> tuple[Array, Array]:
-    """The lower end of the bins, and the width of all together."""
+    """The lower end of the first bin, and the total width of all bins."""
     first, *_, last = bias[stable_order(bias)]
     return last - 1, first - last + 2
 
 
 def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
-    """The bias after a step, with which each expert would have been chosen by K T / E of the T tokens that it counts:
+    """The bias after a step. With it, K T / E of the step's T tokens would have chosen each expert:
 
-        q[e] = the bias of rank K T / E among those of e, interpolated within its bin;    b'[e] = q[e] - mean of q
+        q[e] = the required bias of e of rank K T / E, interpolated within its bin;    b'[e] = q[e] - mean of q
 
-    Without counts it is 0.
+    If all counts are 0, the bias is 0.
 
     Args:
-        bias: b, (experts,), that of the step.
-        counts: (experts, bins), at least 0, from `required_biases`: those of all tokens of the step.
+        bias: b, (experts,), the bias during the step.
+        counts: (experts, bins), at least 0: `required_biases` summed over all tokens of the step.
         choices: K, from 1 to experts - 1.
 
     Returns:
-        (experts,), with the mean 0.
+        (experts,), with mean 0.
 
     Source: Kimi K3's technical report, section 2.3.3 and appendix D;
     pytorch/torchtitan@00a4c147699f25d1dcb29192569c2844a9c66aa2, torchtitan/models/common/moe.py
@@ -118,7 +118,7 @@ def quantile_bias(bias: Shared, counts: Shared, *, choices: int) -> Array:
     bias, counts = as_array("bias", bias, "experts"), as_array("counts", counts, "experts bins")
     check_size("counts", counts, 0, len(bias), "the experts of bias")
     experts, bins = counts.shape
-    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank: whole numbers, as the counts are
+    rank = check_rivals(choices, experts) * counts.sum(axis=1)  # E times the rank: integers, like the counts
     below = experts * np.cumsum(counts, axis=1).real < rank.real[:, None]
     at = below.sum(axis=1)
     here = np.sum(np.where(np.arange(bins) == at[:, None], counts, 0.0), axis=1)

@@ -1,17 +1,17 @@
-"""ReLU routing: gates that are 0 by themselves, and a penalty that holds how many are not.
+"""ReLU routing: sparse gates from a ReLU, and a penalty that controls how many are above 0.
 
 | here | ReMoE (arXiv 2412.14711), sections 3.2-3.4 |
 |---|---|
 | `gates` (T, E) | R(x), ReLU(x W) |
-| `choices` | k, the mean number of experts of a token |
-| `relu_loss` | lambda L_reg,lb, of one layer |
+| `choices` | k, the mean number of experts per token |
+| `relu_loss` | lambda L_reg,lb of one layer |
 | `penalty` | lambda |
 | `multiplier` | alpha |
 
 Ambiguity ledger
 
-RE-1: What becomes of the penalty where exactly as many gates are above 0 as there should be?
-    Reading: it stays.
+RE-1: How does the penalty change if exactly K T gates are above 0?
+    Reading: it does not change.
         By: the paper, eq. (7).
     Alternative b: it is divided.
         By: thu-ml/ReMoE, megatron/training/training.py, train.
@@ -19,14 +19,14 @@ RE-1: What becomes of the penalty where exactly as many gates are above 0 as the
 Often done differently
 
 RE-2: How does the loss weight the gates of an expert?
-    Reading: by the number of its tokens, relative to what it should be, so that it balances the load.
+    Reading: by the expert's token count relative to the target, so that the loss balances the load.
         By: the paper, eq. (10); thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: alike, the L1 norm.
+    Alternative b: equally, as in the L1 norm.
         By: the paper, eq. (9), which it replaces.
-RE-3: Does the number of tokens of an expert carry a gradient?
+RE-3: Does an expert's token count carry a gradient?
     Reading: no.
         By: the paper, section 3.4; thu-ml/ReMoE, megatron/core/transformer/moe/router.py, ReLURouter.apply_l1_reg.
-    Alternative b: yes, of a smooth count.
+    Alternative b: yes, through a smooth count.
 """
 
 import numpy as np
@@ -51,10 +51,10 @@ ALGORITHMS = (
 
 
 def relu_affinity(logits: ArrayLike) -> Array:
-    """The logits above 0, and 0 for the others. At 0 the derivative is 0.
+    """The ReLU of each logit, `max(L[t, e], 0)`. The derivative at 0 is 0.
 
     Args:
-        logits: (tokens, experts).
+        logits: L, (tokens, experts).
 
     Returns:
         (tokens, experts), at least 0.
@@ -69,7 +69,7 @@ def relu_affinity(logits: ArrayLike) -> Array:
 
 
 def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
-    """The penalty times the L1 norm of the gates with the weight f of the expert, which carries no gradient:
+    """The penalty times an L1 norm of the gates, weighted per expert by f, which carries no gradient:
 
         loss = lambda / T sum_te f[e] R[t, e],    f[e] = E / (K T) #{t : R[t, e] > 0}
 
@@ -79,7 +79,7 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar of at least 0.
+        A scalar, at least 0.
 
     Source: ReMoE, eqs. (6), (10) and (11).
 
@@ -93,16 +93,16 @@ def relu_loss(gates: ArrayLike, penalty: Shared, *, choices: int) -> Array:
 
 
 def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
-    """How many more gates are above 0 than there should be, `#{(t, e) : R[t, e] > 0} - K T`.
+    """The number of gates above 0 minus its target, `#{(t, e) : R[t, e] > 0} - K T`.
 
-    It has the sign of the target sparsity 1 - K / E less the sparsity, and adds over groups, accumulated parts and devices.
+    It has the sign of the target sparsity 1 - K / E minus the sparsity. It adds up over groups, micro-batches and devices.
 
     Args:
         gates: R, (tokens, experts).
         choices: K, from 1 to experts.
 
     Returns:
-        A scalar, a whole number as a float; of several groups their sum.
+        A scalar, an integer as a float; for several groups, their sum.
 
     Source: ReMoE, eqs. (7) and (8).
 
@@ -115,7 +115,7 @@ def excess_gates(gates: ArrayLike, *, choices: int) -> Summed:
 
 
 def renewed_penalty(penalty: Shared, excess: Shared, *, multiplier: float = 1.2) -> Array:
-    """The penalty after a step: multiplied if too many gates were above 0, divided if too few, `lambda alpha^sign(excess)`.
+    """The penalty after a step: multiplied by alpha if too many gates were above 0, divided if too few, `lambda alpha^sign(excess)`.
 
     Args:
         penalty: lambda, a scalar.

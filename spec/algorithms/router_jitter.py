@@ -1,4 +1,4 @@
-"""The jitter of Switch: in training the router sees tokens whose entries are a little larger or smaller.
+"""Switch's jitter: in training, the router sees tokens with each entry scaled by a random factor near 1.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -16,7 +16,7 @@ SW-1: What is jittered, and how?
         databricks/megablocks, megablocks/layers/router.py, LearnedRouter.jitter.
     Alternative b: a draw from [1 - epsilon, 1 + epsilon] is added to each logit.
         By: the paper, appendix F (Figure 15, the pseudo-code of the router).
-    Alternative c: one factor for a whole token.
+    Alternative c: each token is multiplied by one draw.
 """
 
 from moespec.spec.algorithm import Algorithm
@@ -31,11 +31,11 @@ ALGORITHMS = (Algorithm("router_jitter", "Fedus et al. 2021 (arXiv 2101.03961)",
 
 
 def router_jitter(tokens: ArrayLike, noise: ArrayLike | None, *, epsilon: float = 0.01) -> Array:
-    """The tokens as the router sees them in training, `X (1 + epsilon noise)`; with `noise=None` the tokens unchanged.
+    """The tokens that the router sees in training, `X (1 + epsilon noise)`. With `noise=None`, they are returned unchanged.
 
     Args:
         tokens: X, (tokens, width).
-        noise: (tokens, width), which the caller draws uniformly from [-1, 1] (the range is not checked), or None.
+        noise: (tokens, width), uniform on [-1, 1] (the range is not checked), or None.
         epsilon: at least 0.
 
     Returns:

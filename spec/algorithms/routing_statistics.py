@@ -1,4 +1,4 @@
-"""Statistics of routings, and of the slots of Soft MoE, to look at what a model has learned. They carry no gradient."""
+"""Statistics of routings and of Soft MoE's slots, to inspect what a model has learned. They carry no gradient."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ ALGORITHMS = (
 
 
 def collapse_metrics(routing: Routing) -> dict[str, Array]:
-    """How close the softmaxes of Soft MoE are to one-hot vectors. They collapse to these as tokens get wider:
+    """How close the softmaxes of Soft MoE are to one-hot vectors, to which they collapse as the width grows:
 
         dispatch_max = mean over slots of max_t dispatch[t, e, c]
         combine_max  = mean over tokens of max_e,c combine[t, e, c]
@@ -30,7 +30,7 @@ def collapse_metrics(routing: Routing) -> dict[str, Array]:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
 
     Returns:
-        `dispatch_max` and `combine_max`, scalars; of several groups their means.
+        `dispatch_max` and `combine_max`, scalars; for several groups, their means.
 
     Source: Soft MoE, appendix E, Figures 13 and 14.
 
@@ -44,7 +44,7 @@ def collapse_metrics(routing: Routing) -> dict[str, Array]:
 
 
 def summed_dispatch(routing: Routing) -> Array:
-    """How much a token contributes to all slots together: `sum_e,c dispatch[t, e, c]`.
+    """The total weight of each token in all slots: `sum_e,c dispatch[t, e, c]`.
 
     Args:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
@@ -62,7 +62,7 @@ def summed_dispatch(routing: Routing) -> Array:
 
 
 def cumulative_dispatch(routing: Routing) -> Array:
-    """How many tokens make up a slot. Entry k is the summed weight of the k + 1 largest tokens, averaged over slots:
+    """How many tokens dominate a slot. Entry k is the total weight of a slot's k + 1 largest tokens, averaged over slots:
 
         cumulative[k] = mean over e, c of the sum of the k + 1 largest dispatch[:, e, c]
 
@@ -72,7 +72,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
     Returns:
         (tokens,), ascending; the last entry is 1 if every slot is full.
 
-    Source: Soft MoE, appendix H.1, Figure 26 (its line).
+    Source: Soft MoE, appendix H.1, Figure 26 (the line).
 
     >>> from moespec.spec import soft_routing
     >>> slots = np.ones((1, 1, 1))
@@ -86,7 +86,7 @@ def cumulative_dispatch(routing: Routing) -> Array:
 
 
 def experts_per_token(routing: Routing) -> dict[str, Array]:
-    """How many experts process a token. In Expert Choice it can be any number. With n[t] experts for token t:
+    """Statistics of n[t], the number of experts that process token t. In Expert Choice, n[t] can be any number:
 
         experts_min, experts_max     min_t n[t], max_t n[t]
         at_least_1, _2, _4           1 / T #{t : n[t] >= 1}, and so on
@@ -95,7 +95,7 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
         routing: `dispatch` and `combine`, each (tokens, experts, capacity).
 
     Returns:
-        `experts_min`, `experts_max`, `at_least_1`, `at_least_2` and `at_least_4`, scalars; of several groups their means.
+        `experts_min`, `experts_max`, `at_least_1`, `at_least_2` and `at_least_4`, scalars; for several groups, their means.
 
     Source: google-research/vmoe, vmoe/moe.py, _get_top_items_per_expert_einsum_dispatcher.
 
@@ -110,8 +110,7 @@ def experts_per_token(routing: Routing) -> dict[str, Array]:
 
 
 def slot_similarity(slots: Shared) -> Array:
-    """The inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, slot i being `(e, c)`
-    with `i = e C + c`.
+    """The inner products of the normalised slots of Soft MoE: `<l2n(phi[:, i]), l2n(phi[:, j])>`, for slots `i = e C + c`.
 
     Args:
         slots: Phi, (width, experts, capacity).

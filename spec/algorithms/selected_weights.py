@@ -1,4 +1,4 @@
-"""The weights of the experts that a token chooses, divided by their sum or by another norm.
+"""The weights of a token's chosen experts, divided by their sum or by another norm.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -7,14 +7,14 @@
 
 Ambiguity ledger
 
-TC-5: By what are the weights of a token divided, where they are?
+TC-5: If the weights of a token are normalised, by what are they divided?
     Reading: by their sum.
         By: the paper, Algorithm 1; databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward
         (moe_normalize_expert_weights=1); huggingface/transformers, src/transformers/models/mixtral/modeling_mixtral.py,
         MixtralTopKRouter.
-    Alternative b: by the root of the sum of their squares (`normalize_norm="euclidean"`).
+    Alternative b: by the square root of the sum of their squares (`normalize_norm="euclidean"`).
         By: databricks/megablocks, megablocks/layers/router.py, LearnedRouter.forward (moe_normalize_expert_weights=2).
-    Alternative c: by their sum, but by 2^-23 at least.
+    Alternative c: by their sum, but at least by 2^-23.
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical; huggingface/transformers,
         src/transformers/models/nllb_moe/modeling_nllb_moe.py, NllbMoeTop2Router.normalize_router_probabilities.
@@ -46,24 +46,24 @@ def normalize_selected(
     norm: str = "sum",
     epsilon: float = 0.0,
 ) -> Array:
-    """Combine scores divided by their sum over the K experts that a token chooses, so that their weights sum to 1:
+    """Combine scores divided by their sum over the K experts that a token chooses, so that the K weights sum to 1:
 
         B[t, e] / (sum_e' in top K of A[t] B[t, e'] + epsilon)
 
-    The sum is taken before capacity drops any choice, and is not corrected for drops; `token_choice` has it after them.
+    The sum includes choices that the capacity drops later. `token_choice(normalize=...)` normalises after drops instead.
 
     Args:
-        scores: A, (tokens, experts), by which tokens choose.
-        combine_scores: B, (tokens, experts), positive for the chosen; `scores` if None.
+        scores: A, (tokens, experts), the selection scores.
+        combine_scores: B, (tokens, experts), positive for the chosen experts; `scores` if None.
         choices: K, from 1 to experts.
-        norm: "sum", or "euclidean" for the root of the sum of squares.
-        epsilon: at least 0; a sum of 0 is an error if it is 0.
+        norm: "sum", or "euclidean" for the square root of the sum of squares.
+        epsilon: at least 0. If it is 0, a sum of 0 is an error.
 
     Returns:
         (tokens, experts), for `token_choice(scores, combine_scores=...)`.
 
     Raises:
-        ContractError: the chosen of a token have the sum 0, and `epsilon` is 0.
+        ContractError: the weights of a token's chosen experts sum to 0, and `epsilon` is 0.
 
     Source: GShard (arXiv 2006.16668), Algorithm 1. `norm`: databricks/megablocks, megablocks/layers/router.py.
 
@@ -99,7 +99,7 @@ def scaled_gates(gates: ArrayLike, *, scale: float) -> Array:
 
 
 def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """The sum of each row, or the root of that of squares, and epsilon: (tokens, 1)."""
+    """The sum of each row, or the square root of its sum of squares, plus epsilon: (tokens, 1)."""
     totals = (weights if norm == "sum" else weights * weights).sum(axis=1, keepdims=True)
     if epsilon == 0 and (totals.real == 0).any():
         raise ContractError("combine_scores: the chosen experts of a token have the sum 0")
@@ -107,7 +107,7 @@ def norm_of(weights: Array, norm: str, epsilon: float = 0.0) -> Array:
 
 
 def divided_by_kept(weights: Array, kept: Array, normalize: str) -> Array:
-    """Weights divided by the norm of those that a token keeps, where it keeps any: both (tokens, experts), `kept` 1 or 0."""
+    """Weights divided by the norm of a token's kept weights, if it keeps any. Both (tokens, experts); `kept` is 1 or 0."""
     check_option("normalize", normalize, NORMS)
     some = kept.any(axis=1)
     divided = weights.copy()

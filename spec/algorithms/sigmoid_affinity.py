@@ -1,4 +1,4 @@
-"""Affinities that score every expert independently of the others: the sigmoid, and the square root of the softplus."""
+"""Affinities that score each expert independently: the sigmoid and the square root of the softplus."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def sigmoid_affinity(logits: ArrayLike) -> Array:
     Returns:
         (tokens, experts), from 0 to 1.
 
-    Source: the router of Megatron-LM with one choice.
+    Source: Megatron-LM's router with one choice.
 
     >>> sigmoid_affinity([[0.0, 1.0]]).round(10).tolist()
     [[0.5, 0.7310585786]]

@@ -1,17 +1,17 @@
-"""Euclidean projections on the simplex, and on the part of it with few non-zero entries.
+"""Euclidean projections onto the simplex, and onto its points with at most k non-zero entries.
 
 | here | Routers (arXiv 2401.15969) and SparseOT (arXiv 2209.15466) |
 |---|---|
-| `values` (n,) | the vector that is projected |
+| `values` (n,) | the vector to project |
 | `mass` | b, the sum of the projection |
 | `nonzeros` | k, the cardinality |
 
 Ambiguity ledger
 
-SI-1: Which of equal values may be non-zero, if not all may?
-    Reading: those of lower index.
+SI-1: If only some of several equal values may be non-zero, which are chosen?
+    Reading: the ones with the lower index.
         By: google/jaxopt, jaxopt/_src/projection.py, _projection_unit_sparse_simplex (jax.lax.top_k).
-    Alternative b: whatever a sort keeps that is not stable.
+    Alternative b: whichever an unstable sort keeps.
         By: PythonOT/POT, ot/utils.py, projection_sparse_simplex (argsort).
 """
 
@@ -26,7 +26,7 @@ __all__ = ["project_simplex", "project_sparse_simplex"]
 
 
 def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)`, where with `u` = v in descending order
+    """The closest `p >= 0` with `sum(p) = mass`: `p[i] = max(v[i] - tau, 0)` where, with `u` = v in descending order,
 
         rho = max {j : u[j] - (u[1] + ... + u[j] - mass) / j > 0},    tau = (u[1] + ... + u[rho] - mass) / rho
 
@@ -47,10 +47,9 @@ def project_simplex(values: ArrayLike, *, mass: float = 1.0) -> Array:
 
 
 def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.0) -> Array:
-    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` entries that are not 0.
+    """The closest `p >= 0` with `sum(p) = mass` and at most `nonzeros` non-zero entries.
 
-    It keeps the `nonzeros` largest values (the lower index among equals), projects them on the simplex, and is 0
-    elsewhere.
+    The `nonzeros` largest values (ties go to the lower index) are projected onto the simplex. All others become 0.
 
     Args:
         values: (n,).
@@ -73,7 +72,7 @@ def project_sparse_simplex(values: ArrayLike, *, nonzeros: int, mass: float = 1.
 
 
 def project(values: Array, mass: float) -> Array:
-    """`project_simplex` of checked arguments. A common shift of the values changes nothing: it makes the largest 0."""
+    """`project_simplex` of checked arguments. A common shift of the values does not change the result, so the largest becomes 0."""
     shifted = values - values.real.max()
     descending = shifted[stable_order(shifted)]
     thresholds = (np.cumsum(descending) - mass) / np.arange(1, len(values) + 1)

@@ -13,34 +13,34 @@
 Ambiguity ledger
 
 SK-1: Which marginal is updated first?
-    Reading: columns, then rows, from f = 0, so that rows sum to 1 (to rounding) after every iteration.
+    Reading: columns, then rows, from f = 0. Rows sum to 1 (to rounding) after every iteration.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (by the solver of ott-jax).
-    Alternative b: rows, then columns, which is a different plan after finitely many iterations.
+    Alternative b: rows, then columns. After finitely many iterations, this is a different plan.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
-SK-2: How many iterations?
-    Reading: 20, without an early stop.
+SK-2: How many iterations are run?
+    Reading: 20, without early stopping.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py,
-        BaseOTNoisyTopExpertsPerItemRouter (maxiter, which kl_projection_routing.py takes for the least number, too).
+        BaseOTNoisyTopExpertsPerItemRouter (maxiter, which kl_projection_routing.py also uses as the minimum).
     Alternative b: until the column error is below a tolerance (`tolerance`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
 SK-3: What is transported, and how much?
-    Reading: the raw logits, mass 1 for each token.
+    Reading: the raw logits, with mass 1 per token.
         By: the paper, eq. (8);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter._get_kl_projection_algorithm.
     Alternative b: the softmax of the logits.
-    Alternative c: the raw logits, with the total mass 1 and marginals 1 / T and 1 / E.
+    Alternative c: the raw logits, with total mass 1 and marginals 1 / T and 1 / E.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, sinkhorn.
-SK-4: How is the plan differentiated, where it is?
+SK-4: If the plan carries a gradient, how is it differentiated?
     Reading: through the unrolled iterations.
     Alternative b: by implicit differentiation at the optimum.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter (use_implicit_differentiation).
 
-The code of V-MoE runs the iterations on `exp(L)` (`lse_mode=False`), not in the log domain; where nothing overflows that is
-the same plan. The plan of tokens that are all alike is uniform whatever they prefer, so that rounding decides its largest
-entries: a router that selects by it then need not spread the tokens.
+V-MoE's code iterates on `exp(L)` (`lse_mode=False`) instead of in the log domain; unless something overflows, the plan
+is the same. If all tokens are equal, the plan is uniform whatever their logits. Rounding then decides its largest
+entries, so a router that selects by the plan may not spread the tokens.
 """
 
 import numpy as np
@@ -57,21 +57,21 @@ ALGORITHMS = (Algorithm("sinkhorn", "Liu et al. 2024 (arXiv 2401.15969), eq. (8)
 
 
 def sinkhorn_affinity(logits: ArrayLike, *, iterations: int = 20, tolerance: float | None = None) -> Array:
-    """The plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` after `iterations` updates from `f = 0`, each of them
+    """The plan `P[t, e] = exp(L[t, e] + f[t] + g[e])` after `iterations` updates from `f = 0`:
 
         g[e] = log(T / E) - logsumexp_t(L[t, e] + f[t])
         f[t] = -logsumexp_e(L[t, e] + g[e])
 
-    In the log domain, so that large logits do not overflow. Differentiable through the iterations.
+    The log domain keeps large logits from overflowing. The plan is differentiable through the iterations.
 
     Args:
         logits: L, (tokens, experts).
-        iterations: the largest number of updates, at least 1.
-        tolerance: greater than 0; stop after the update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None never
-            stops early.
+        iterations: the maximum number of updates, at least 1.
+        tolerance: greater than 0; stop after the first update with `max_e |sum_t P[t, e] - T / E| <= tolerance`. None:
+            no early stopping.
 
     Returns:
-        (tokens, experts). Entries are not negative (small ones underflow to 0); rows sum to 1 to rounding, columns
+        (tokens, experts). Entries are at least 0 (small ones underflow to 0). Rows sum to 1 to rounding, columns
         approximately to T / E.
 
     Source: Routers, eq. (8); Cuturi 2013 (arXiv 1306.0895).

@@ -1,4 +1,4 @@
-"""The smooth step of DSelect-k, between one code and another."""
+"""The smooth step of DSelect-k, a continuous relaxation of a code bit."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ def smooth_step(z: Leading, *, gamma: float = 1.0) -> Array:
 
         S(z) = -2 z^3 / gamma^3 + 3 z / (2 gamma) + 1/2    for |z| < gamma / 2
 
-    and 0 below, 1 above. Computed as `t^2 (3 - 2 t)` with `t = z / gamma + 1/2`, which does not cancel where S is small
-    and is never negative; and `1 - S(z) = S(-z)`.
+    and 0 below, 1 above; `1 - S(z) = S(-z)`. It is computed as `t^2 (3 - 2 t)` with `t = z / gamma + 1/2`, which is
+    never negative and avoids cancellation where S is small.
 
     Args:
         z: any shape.

@@ -1,4 +1,4 @@
-"""Soft MoE: every slot holds a convex combination of all tokens, and every token gets one of all slot outputs.
+"""Soft MoE: every slot holds a convex combination of all tokens, and every token gets a convex combination of all slot outputs.
 
 | here | Soft MoE (arXiv 2308.00951) | Routers (arXiv 2401.15969), eqs. (10)-(11) |
 |---|---|---|
@@ -15,7 +15,7 @@ SM-2: Which slots belong to which expert?
     Reading: slot i of the flattened list belongs to expert `i // C`.
         By: the paper, section 2.1; google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter;
         bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
-    Alternative b: to expert `i % E`. The identity ablation (SM-7) is then the identity matrix on the flattened list.
+    Alternative b: it belongs to expert `i % E`. The identity ablation (SM-7) is then the identity matrix on the list.
         By: the paper, caption of Figure 2 ("round-robin").
 
 Often done differently
@@ -25,10 +25,10 @@ SM-1: Where does epsilon enter the l2 norm?
         By: the paper, Algorithm 2.
     Alternative b: `x / sqrt(norm**2 + 1e-6)` (`norm_form="rsqrt"`).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, normalize.
-    Alternative c: `x / max(norm, 1e-12)`, which is torch's `normalize`.
+    Alternative c: `x / max(norm, 1e-12)`, torch's `normalize`.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.forward.
 SM-3: Do the slots mix the tokens or the normalised tokens?
-    Reading: the tokens. The normalised ones only make the logits.
+    Reading: the tokens. Normalised tokens are used only for the logits.
         By: the paper, section 2.3 (only line 3 of Algorithm 1 is replaced);
         google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: the normalised tokens.
@@ -43,11 +43,11 @@ SM-5: Over what is the combine softmax taken?
     Reading: over all slots of all experts together.
         By: the paper, eq. (2); google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: over the slots of each expert.
-    Alternative c: over experts for each slot.
+    Alternative c: over the experts, separately for each slot index.
 SM-7: Which expert processes token t in the identity ablation, if experts have several slots?
     Reading: expert `t % E`, in its slot `t // E`: the tokens are dealt to the experts in turn.
         By: the paper, section 3.6 and appendix A ("in a round robin fashion").
-    Alternative b: expert `t // C`, so that one expert is filled after the other.
+    Alternative b: expert `t // C`, filling one expert after another.
 """
 
 import numpy as np
@@ -87,10 +87,10 @@ def soft_routing(
         dispatch[t, e, c] = exp(L[t, e, c]) / sum_t' exp(L[t', e, c])              over tokens
         combine[t, e, c]  = exp(L[t, e, c]) / sum_e',c' exp(L[t, e', c'])          over experts and slots
 
-    Smooth in all arguments; where a vector is 0, the derivative of its norm counts as 0.
+    The routing is smooth in all arguments, with the derivative of the norm defined as 0 at a zero vector.
 
     Args:
-        tokens: X, (tokens, width), those of one image.
+        tokens: X, (tokens, width), the tokens of one image.
         slots: Phi, (width, experts, capacity).
         scale: a scalar, trainable.
         normalize: if False, `L = X Phi` without normalisation and without `scale`.
@@ -98,16 +98,16 @@ def soft_routing(
         dispatch: "soft"; "uniform", 1 / T everywhere; "identity", token t in slot `t // E` of expert `t % E`.
         combine: "soft"; "uniform", 1 / (E C) everywhere; "identity", the same tensor as dispatch.
 
-    "identity" must be given for both tensors or for neither, and needs as many slots as tokens.
+    "identity" must be set for both tensors or neither, and requires equally many slots and tokens.
 
     Returns:
         Routing of (tokens, experts, capacity). `dispatch` sums to 1 over tokens, `combine` over experts and capacity.
 
     Raises:
-        ConfigError: "identity" for one of the two tensors only.
-        ShapeError: "identity" without as many slots as tokens.
+        ConfigError: "identity" is set for only one of the two tensors.
+        ShapeError: "identity" with different numbers of slots and tokens.
 
-    Source: Soft MoE, eqs. (1)-(2), Algorithms 1 and 2; the ablations are those of section 3.6 and appendix A.
+    Source: Soft MoE, eqs. (1)-(2), Algorithms 1 and 2; section 3.6 and appendix A for the ablations.
 
     >>> slots = np.array([[1.0, 0.0], [1.0, 2.0]])[:, :, None]  # two experts with one slot
     >>> routing = soft_routing([[3.0, 4.0], [0.0, 2.0], [1.0, 0.0]], slots, scale=2.0)
@@ -128,7 +128,7 @@ def soft_routing(
         slots = scale * normalize_l2(slots, 0, form=norm_form)
     logits = np.einsum("td,dec->tec", tokens, slots)
 
-    # Nothing is selected, and every slot is used. Dispatch, combine.
+    # There is no selection: every slot is used. Dispatch, combine.
     D = softmax(logits, axis=0)
     C = softmax(logits, axis=(1, 2))
     if dispatch == combine == "soft":
@@ -137,7 +137,7 @@ def soft_routing(
 
 
 def ablated(weights: Array, kind: str, size: int) -> Array:
-    """The weights, each a softmax over `size` numbers, or what takes their place in Table 2 of the paper."""
+    """The softmax weights over `size` numbers, or their replacement in the paper's Table 2."""
     if kind == "identity":
         return identity(*weights.shape)
     return weights if kind == "soft" else np.full(weights.shape, 1 / size)
@@ -153,7 +153,7 @@ def check_forms(norm_form: str, dispatch: str, combine: str) -> None:
 
 
 def check_one_slot_each(tokens: int, experts: int, capacity: int) -> None:
-    """`ShapeError` unless there are as many slots as tokens."""
+    """`ShapeError` unless the numbers of slots and tokens are equal."""
     slots = experts * capacity
     if tokens != slots:
         product = f"{experts} x {capacity} = {slots}"

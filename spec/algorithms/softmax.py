@@ -1,7 +1,7 @@
-"""The softmax affinity and the gating noise of V-MoE. The gate of Sparse-MLP is the same.
+"""The softmax affinity and the gating noise of V-MoE. Sparse-MLP has the same gate.
 
-That gate is TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts (Sparse-MLP, arXiv 2109.02008, eq. (2)): 1 / N^2
-is the variance, so that the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.
+Sparse-MLP (arXiv 2109.02008), eq. (2), writes TopK(softmax(W x + e)) with e ~ N(0, 1 / N^2) and N experts. 1 / N^2 is
+the variance, so the standard deviation is 1 / N as in V-MoE. The K gates are not divided by their sum.
 
 | here | Routers (arXiv 2401.15969) | V-MoE (arXiv 2106.05974) |
 |---|---|---|
@@ -15,18 +15,18 @@ is the variance, so that the standard deviation is 1 / N as in V-MoE. The K gate
 Ambiguity ledger
 
 SA-1: Which scores are noisy in training?
-    Reading: the noisy softmax selects and weights the outputs; the importance loss sees the clean one.
+    Reading: the noisy softmax selects and weights the outputs; the importance loss uses the clean softmax.
         By: google-research/vmoe, vmoe/nn/routing.py,
         NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
-    Alternative b: the noisy softmax only selects, and the clean one weights the outputs.
+    Alternative b: the noisy softmax only selects, and the clean softmax weights the outputs.
     Alternative c: noise is added after the softmax.
 SA-3: Are the K selected weights of a token divided by their sum?
-    Reading: no, a combine weight is the probability itself.
+    Reading: no, a combine weight is the softmax probability.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_einsum_dispatcher; tensorflow/mesh,
         mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward
         (route_norm=False); huggingface/transformers, src/transformers/models/llama4/modeling_llama4.py, Llama4Router.
-    Alternative b: yes, before capacity drops any (GShard) or after (Sparse Upcycling).
+    Alternative b: yes, before (GShard) or after (Sparse Upcycling) the capacity drops choices.
         By: GShard (arXiv 2006.16668), Algorithm 1; microsoft/Tutel, tutel/impls/fast_dispatch.py, extract_critical
         (normalize_gate=True); deepspeedai/DeepSpeed, deepspeed/moe/sharded_moe.py, top2gating and topkgating;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.get_topk (the softmax of the chosen logits);
@@ -36,10 +36,10 @@ SA-3: Are the K selected weights of a token divided by their sum?
         fmoe/gates/naive_gate.py, NaiveGate.forward (the softmax of the chosen logits); google/praxis,
         praxis/gshard_utils.py, top2_gating_on_logits.
 SA-4: From which distribution is the initial kernel of a router drawn?
-    Reading: LeCun normal: a truncated normal of the variance 1 / D. Switch has a tenth of it, noisy top-k starts at 0.
+    Reading: LeCun normal: a truncated normal with variance 1 / D. Switch uses a tenth of the variance; noisy top-k starts at 0.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter (flax.linen.Dense).
-    Alternative b: another, such as a normal of a fixed standard deviation.
-        By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal of the standard deviation
+    Alternative b: another distribution, such as a normal with a fixed standard deviation.
+        By: google/flaxformer, flaxformer/architectures/moe/routing.py, RouterWeights (a normal with standard deviation
         0.02).
 SA-5: Do the logits have a bias?
     Reading: no.
@@ -59,7 +59,7 @@ Often done differently
 
 SA-2: Is 1 / E the standard deviation or the variance of the noise?
     Reading: the standard deviation.
-        By: V-MoE (arXiv 2106.05974), where the noise is normal with the variance 1 / E^2;
+        By: V-MoE (arXiv 2106.05974), where the noise is normal with variance 1 / E^2;
         google-research/vmoe, vmoe/nn/routing.py, NoisyTopExpertsPerItemRouter._compute_gates_softmax_and_metrics.
     Alternative b: the variance.
 """
@@ -86,12 +86,12 @@ ALGORITHMS = (
 
 
 def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None) -> Array:
-    """Logits `L = X W`, linear, or `X W + b` with a bias.
+    """Linear logits `L = X W`, or `X W + b` with a bias.
 
     Args:
         tokens: X, (tokens, width).
         kernel: W, (width, experts).
-        bias: b, (experts,); None for none.
+        bias: b, (experts,), or None.
 
     Returns:
         (tokens, experts).
@@ -113,11 +113,11 @@ def router_logits(tokens: ArrayLike, kernel: Shared, bias: Shared | None = None)
 
 
 def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: float = 1.0) -> Array:
-    """Noisy logits `L + multiplier / E * noise`; with `noise=None` (evaluation) the logits unchanged.
+    """Noisy logits `L + multiplier / E * noise`. With `noise=None` (evaluation), the logits are returned unchanged.
 
     Args:
         logits: (tokens, experts).
-        noise: (tokens, experts), a draw of the standard normal, or None.
+        noise: (tokens, experts), standard normal, or None.
         multiplier: the standard deviation of the noise times the number of experts, at least 0.
 
     Returns:
@@ -138,17 +138,17 @@ def add_gating_noise(logits: ArrayLike, noise: ArrayLike | None, *, multiplier: 
 
 
 def softmax_affinity(logits: ArrayLike) -> Array:
-    """The fraction of each token that each expert has,
+    """The softmax of each token's logits over the experts:
 
         A[t, e] = exp(L[t, e]) / sum_e' exp(L[t, e'])
 
-    which minimises `-<A, L> + sum_te A[t, e] log A[t, e]` over matrices whose rows sum to 1.
+    A minimises `-<A, L> + sum_te A[t, e] log A[t, e]` over matrices whose rows sum to 1.
 
     Args:
         logits: L, (tokens, experts).
 
     Returns:
-        (tokens, experts). Entries are not negative (small ones underflow to 0); rows sum to 1.
+        (tokens, experts). Entries are at least 0 (small ones underflow to 0); rows sum to 1.
 
     Source: Routers, eqs. (1), (6), (7).
 

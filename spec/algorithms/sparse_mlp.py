@@ -1,7 +1,7 @@
-"""Sparse-MLP: the rescale sub-layer, and how the network around the routers is read.
+"""Sparse-MLP: the rescale sub-layer, and readings of the paper on the network around the routers.
 
-A sparse block maps patches and channels to other numbers of them, mixes tokens by an MoE over channels and channels by
-an MoE over tokens, both with a residual connection at the new sizes, and maps back. `moespec.models.sparse_mlp` has it.
+A sparse block changes the numbers of tokens and channels, mixes tokens with an MoE over channels, mixes channels with
+an MoE over tokens, both with residual connections at the new sizes, and maps back. See `moespec.models.sparse_mlp`.
 
 | here | Sparse-MLP (arXiv 2109.02008) |
 |---|---|
@@ -9,44 +9,44 @@ an MoE over tokens, both with a residual connection at the new sizes, and maps b
 | `rescale` of the first and of the last sub-layer | R_1, R_2 of eqs. (4) and (7) |
 | tokens S' and channels C' in a sparse block | S_1, C_1 |
 
-With one expert that has room for all, its gate is 1 and the sparse block is the dense one. Parameters, in millions without
-the head: 21.3, 70.0 and 130.4 for S, B and L, where Tables 1 and 8 have 21 or 22, 69 and 130; of the placements of Table 5, 70.0 for the
-first two (69) and 80.8 for the last four (79, SL-9). No public implementation is known.
+With one expert and a slot for every token, the gate is 1 and the sparse block equals the dense block. Millions of parameters,
+without the head: 21.3, 70.0 and 130.4 for S, B and L (Tables 1 and 8: 21 or 22, 69 and 130); for the placements of Table 5,
+70.0 with the first two blocks sparse (69) and 80.8 with the last four (79, SL-9). No public implementation is known.
 
 Ambiguity ledger
 
 SL-1: Which axis does the rescale sub-layer map first?
     Reading: tokens, then channels.
-    Alternative b: channels first, which differs by what the second kernel makes of the first bias.
+    Alternative b: channels, then tokens. The result differs by the first bias times the second kernel.
 SL-2: Do the maps of the rescale sub-layer have biases?
-    Reading: both have.
-    Alternative b: neither has.
-SL-3: Is there a map for an axis whose size stays, as that of the channels in Sparse-S?
-    Reading: no: the other axis is mapped alone, and without either map there is no rescale sub-layer.
-    Alternative b: yes, a square map, which would add 1.1 million parameters to Sparse-S.
+    Reading: yes, both.
+    Alternative b: no, neither.
+SL-3: Is an axis mapped if its size does not change, such as the channels in Sparse-S?
+    Reading: no: only the other axis is mapped. If neither size changes, there is no rescale sub-layer.
+    Alternative b: yes, by a square map, which would add 1.1 million parameters to Sparse-S.
 SL-4: Is there a residual connection around the two rescale sub-layers?
-    Reading: no; residuals are inside, at the new sizes.
+    Reading: no; the residual connections are inside, at the new sizes.
     Alternative b: yes.
 SL-5: What is a routing group?
-    Reading: all channels, or all tokens, of the batch; arguments split it.
-    Alternative b: those of one image.
+    Reading: all channels, or all tokens, of the batch; `group_size` and `group_images` of the model split it.
+    Alternative b: the channels, or the tokens, of one image.
 SL-6: What is the capacity factor?
-    Reading: 1.05 in the models, rounded up; the paper does not say. The default of the router `importance_score` is 1.
+    Reading: 1.05 in the models, rounded up; the paper does not state it. The router `importance_score` defaults to 1.
     Alternative b: 1.
-    Alternative c: that of V-MoE at evaluation.
-SL-7: Which of the two MoE layers does importance-score routing concern?
-    Reading: the one over channels (token mixing).
+    Alternative c: V-MoE's factor at evaluation.
+SL-7: Which of the two MoE layers uses importance-score routing?
+    Reading: the layer over channels (token mixing).
         By: the paper, section 2.2.
     Alternative b: both (`channel_router` of the models).
-SL-8: Does stochastic depth drop an image before it is routed, or what the experts make of it?
-    Reading: what they make of it, image by image: its channels and tokens take room in the experts and count in the losses.
-    Alternative b: before: it is not routed, so that the others of its group have more room.
-    Alternative c: neither: the branch of a whole batch is dropped, or none.
-SL-9: How many parameters has Sparse-B with its last four blocks sparse, and not the last two?
-    Reading: 80.8 million, by the count that has 59.1, 70.0 and 130.4 where the tables, which cut them off, have 59 for Mixer-B, 69 for
-        Sparse-B and 130 for Sparse-L.
-    Alternative b: 79 million, which is 69 + (69 - 59). Whatever the rescale sub-layers hold, it excludes the 130 of Sparse-L: with 16
-        experts in six of 14 blocks, two more sparse blocks have to add 10.7 to 11.1 million there, and at most 10.4 for 79.
+SL-8: Does stochastic depth drop an image before routing, or drop the experts' output for it?
+    Reading: the output, image by image: the image's channels and tokens still take slots and count in the losses.
+    Alternative b: the image before routing, which leaves more slots for the other images of its group.
+    Alternative c: neither: the branch is dropped for all images of the batch or for none.
+SL-9: How many parameters does Sparse-B have with its last four blocks sparse instead of the last two?
+    Reading: 80.8 million. The same count gives 59.1 for Mixer-B, 70.0 for Sparse-B and 130.4 for Sparse-L, for which
+        the tables have the truncated values 59, 69 and 130.
+    Alternative b: 79 million, which is 69 + (69 - 59). It contradicts the 130 of Sparse-L, with 16 experts in six of 14 blocks, for any
+        size of the rescale sub-layers: two more sparse blocks must add 10.7 to 11.1 million for 130, but at most 10.4 for 79.
         By: the paper, caption of Table 5.
 """
 
@@ -76,23 +76,23 @@ AXES = {
 
 
 def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
-    """Two linear maps, of the tokens and then of the channels, without anything between:
+    """Two linear maps, first of the tokens, then of the channels, with nothing in between:
 
         R(x) = (W_S^T x + b_S 1^T) W_C + 1 b_C^T
 
     Args:
         x: one image, (tokens, channels).
         params: `token_kernel` W_S (tokens, new tokens) and `token_bias` b_S (new tokens,), `channel_kernel` W_C (channels,
-            new channels) and `channel_bias` b_C (new channels,). Without the first two the tokens stay as they are,
-            without the last two the channels do. At least one of the two pairs is required.
+            new channels) and `channel_bias` b_C (new channels,). Without the first pair the tokens are not mapped;
+            without the second pair the channels are not. At least one pair is required.
 
     Returns:
         (new tokens, new channels).
 
     Raises:
-        ConfigError: a kernel without its bias, a bias without its kernel, no map, or a parameter of another name.
+        ConfigError: a kernel without its bias, a bias without its kernel, no map, or an unknown parameter.
 
-    Source: Sparse-MLP, section 3 (two linear layers, one for each axis); eqs. (4) and (7) name it.
+    Source: Sparse-MLP, section 3 (two linear layers, one per axis); eqs. (4) and (7) name it.
 
     >>> tokens = {"token_kernel": [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]], "token_bias": [0.0, 0.0, 10.0]}
     >>> rescale([[1.0, 2.0], [3.0, 4.0]], tokens).tolist()
@@ -113,7 +113,7 @@ def rescale(x: ArrayLike, params: Mapping[str, ArrayLike]) -> Array:
 
 
 def check_rescale(params: Mapping[str, Any], tokens: int, channels: int) -> None:
-    """ConfigError, ShapeError or DtypeError unless `params` are maps for that many tokens and channels. They are returned as arrays."""
+    """ConfigError, ShapeError or DtypeError unless `params` are maps for these numbers of tokens and channels."""
     names = list(AXES)
     if set(params) not in ({*names}, {*names[:2]}, {*names[2:]}):
         raise ConfigError(

@@ -1,48 +1,48 @@
 """The sparsity-constrained affinity: a transport plan in which each expert receives from at most k tokens.
 
-The problem and its duals are in `transport_duals`, with the table of symbols, and their solvers in `transport_solvers`.
+`transport_duals` defines the problem, its duals and the symbols. `transport_solvers` has the solvers.
 
-Where k < T / E (a capacity factor below 1) the problem has no solution: at most k E < T entries are not 0, so that at
-least T - k E rows are 0. The duals are maximised all the same.
+If k < T / E (a capacity factor below 1), the problem is infeasible: at most k E < T entries are non-zero, so at least
+T - k E rows are 0. The solvers maximise the duals regardless.
 
 Ambiguity ledger
 
-ST-1: How far is the dual solved?
-    Reading: 20 updates of Adam with learning rate 0.01 from 0, fewer only if the norm of the gradient falls to 1e-3.
-        The plan stays far from the optimum, on purpose: it only nudges the choice.
+ST-1: How accurately is the dual solved?
+    Reading: 20 Adam updates with learning rate 0.01 from 0, fewer only if the gradient norm falls to 1e-3. The plan
+        stays far from the optimum on purpose: it only nudges the choice.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: to convergence (`solver="lbfgs"`).
 ST-3: Does the plan carry a gradient?
-    Reading: no, even where it weights the experts' outputs.
+    Reading: no, even if it weights the experts' outputs.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
     Alternative b: yes, through the unrolled updates.
     Alternative c: yes, by implicit differentiation at the optimum.
 ST-5: Which dual is maximised?
-    Reading: the semi-dual, over one potential for each token. Columns of its plan sum to T / E after every update.
+    Reading: the semi-dual, over one potential per token. The columns of its plan sum to T / E after every update.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         _get_sparsity_constrained_ot_algorithm.
     Alternative b: the dual, over potentials of tokens and experts (`objective="dual"`). The paper allows either.
-ST-6: What is the plan where k < T / E, so that no plan has all its row sums 1?
-    Reading: the same updates, whose plan has columns that sum to T / E and at least T - k E rows of 0.
+ST-6: What is the plan if k < T / E, so that no plan has all row sums 1?
+    Reading: the result of the same updates: its columns sum to T / E, and at least T - k E of its rows are 0.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: none, it is an error.
+    Alternative b: none; it is an error.
 
 Often done differently
 
 ST-2: What is the utility?
-    Reading: the softmax of the logits, which is positive.
+    Reading: the softmax of the logits, because it is positive.
         By: the paper, section 2.5 ("a positive utility matrix");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
     Alternative b: the raw logits, as in the Sinkhorn affinity.
 ST-4: Which axis is sparse?
-    Reading: columns, at most k tokens for each expert.
+    Reading: the columns, with at most k tokens per expert.
         By: the paper, section 2.5 ("nonzeros in each column");
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter.
-    Alternative b: rows, at most k experts for each token (`sparsity="token"`).
+    Alternative b: the rows, with at most k experts per token (`sparsity="token"`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopExpertsPerItemRouter.
 """
@@ -85,29 +85,29 @@ def sparse_transport_affinity(
     tolerance: float = 1e-3,
     regularization: float = 1.0,
 ) -> Array:
-    """The plan of a dual at the potentials that a solver reaches. It carries no gradient.
+    """The transport plan at the dual potentials that a solver reaches. It carries no gradient.
 
-    How far the solver got can be seen from the plan: with the semi-dual, 1 minus its row sums is the gradient, which
-    is 0 at the optimum. After 20 updates it is far from that: of 256 tokens with standard normal logits for 32
-    experts, k = 8, the row sums go from 0 to 2, and 8 % of them are 0.
+    The plan shows how far the solver got: with the semi-dual, 1 minus the row sums is the gradient, which is 0 at the
+    optimum. After 20 updates it is still large: for 256 tokens with standard normal logits, 32 experts and k = 8, the
+    row sums range from 0 to 2, and 8 % of them are 0.
 
-    Of equal utilities a projection keeps those of lower index, but the updates then lower the potentials of these
-    tokens: the plan of equal rows has its non-zeros at the highest indices after 20 updates.
+    Among equal utilities, a projection keeps the lower indices. The updates then lower the potentials of these tokens,
+    so that after 20 updates the plan of equal rows has its non-zeros at the highest indices.
 
     Args:
         utility: U, (tokens, experts), the softmax of the logits.
-        capacity: k, the most non-zeros of a column; with `sparsity="token"`, of a row.
-        objective: "semi_dual" or "dual", what is maximised (`transport_semi_dual`, `transport_dual`).
-        solver: "adam", the reference; "lbfgs", accurate: see `solve_lbfgs` for how accurate.
-        sparsity: "expert", columns are sparse; "token", rows are sparse, and the roles of tokens and experts are
-            exchanged; "none", no constraint, which leaves a quadratic regularisation (`capacity` is ignored).
-        steps, learning_rate: of Adam, at least 1 and greater than 0.
-        tolerance: Adam stops after an update whose gradient had at most this norm; greater than 0.
+        capacity: k, the maximum number of non-zeros per column or, with `sparsity="token"`, per row.
+        objective: the function to maximise: "semi_dual" (`transport_semi_dual`) or "dual" (`transport_dual`).
+        solver: "adam", the reference, or "lbfgs", which is accurate (see `solve_lbfgs`).
+        sparsity: "expert": columns are sparse; "token": rows are sparse, and tokens and experts swap roles; "none":
+            only the quadratic regularisation remains, and `capacity` is ignored.
+        steps, learning_rate: for Adam, at least 1 and greater than 0.
+        tolerance: Adam stops after an update with at most this gradient norm; greater than 0.
         regularization: gamma, greater than 0.
 
     Returns:
-        (tokens, experts). With the semi-dual columns sum to T / E to rounding, and rows to 1 only at the optimum of a
-        problem that has one; for "token" the reverse. With the dual neither sum is met before the optimum.
+        (tokens, experts). With the semi-dual, columns sum to T / E to rounding, and rows sum to 1 only at the optimum
+        of a feasible problem; with "token", rows and columns swap. With the dual, neither holds before the optimum.
 
     Raises:
         ContractError: the plan overflows.
@@ -124,7 +124,7 @@ def sparse_transport_affinity(
     [0.0, 0.9964493204, 0.0, 0.0, 1.0035506796, 0.0]
     [0.0, 0.0, 0.9136837416, 0.0, 0.0, 1.0863162584]
     [0.0, 0.0, 0.9180844644, 1.0819155356, 0.0, 0.0]
-    >>> plan.sum(axis=1).round(3).tolist()  # the second constraint is not met
+    >>> plan.sum(axis=1).round(3).tolist()  # rows do not sum to 1
     [0.0, 0.996, 1.832, 1.082, 1.004, 1.086]
     >>> sparse_transport_affinity(utility, capacity=2, sparsity="none")[0].round(10).tolist()
     [0.4704837659, 0.2924668123, 0.237049422]

@@ -1,4 +1,4 @@
-"""Strictly balanced gating: in training each expert takes as many tokens, at evaluation those above its threshold.
+"""Strictly balanced gating: experts take equally many tokens in training, and the tokens above a threshold at evaluation.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix F, eqs. (15)-(20) |
 |---|---|
@@ -8,19 +8,19 @@
 | `thresholds` (E,) | T |
 | `masked_gates` (T, E) | G(x) |
 
-The batch of the paper is a group here.
+The paper's batch is a group here.
 
 Ambiguity ledger
 
-BG-1: What are the gates of a token that no expert takes, whose kept gates have the sum 0?
-    Reading: 0, so that the layer adds nothing to it.
-    Alternative b: the quotient as it is written, NaN.
-BG-2: Does the loss of the thresholds train the gates too?
-    Reading: yes, eq. (20) holds nothing constant.
-    Alternative b: no, it trains the thresholds alone.
-BG-3: Where do the thresholds start?
-    Reading: at 1 / E, the mean of the gates.
-    Alternative b: at 0, below every gate.
+BG-1: What are the gates of a token that no expert takes, so that its kept gates sum to 0?
+    Reading: 0, so the layer adds nothing to the token.
+    Alternative b: NaN, the quotient as written.
+BG-2: Does the threshold loss also train the gates?
+    Reading: yes, eq. (20) treats nothing as constant.
+    Alternative b: no, it trains only the thresholds.
+BG-3: What are the initial thresholds?
+    Reading: 1 / E, the mean of the gates.
+    Alternative b: 0, below every gate.
 
 Often done differently
 
@@ -30,11 +30,11 @@ BG-4: Are the gates that the mask keeps divided by their sum?
     Alternative b: no.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
 BG-5: Which tokens do the experts take at evaluation?
-    Reading: those whose gate is above the threshold of the expert, however many.
+    Reading: all tokens with a gate above the expert's threshold.
         By: the paper, eq. (19).
-    Alternative b: their best, as in training.
+    Alternative b: their best tokens, as in training.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter (Expert Choice).
-BG-6: Is the loss of the thresholds summed or averaged over tokens and experts?
+BG-6: Is the threshold loss summed or averaged over tokens and experts?
     Reading: summed.
         By: the paper, eq. (20).
     Alternative b: averaged.
@@ -58,14 +58,14 @@ ALGORITHMS = (
 
 
 def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
-    """Which tokens each expert takes in training: the m with its largest gates, so that all experts take as many.
+    """The tokens that each expert takes in training: the m with its largest gates.
 
     Args:
-        gates: (tokens, experts). Among equals the lower token is taken.
+        gates: (tokens, experts). Ties go to the lower token index.
         capacity: m, from 1 to tokens.
 
     Returns:
-        (tokens, experts) booleans, m of them true in each column.
+        (tokens, experts) booleans, m true in each column.
 
     Source: Shazeer et al. 2017, eq. (18).
 
@@ -79,7 +79,7 @@ def batchwise_mask(gates: ArrayLike, *, capacity: int) -> Array:
 
 
 def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
-    """Which tokens each expert takes at evaluation: those whose gate is above its threshold.
+    """The tokens that each expert takes at evaluation: all with a gate above its threshold.
 
     Args:
         gates: (tokens, experts).
@@ -98,7 +98,7 @@ def threshold_mask(gates: ArrayLike, thresholds: Shared) -> Array:
 
 
 def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
-    """The gates that a mask keeps, divided by their sum over the experts of the token:
+    """The gates that a mask keeps, divided by their sum over the experts:
 
         G[t, e] = g[t, e] M[t, e] / sum_e' g[t, e'] M[t, e']
 
@@ -107,7 +107,7 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
         mask: M, (tokens, experts) booleans.
 
     Returns:
-        (tokens, experts); the sum of a row is 1, or 0 if its kept gates have the sum 0.
+        (tokens, experts); each row sums to 1, or to 0 if its kept gates sum to 0.
 
     Source: Shazeer et al. 2017, eq. (16).
 
@@ -122,12 +122,11 @@ def masked_gates(gates: ArrayLike, mask: ArrayLike) -> Array:
 
 
 def threshold_loss(gates: ArrayLike, thresholds: Shared, *, capacity: int) -> Array:
-    """What trains the thresholds: it is 0 where both masks are the same, and greater elsewhere,
+    """The loss that trains the thresholds. It is at least 0, and 0 if both masks are equal:
 
         loss = sum_te (M_threshold[t, e] - M_batchwise[t, e]) (g[t, e] - T[e])
 
-    Its derivative by a threshold is the number of tokens that the expert is to take, less that of those above the
-    threshold.
+    Its derivative with respect to a threshold is m minus the number of tokens above the threshold.
 
     Args:
         gates: g, (tokens, experts).
@@ -135,7 +134,7 @@ def threshold_loss(gates: ArrayLike, thresholds: Shared, *, capacity: int) -> Ar
         capacity: m, from 1 to tokens.
 
     Returns:
-        A scalar of at least 0.
+        A scalar, at least 0.
 
     Source: Shazeer et al. 2017, eq. (20).
 

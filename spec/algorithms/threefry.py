@@ -1,34 +1,34 @@
-"""Random numbers as a function of where they are used: the counter-based generator Threefry-2x32 with 20 rounds.
+"""Random numbers as a function of where they are used: the counter-based generator Threefry-2x32, 20 rounds.
 
 | here | Salmon et al. 2011 |
 |---|---|
 | `counter` (..., 2), `key` (2,) | the plaintext and the key of Threefry-2x32-20 |
-| a word | 32 bits, as the int32 of the same bits |
+| a word | 32 bits, stored as the int32 with the same bits |
 
-There is no state. Whatever the backend, the device and the split of a batch, a number is found from the seed, the step,
-the stream (which use of numbers in the model), its row (the token, counted over the whole batch) and its column (the
-expert, or the entry of the token):
+The generator has no state, and its numbers do not depend on the backend, the device or the sharding of the batch. The
+seed, the step, the stream (which use of random numbers in the model), the row (the token's index in the global batch)
+and the column (the expert, or the token's entry) determine each number:
 
     key          = threefry((seed's low word, seed's high word), (step, stream))
     word[r, c]   = threefry(key, (first + r, c // 2))[c % 2]
     uniform      = (24 highest bits of the word) / 2^24
     normal, normal' = r cos(a), r sin(a)     with r = sqrt(-2 log(1 - u)), a = pi (2 u' - 1) of two uniform numbers u, u'
 
-Words and uniform numbers are the same bits on every backend. Normal numbers are the same up to rounding: with u the unit
-roundoff, pi and its product with a whole number round twice, the square root, logarithm, cosine and product a few times,
-which gives an error of at most `4 u r (1 + |a|)`, of 24 u r for the largest angle. r is at most 5.77.
+Words and uniform numbers are bit-identical on every backend. Normal numbers are equal up to rounding. With unit
+roundoff u, pi and its product with an integer round twice, and the square root, logarithm, cosine and product round a
+few times. The error is at most `4 u r (1 + |a|)`, which is below 17 u r because |a| is at most pi. r is at most 5.77.
 
 Ambiguity ledger
 
-RN-1: Which uniform number are 32 bits?
-    Reading: their 24 highest divided by 2^24, in [0, 1), which float32 and float64 both hold.
-    Alternative b: all 32 divided by 2^32, and 2^-33 more, which rounds in float32.
+RN-1: How do 32 bits become a uniform number?
+    Reading: the 24 highest bits are divided by 2^24. The result is in [0, 1) and exact in float32 and float64.
+    Alternative b: all 32 bits are divided by 2^32, and 2^-33 is added. This rounds in float32.
         By: DEShawResearch/random123, include/Random123/uniform.hpp, u01.
-RN-2: Which normal numbers are two words?
-    Reading: those of Box and Muller, the first word for the radius.
-    Alternative b: those of Box and Muller, the first word for the angle, the sine first.
+RN-2: How do two words become normal numbers?
+    Reading: by the Box-Muller transform, with the first word for the radius.
+    Alternative b: by the Box-Muller transform, with the first word for the angle and the sine first.
         By: DEShawResearch/random123, include/Random123/boxmuller.hpp, boxmuller.
-    Alternative c: one for each word, the inverse of the distribution function, which is not accurate in float32 everywhere.
+    Alternative c: one for each word, by the inverse distribution function, which is not accurate everywhere in float32.
 """
 
 import numpy as np
@@ -55,31 +55,31 @@ ALGORITHMS = (
 Words = NDArray[np.int32]
 
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
-"""Bits by which the second word is rotated, in four rounds and in the next four."""
+"""Bits by which the second word is rotated, in four rounds and in the four after them."""
 PARITY = 0x1BD11BDA
-"""What the third word of the key schedule is xored with."""
+"""Constant xored into the third word of the key schedule."""
 INJECTIONS = 5
-"""How often four rounds and an injection of the key follow each other."""
+"""Number of key injections, one after every four rounds."""
 BITS = 24
-"""Of a uniform number."""
+"""Bits of a uniform number."""
 LOW = 2**32 - 1
 
 
 def threefry(key: Shared, counter: Leading) -> Words:
-    """The two random words of a counter. Both words in and out are integers of 32 bits, as int32 of the same bits.
+    """The two random words of a counter. Words are 32-bit integers; the output is int32.
 
         x = counter + key,    key'' = key[0] ^ key[1] ^ 0x1BD11BDA
         x[0] <- x[0] + x[1];    x[1] <- rotate(x[1]) ^ x[0]                      20 rounds
         x <- x + the next two of (key[0], key[1], key''), x[1] <- x[1] + i       after each four rounds, for the i-th time
 
     Args:
-        key: (2,) integers, of which the lowest 32 bits count.
-        counter: (..., 2) integers, the same.
+        key: (2,) integers, of which only the lowest 32 bits are used.
+        counter: (..., 2) integers, likewise.
 
     Returns:
         (..., 2) int32.
 
-    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, of a macro).
+    Source: Salmon et al. 2011, section 4.2; DEShawResearch/random123, include/Random123/threefry.h (threefry2x32_R, from a macro).
 
     >>> [f"{word & 0xFFFFFFFF:08x}" for word in threefry([0, 0], [0, 0]).tolist()]
     ['6b200159', '99ba4efe']
@@ -99,22 +99,22 @@ def threefry(key: Shared, counter: Leading) -> Words:
 
 
 def random_words(origin: Shared, *, stream: int, rows: int, columns: int) -> Words:
-    """The words of one use of random numbers: see the formula above.
+    """The words of one stream, by the formula of `word[r, c]` above.
 
     Args:
-        origin: (4,) integers: the low and the high word of the seed, the step, the first row. The lowest 32 bits count.
+        origin: (4,) integers: the low and high words of the seed, the step, the first row. Only the lowest 32 bits are used.
         stream: which use of random numbers, at least 0.
         rows: R, at least 1.
-        columns: C, at least 1. The words of a column are the same however many there are.
+        columns: C, at least 1. The words of a column do not depend on C.
 
     Returns:
         (rows, columns) int32.
 
-    Source: the generator is that of Salmon et al. 2011; what its key and its counters are is decided here.
+    Source: Salmon et al. 2011 for the generator; the key and the counters are moespec's choice.
 
     >>> random_words([7, 0, 3, 0], stream=1, rows=2, columns=3).tolist()
     [[-668455069, -48826506, -703553145], [755346426, 1636689908, 2024616946]]
-    >>> random_words([7, 0, 3, 1], stream=1, rows=1, columns=2).tolist()  # the second of these rows
+    >>> random_words([7, 0, 3, 1], stream=1, rows=1, columns=2).tolist()  # the second row above
     [[755346426, 1636689908]]
     """
     origin = _words("origin", origin, "words")
@@ -132,12 +132,12 @@ def unit_interval(words: Leading) -> Array:
     """Uniform numbers in [0, 1): the 24 highest bits of each word, divided by 2^24, in float32 or better.
 
     Args:
-        words: (...) integers, of which the lowest 32 bits count.
+        words: (...) integers, of which only the lowest 32 bits are used.
 
     Returns:
         The shape of `words`.
 
-    Source: as DEShawResearch/random123, include/Random123/uniform.hpp, but see RN-1.
+    Source: DEShawResearch/random123, include/Random123/uniform.hpp, but see RN-1.
 
     >>> unit_interval([0, 255, 256, 2**31 - 1, -(2**31), -1]).tolist() == [0, 0, 2**-24, 0.5 - 2**-24, 0.5, 1 - 2**-24]
     True
@@ -146,7 +146,7 @@ def unit_interval(words: Leading) -> Array:
 
 
 def box_muller(uniform: Leading) -> Array:
-    """Two independent standard normal numbers of two independent uniform ones:
+    """Two independent standard normal numbers from two independent uniform numbers:
 
         r cos(a), r sin(a)    with r = sqrt(-2 log(1 - u[0])), a = pi (2 u[1] - 1)
 
@@ -170,7 +170,7 @@ def box_muller(uniform: Leading) -> Array:
 
 
 def _words(name: str, value: ArrayLike, axes: str) -> NDArray[np.int64]:
-    """Integers of 32 bits, from 0 on, which int64 adds and shifts without overflow."""
+    """The lowest 32 bits as integers of at least 0, which int64 adds and shifts without overflow."""
     array = even(name, value)
     check_integers(name, array, axes)
     return array.astype(np.int64) & LOW

@@ -1,8 +1,8 @@
-"""Token Choice: each token chooses its K best experts, where choices get slots in priority order until capacity is reached.
+"""Token Choice: each token chooses its K best experts, and choices get slots in priority order until the capacity is reached.
 
 | here | Routers (arXiv 2401.15969), Algorithm 1 |
 |---|---|
-| `scores` (T, E) | affinity matrix that selects |
+| `scores` (T, E) | affinity matrix used for selection |
 | `combine_scores` (T, E) | softmax affinity A of the combine tensor |
 | `choices` | k |
 | `capacity` | c, buffer slots of an expert |
@@ -14,7 +14,7 @@ TC-1: Which expert wins among equal scores?
     Reading: the lower index.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common (jax.lax.top_k).
     Alternative b: the higher index.
-    Alternative c: whatever an unstable sort returns.
+    Alternative c: whichever an unstable sort returns first.
 TC-2: In which order are choices assigned to slots?
     Reading: the first choice of every token before the second choice of any.
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common; tensorflow/mesh,
@@ -22,8 +22,8 @@ TC-2: In which order are choices assigned to slots?
         top2gating; tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits; google/flaxformer,
         flaxformer/architectures/moe/routing.py, TokensChooseMaskedRouter; microsoft/Tutel,
         tutel/impls/fast_dispatch.py, extract_critical.
-    Alternative b: all choices of a token before those of the next token (`slot_order="token"`), as the words of Routers,
-        section 2.1, "sequentially going through the rows", can be read.
+    Alternative b: all choices of a token before the choices of the next token (`slot_order="token"`), a possible
+        reading of "sequentially going through the rows" in Routers, section 2.1.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.generate_masks.
 TC-3: What happens to a choice that finds its expert full?
     Reading: it is dropped, unless `tries` is greater than `choices`.
@@ -38,7 +38,7 @@ TC-4: Are the combine weights of a token renormalised when one of its choices is
         mesh_tensorflow/transformer/moe.py, _top_2_gating; google/flaxformer, flaxformer/architectures/moe/routing.py,
         TokensChooseMaskedRouter; NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         apply_router_token_dropping.
-    Alternative b: the weights that are left are divided by their sum (`normalize="sum"`).
+    Alternative b: the remaining weights are divided by their sum (`normalize="sum"`).
         By: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py, top2gating
         (normalize_gate_prob_before_dropping=False); tensorflow/lingvo, lingvo/core/gshard_layers.py, Top2GatingOnLogits
         (legacy_mtf_behavior=False); google/praxis, praxis/gshard_utils.py, top2_gating_on_logits
@@ -72,7 +72,7 @@ ALGORITHMS = (Algorithm("token_choice", "Liu et al. 2024 (arXiv 2401.15969), Alg
 
 
 def check_slot_order(slot_order: str, tries: int, choices: int) -> None:
-    """`ConfigError` unless `slot_order` is "choice" or "token", and the latter without others that a token tries."""
+    """`ConfigError` for an unknown `slot_order`, or for "token" with `tries` above `choices`."""
     check_option("slot_order", slot_order, ("choice", "token"))
     if slot_order == "token" and tries > choices:
         made = plural(choices, "choices")
@@ -95,33 +95,33 @@ def token_choice(
     """Token Choice allocation (Algorithm 1).
 
     `dispatch[t, e, c]` is 1 if token t chose expert e and got its slot c, else 0; `combine[t, e, c] =
-    combine_scores[t, e] * dispatch[t, e, c]`. Filled slots of an expert are 0, 1, ... without a gap, unless `hold`. A
-    gradient flows only through `combine_scores`, at the choices that got a slot.
+    combine_scores[t, e] * dispatch[t, e, c]`. Unless `hold` is set, the filled slots of an expert are 0, 1, ... without
+    gaps. The gradient flows only through `combine_scores`, at the choices that got a slot.
 
     With `tries` above `choices`, tokens are rerouted when experts are full: in stage i = 1, 2, ... every token that has
-    fewer than K experts so far asks for its i-th best one. With `tries = choices` every token asks for its K best.
+    fewer than K experts so far requests a slot of its i-th best expert. With `tries = choices`, every token requests
+    slots of its K best experts.
 
     Args:
-        scores: (tokens, experts), by which tokens choose.
-        choices: experts K that a token chooses, from 1 to experts.
-        capacity: slots C per expert, at least 1.
-        combine_scores: (tokens, experts), the weights of the chosen; `scores` if None.
+        scores: (tokens, experts), the selection scores.
+        choices: K, experts that a token chooses, from 1 to experts.
+        capacity: C, slots per expert, at least 1.
+        combine_scores: (tokens, experts), the weights of chosen experts; `scores` if None.
         order: (tokens,) integers, the order in which tokens are assigned; by index if None.
-        keep: (tokens, tries) booleans, whether a choice is made. All are if None.
-        hold: whether a choice that is not made uses up its place: the slot that it would get stays empty. If False, it
-            asks for no slot.
-        tries: experts that a token tries at most, from `choices` to experts; `choices` if None.
-        slot_order: "choice", all first choices get their slots before any second one; or "token", all choices of a
-            token before those of the next, which tries no others then.
-        normalize: by what the weights of a token are divided, over those of its choices that got a slot: None for
-            nothing, "sum", or "euclidean" for the root of the sum of squares.
+        keep: (tokens, tries) booleans, whether a choice is made. If None, all are made.
+        hold: whether a choice that is not made still takes up a slot, which stays empty. If False, it requests no slot.
+        tries: maximum number of experts that a token tries, from `choices` to experts; `choices` if None.
+        slot_order: "choice": all first choices get slots before any second choice; "token": all choices of a token get
+            slots before the next token's, and `tries` must equal `choices`.
+        normalize: divide a token's weights by their norm over its choices that got a slot: "sum", "euclidean" for the
+            square root of the sum of squares, or None for no division.
 
     Returns:
         Routing of (tokens, experts, capacity).
 
     Raises:
         ConfigError: `slot_order="token"` with `tries` above `choices`.
-        ContractError: `order` is not a permutation, or weights to be normalised have the sum 0.
+        ContractError: `order` is not a permutation, or weights to be normalised sum to 0.
 
     Source: Routers, Algorithm 1. `hold`: GShard (arXiv 2006.16668), Algorithm 1. `tries`: Switch (arXiv 2101.03961),
     appendix B; tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _ntlb_gating. `slot_order`: AI-Hypercomputer/maxtext,
@@ -170,7 +170,7 @@ def token_choice(
 
 
 def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Array:
-    """Algorithm 1: the dispatch tensor, of the experts of each token, the best first, and of the order of the tokens."""
+    """Algorithm 1: the dispatch tensor, from each token's experts (best first) and the order of the tokens."""
     dispatch, filled = np.zeros((*best.shape, capacity)), [0] * best.shape[1]
     for choice in range(choices):  # all first choices before any second choice
         for token in ordered:
@@ -184,7 +184,7 @@ def algorithm_1(best: Array, ordered: Array, choices: int, capacity: int) -> Arr
 def extended(
     best: Array, ordered: Array, choices: int, capacity: int, allowed: Array, *, hold: bool, slot_order: str
 ) -> Array:
-    """Algorithm 1 with its extensions: `allowed` (tokens, tries) says which choices are made; see `token_choice`."""
+    """Algorithm 1 with its extensions: `allowed` (tokens, tries) marks the choices that are made; see `token_choice`."""
     (tokens, experts), stages = best.shape, allowed.shape[1]
     dispatch, filled, assigned = np.zeros((tokens, experts, capacity)), [0] * experts, [0] * tokens
     requests = [(token, stage) for stage in range(stages) for token in ordered]

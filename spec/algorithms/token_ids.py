@@ -1,25 +1,25 @@
-"""Token ids, by which hash layers route: what a token is, known before any layer has run.
+"""Token ids, by which hash layers route. They are known before any layer runs.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `ids` (T,) | the token x_t, an entry of the vocabulary |
 | `pair_ids(previous_ids(ids), ids)` | bigram hash |
 
-In vision an id is a property of the input image: the place of a patch, or the codeword nearest to its pixels.
+In vision, an id is a property of the input image: the position of a patch, or the codeword nearest to its pixels.
 
 Ambiguity ledger
 
 TI-1: What is a token id in an image?
-    Reading: the nearest codeword of the patch's normalised pixels, or the place of the patch; one id more for the
-        class token.
-    Alternative b: a code of the hidden state, which changes while the model learns.
+    Reading: the codeword nearest to the patch's normalised pixels, or the position of the patch. The class token has an
+        additional id.
+    Alternative b: a code of the hidden state, which changes during training.
 TI-2: How are the pixels of a patch normalised?
-    Reading: `(x - mean) / sqrt(variance + 1e-6)`, so that a patch of one colour becomes 0, not rounding errors.
-    Alternative b: divided by the standard deviation, undefined for such a patch.
+    Reading: `(x - mean) / sqrt(variance + 1e-6)`, so that a single-colour patch becomes 0 instead of rounding errors.
+    Alternative b: divided by the standard deviation, which is undefined for such a patch.
     Alternative c: not normalised.
 TI-3: What precedes the first token, for bigrams and previous ids?
     Reading: id 0.
-    Alternative b: an id of its own.
+    Alternative b: a separate id.
 """
 
 import numpy as np
@@ -46,14 +46,14 @@ ALGORITHMS = (
 
 Ids = NDArray[np.int64]
 EPSILON = 1e-6
-"""Added to the variance of a patch, so that one of a single colour becomes 0."""
+"""Added to the variance of a patch, so that a single-colour patch becomes 0."""
 
 
 def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     """The id of a patch by its content: the nearest codeword.
 
         x    <- (x - mean(x)) / sqrt(variance(x) + 1e-6)      over the pixels of the patch
-        id    = argmin_v |x - codebook[v]|^2                     the lower index among equals
+        id    = argmin_v |x - codebook[v]|^2                     ties go to the lower index
 
     Args:
         patches: (tokens, pixels), all channels of each patch in a row.
@@ -62,7 +62,7 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
     Returns:
         (tokens,) integers below the number of codes.
 
-    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation; Hash has words, which need no codebook.
+    Source: He et al. 2022 (arXiv 2111.06377), section 3, for the normalisation. Hash routes words, which need no codebook.
 
     >>> patch_codes([[1.0, 3.0], [9.0, 2.0], [4.0, 4.0]], [[0.0, 0.0], [-1.0, 1.0], [1.0, -1.0]]).tolist()
     [1, 2, 0]
@@ -74,13 +74,13 @@ def patch_codes(patches: ArrayLike, codebook: Shared) -> Ids:
 
 
 def normalized_patches(patches: Array) -> Array:
-    """Patches (tokens, pixels) with mean 0 and variance 1, which is what a codebook is made of."""
+    """Patches (tokens, pixels) normalised to mean 0 and variance 1, like the entries of a codebook."""
     centred = patches - np.mean(patches, axis=1, keepdims=True)
     return centred / np.sqrt(variance(patches, axis=1)[:, None] + EPSILON)
 
 
 def position_ids(tokens: ArrayLike) -> Ids:
-    """The id of a token by its place alone: 0, 1, 2, ...
+    """The position of each token as its id: 0, 1, 2, ...
 
     Args:
         tokens: (tokens, width).
@@ -97,10 +97,10 @@ def position_ids(tokens: ArrayLike) -> Ids:
 
 
 def previous_ids(ids: ArrayLike) -> Ids:
-    """The id of the token before: `ids[t - 1]`, and 0 for the first.
+    """The id of the previous token: `ids[t - 1]`, and 0 for the first.
 
     Args:
-        ids: (tokens,) integers of at least 0.
+        ids: (tokens,) integers, at least 0.
 
     Returns:
         (tokens,) integers.
@@ -115,13 +115,13 @@ def previous_ids(ids: ArrayLike) -> Ids:
 
 
 def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
-    """One id for two: `first * vocabulary + second`.
+    """One id for a pair of ids: `first * vocabulary + second`.
 
-    `pair_ids(previous_ids(ids), ids, ...)` are the bigrams; with `position_ids` first, an id has a meaning of its own at
-    each place.
+    `pair_ids(previous_ids(ids), ids, ...)` gives bigrams. With `position_ids` as `first`, equal ids at different
+    positions become different.
 
     Args:
-        first: (tokens,) integers of at least 0.
+        first: (tokens,) integers, at least 0.
         second: (tokens,) integers, from 0 to `vocabulary - 1`.
         vocabulary: V, the number of different second ids, at least 1 and below 2^31.
 
@@ -129,7 +129,7 @@ def pair_ids(first: ArrayLike, second: ArrayLike, *, vocabulary: int) -> Ids:
         (tokens,) integers.
 
     Raises:
-        ContractError: an id so large that the pair has no id of 64 bits.
+        ContractError: the id of a pair needs more than 64 bits.
 
     Source: Hash, section 3.1 (bigram hashes).
 

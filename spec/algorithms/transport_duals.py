@@ -1,6 +1,6 @@
 """The two concave duals of sparsity-constrained transport, their gradients and their plans.
 
-    maximise  <P, U> - gamma / 2 |P|^2   over P >= 0 with row sums 1, column sums T / E, at most k non-zeros a column
+    maximise  <P, U> - gamma / 2 |P|^2   over P >= 0 with row sums 1, column sums T / E, at most k non-zeros per column
 
 | here | Routers (arXiv 2401.15969), eq. (9), and SparseOT (arXiv 2209.15466) |
 |---|---|
@@ -15,7 +15,7 @@ Ambiguity ledger
 
 TD-1: Which constant does the conjugate contain?
     Reading: none, `conj(x) = max <x, p> - gamma / 2 |p|^2`.
-    Alternative b: a constant for each column; gradients and plans are the same.
+    Alternative b: a constant per column; gradients and plans are the same.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py, _max_l2_top_k.
 """
 
@@ -63,8 +63,8 @@ def transport_semi_dual(
         P[:, e]         = the maximiser, which is the sparse projection of (alpha + U[:, e]) / gamma
         gradient[t]     = 1 - sum_e P[t, e]
 
-    Columns of P sum to T / E and have at most k non-zeros for every alpha. Rows sum to 1 only where the gradient is 0.
-    For k < T the problem is not convex, and the gradient need not be 0 at any alpha.
+    For every alpha, columns of P sum to T / E and have at most k non-zeros. Rows sum to 1 only where the gradient is 0.
+    For k < T the problem is not convex, and there may be no alpha with gradient 0.
 
     Args:
         potential: alpha, (tokens,).
@@ -97,7 +97,7 @@ def transport_semi_dual(
     return finite(semi_dual(alpha, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # an overflow is an error, of `check_overflow`
+@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
 def semi_dual(
     alpha: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> SemiDual:
@@ -129,7 +129,7 @@ def transport_dual(
         token_gradient[t]  = 1 - sum_e P[t, e]
         expert_gradient[e] = T / E - sum_t P[t, e]
 
-    Maximised over beta it is the semi-dual.
+    Its maximum over beta is the semi-dual.
 
     Args:
         token_potential: alpha, (tokens,).
@@ -163,7 +163,7 @@ def transport_dual(
     return finite(dual(alpha, beta, utility, 1.0, tokens / experts, capacity, gamma))
 
 
-@np.errstate(over="ignore", invalid="ignore")  # an overflow is an error, of `check_overflow`
+@np.errstate(over="ignore", invalid="ignore")  # `check_overflow` raises the error
 def dual(
     alpha: Array, beta: Array, utility: Array, row_mass: float, column_mass: float, nonzeros: int, gamma: float
 ) -> Dual:
@@ -180,7 +180,7 @@ def dual(
 
 
 def finite(found: Found) -> Found:
-    """The result of a dual, after a check that it is finite."""
+    """Returns the result of a dual after checking that it is finite."""
     for part in found:
         check_overflow(part)
     return found

@@ -1,4 +1,4 @@
-"""Solvers of the duals of sparsity-constrained transport: the reference, Adam, and L-BFGS."""
+"""Solvers for the duals of sparsity-constrained transport: Adam, the reference, and L-BFGS."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from moespec.spec.numerics import Array
 
 
 class Problem(NamedTuple):
-    """Columns of `utility` have the mass `column_mass` and at most `nonzeros` entries that are not 0, rows `row_mass`."""
+    """The plan's columns have mass `column_mass` and at most `nonzeros` non-zero entries, its rows mass `row_mass`."""
 
     utility: Array
     row_mass: float
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 
 def evaluate(potential: Array, problem: Problem) -> SemiDual:
-    """The objective at a potential: that of the rows and, for the dual, after them that of the columns."""
+    """The objective at a potential: the row potentials and, for the dual, the column potentials after them."""
     utility, row_mass, column_mass, nonzeros, gamma, objective = problem
     if objective == "semi_dual":
         return semi_dual(potential, utility, row_mass, column_mass, nonzeros, gamma)
@@ -30,13 +30,13 @@ def evaluate(potential: Array, problem: Problem) -> SemiDual:
 
 
 def start(problem: Problem) -> Array:
-    """The potential 0."""
+    """The initial potential, 0."""
     rows, columns = problem.utility.shape
     return np.zeros(rows if problem.objective == "semi_dual" else rows + columns)
 
 
 def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: float) -> Array:
-    """The potential after Adam on the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root.
+    """The potential that Adam reaches from 0 on the negative objective: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -59,13 +59,13 @@ def solve_adam(problem: Problem, steps: int, learning_rate: float, tolerance: fl
 
 
 def solve_lbfgs(problem: Problem) -> Array:
-    """The potential after L-BFGS-B on the negative objective from 0.
+    """The potential that L-BFGS-B reaches from 0 on the negative objective.
 
-    It ends when no entry of the gradient exceeds 1e-10, when no step in double precision makes the objective larger,
-    or after 500 iterations. Where all entries may be non-zero, so that the problem is convex, the gradient then has
-    entries up to about 1e-6 (measured on 60 random problems). Where fewer may be, the maximum can lie at a kink: the
-    gradient jumps there and is 0 at no potential, and the sums of the plan are wrong by as much. `evaluate` at the
-    potential says what was reached.
+    It stops when no gradient entry exceeds 1e-10, when no step in double precision improves the objective, or after 500
+    iterations. If all entries may be non-zero, the problem is convex and the final gradient has entries up to about
+    1e-6 (measured on 60 random problems). If fewer may be, the maximum can lie at a kink, where the gradient jumps and
+    no potential makes it 0. The row and column sums of the plan are then off by the remaining gradient. `evaluate` at
+    the potential returns this gradient.
 
     >>> from moespec.spec import softmax_affinity
     >>> from moespec.spec.examples import LOGITS
@@ -75,7 +75,7 @@ def solve_lbfgs(problem: Problem) -> Array:
     (-1.403344198988, True)
     """
 
-    from scipy.optimize import minimize  # here, since its import is slow
+    from scipy.optimize import minimize  # imported here because it is slow to import
 
     def negative(potential: Array) -> tuple[float, Array]:
         value, gradient, _ = evaluate(potential, problem)

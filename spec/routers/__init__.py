@@ -1,17 +1,17 @@
-"""The routers: each a file, which defines what every backend must compute for one routing group.
+"""The routers, one per file. Each file defines what every backend must compute for one routing group.
 
     route(params, tokens, options, *, noise=None, train=False)
 
-A router calls public functions of the specification on arrays. These calls are the steps that the conformance suite looks at
-one by one. No backend runs these files: `moespec.backends.routers` composes each router a second time, for arrays of groups.
-Tokens are (T, D). `noise` is used when given, scaled as the router says (`Router.noise` says what it takes); `train` chooses
-the capacity and, in BASE and S-BASE, how tokens are assigned. What an option does stands below its field or, where several routers
-have it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor` K T / E,
-rounded, with `eval_capacity_factor` in its place at evaluation, if there is one.
+A router calls public functions of the specification on arrays. The conformance suite checks these calls one by one.
+Backends do not run these files: `moespec.backends.routers` implements each router again, for arrays of groups. Tokens
+are (T, D). The router scales and uses `noise` if it is given; `Router.noise` describes it. `train` selects the capacity
+and, in BASE and S-BASE, how tokens are assigned. Each option is documented below its field or, if several routers share
+it, in `moespec.spec.options`. `options.capacity(train=train)` is the number of slots C of an expert: `capacity_factor`
+K T / E, rounded. At evaluation, `eval_capacity_factor`, if set, replaces `capacity_factor`.
 
-`moespec list routers` names the source of each, the models that use it, and what it balances, costs and drops.
+`moespec list routers` shows each router's source, the models that use it, and what it balances, costs and drops.
 
-The worked example, with a kernel that makes the tokens the logits:
+The worked example, with an identity kernel so that the tokens are the logits:
 
 >>> import numpy as np
 >>> from moespec.spec import ROUTERS, slot_tokens
@@ -33,7 +33,7 @@ The worked example, with a kernel that makes the tokens the logits:
 ([[4, 1], [5, 2], [3, 2]], 3.5213721945)
 >>> slots("sparsity_constrained_token_choice")
 ([[0, 1], [5, 6], [2, 3]], 2.9235894642)
->>> slots("importance_score", drop=0.2)  # 5 tokens are left; 2 slots for each of 3 experts
+>>> slots("importance_score", drop=0.2)  # 5 tokens remain; 3 experts have 2 slots each
 ([[4, 1], [5, 6], [3, 6]], 2.8478680303)
 """
 
@@ -74,17 +74,17 @@ from moespec.spec.routers.record import Router
 __all__ = ["ROUTERS", "Router", "RouterName", "Routers", "router_name"]
 
 
-MYPY = False  # but to mypy, which knows no `LiteralString`
+MYPY = False  # mypy treats it as True; it does not support `LiteralString`
 
 
 class NoSuchRouter:
-    """To a type checker what a literal name is that no router has."""
+    """The type that type checkers give to an unknown literal name."""
 
 
 class Routers(Names[Router[Any]]):
-    """Routers by name, and those of the user by `package.module:object`. To a type checker each has its own options.
+    """Routers by name, and user routers by `package.module:object`. Type checkers know the options of each built-in router.
 
-    bind: `bind(name, router)` makes of a router of the user the one that this table has.
+    bind: `bind(name, router)` returns this table's version of a user router.
     """
 
     def __init__(self, routers: Mapping[str, Router[Any]], bind: Callable[[str, Router[Any]], Router[Any]]) -> None:
@@ -92,11 +92,11 @@ class Routers(Names[Router[Any]]):
         self._bind, self._found, self._bound = bind, dict[str, Router[Any]](), dict[str, Router[Any]]()
 
     def find(self, name: str) -> None:
-        """Finds the router of the user by this name. torch.compile calls it while it traces, and traces a look at the dict alone."""
+        """Finds the user router of this name. torch.compile calls this while tracing, and traces only the dict lookup."""
         if not is_own(name):
             self.__missing__(name)
         found = find_own("router", name, Router)
-        if self._found.get(name) is not found:  # a notebook may define it again
+        if self._found.get(name) is not found:  # a notebook may redefine it
             self._found[name], self._bound[name] = found, self._bind(name, found)
 
     @overload
@@ -167,13 +167,13 @@ class Routers(Names[Router[Any]]):
 
 
 ROUTERS = Routers({name: globals()[name].ROUTER for name in get_args(RouterName)}, lambda _, router: router)
-"""The routers by name. `ROUTERS` of a backend are those that it computes."""
+"""The routers by name. `ROUTERS` of a backend has the routers that it computes."""
 
 
 def router_name(router: object) -> str:
-    """The name of a router: of a key of `ROUTERS`, of `package.module:object`, or of a `Router` of the user's own.
+    """The name of a router, given a key of `ROUTERS`, `package.module:object`, or a built-in or user `Router`.
 
-    Raises ConfigError for anything else, and for a module that is not imported.
+    Raises ConfigError for anything else, or if the module is not imported.
     """
     if isinstance(router, Router):
         return next((name for name, each in ROUTERS.items() if each is router), None) or own_name("router", router)

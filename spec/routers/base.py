@@ -1,11 +1,11 @@
-"""BASE layers: the best balanced assignment in training, the best expert of each token at evaluation.
+"""BASE layers: an optimal balanced assignment in training, each token's best expert at evaluation.
 
 | here | BASE (arXiv 2103.16716) |
 |---|---|
 | `kernel` (D, E) | expert embeddings w_e |
 | scores (T, E) | h_t . w_e |
 | group | all tokens of a batch |
-| `shards` | the workers, each of which assigns the tokens that are sent to it |
+| `shards` | the workers, each of which assigns the tokens that it receives |
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Options(RouterOptions):
     """parts into which the tokens of a group are dealt at random in training, each balanced separately"""
 
     def check_training(self) -> None:
-        """Training balances, so the experts must divide the tokens of each shard. Raises ConfigError."""
+        """Raises ConfigError unless `experts` divides the tokens of each shard, since training balances exactly."""
         if self.tokens % (self.experts * self.shards):
             tokens = f"{plural(self.tokens, 'tokens')} of a group"
             if self.tokens % self.shards:
@@ -45,17 +45,17 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts), its columns the embeddings of the experts: orthogonal, with the norm 0.1."""
+    """`kernel` (width, experts). Its columns are the expert embeddings: orthogonal, with norm 0.1."""
     return {"kernel": orthogonal(generator, (options.width, options.experts), 0.1)}
 
 
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one.
+    """With `train`, an optimal balanced assignment, with its gap among the metrics; otherwise the greedy assignment.
 
-    params: `kernel` (width, experts). noise: with several shards alone, (tokens,), uniform; tokens are dealt to the shards
-    by descending noise, and by index where it is None. The group is meant to be the whole batch. There are no auxiliary
+    params: `kernel` (width, experts). noise: (tokens,), uniform, only with several shards: tokens are dealt to the
+    shards by descending noise, or by index if it is None. The group should be the whole batch. There are no auxiliary
     losses.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
@@ -89,8 +89,8 @@ ROUTER = Router(
     init,
     route,
     lambda options: Noise((options.tokens,), (0.0, 1.0)) if options.shards > 1 else None,
-    balances="the load of the experts, exactly in training: by the best balanced assignment; nothing at evaluation",
-    cost="T D E, and in training the search for the best assignment",
+    balances="the load of the experts: exactly in training, by an optimal balanced assignment; nothing at evaluation",
+    cost="T D E, plus the search for the best assignment in training",
     drops="none",
     revision=2,
 )

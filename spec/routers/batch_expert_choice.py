@@ -1,4 +1,4 @@
-"""Batch-level Expert Choice: an expert takes its best tokens of a group of images, at evaluation as many as are predicted.
+"""Batch-level Expert Choice: an expert takes its best tokens from a group of images; at evaluation, a predictor sets how many.
 
 | here | DiffMoE (arXiv 2503.14487), KwaiVGI/DiffMoE |
 |---|---|
@@ -11,17 +11,17 @@
 Ambiguity ledger
 
 BE-1: Among which tokens does an expert choose in training?
-    Reading: among those of a group of several images, at best the batch.
+    Reading: among the tokens of several images, ideally of the batch.
         By: the paper, caption of Figure 2; KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train;
         theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_training.
-    Alternative b: among those of an image, at evaluation, too: `softmax_expert_choice`.
+    Alternative b: among the tokens of one image, also at evaluation: `softmax_expert_choice`.
         By: EC-DiT (arXiv 2410.02098), Algorithm 1; KwaiVGI/DiffMoE, models/models_ECDiT.py, SparseMoEBlock.forward.
 BE-2: Which tokens does an expert take at evaluation?
-    Reading: as many of its group as have a predicted probability above its threshold, those of the largest scores.
+    Reading: the n tokens with the largest scores, where n tokens of the group have a predicted probability above its threshold.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_eval.
-    Alternative b: those with a predicted probability above its threshold, each token alone (`eval_take="above"`).
+    Alternative b: each token with a predicted probability above its threshold (`eval_take="above"`).
         By: theAdamColton/diffmoe, diffmoe/diffmoe.py, DiffMoeMLP.forward_eval.
-    Alternative c: those with a score above a threshold of scores, without a predictor (`predictor=False`).
+    Alternative c: each token with a score above a threshold for scores, without a predictor (`predictor=False`).
 BE-3: What are the scores?
     Reading: the softmax over the experts.
         By: KwaiVGI/DiffMoE, models/models_DiffMoE.py, SparseMoEBlock.forward_train.
@@ -76,7 +76,7 @@ class Options(RouterOptions):
     """how much of the thresholds stays in a step"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if it has none, or more than tokens."""
+        """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""
         return self.tokens if not train and self.eval_capacity_factor is None else super().capacity(train=train)
 
 
@@ -90,7 +90,7 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 
 
 def state(options: Options) -> dict[str, Kept]:
-    """`thresholds` (experts,), 0 at the start."""
+    """`thresholds` (experts,), initially 0."""
     return {"thresholds": Kept((options.experts,))}
 
 
@@ -103,7 +103,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, else of as many tokens as are predicted, with the same weights.
+    """Expert Choice by the softmax. At evaluation, experts take the predicted number of tokens, with the same weights.
 
     There is no noise.
 
@@ -127,7 +127,7 @@ def route(
     check_logits(logits, options)
     scores = softmax_affinity(logits)
 
-    # What an expert takes at evaluation is decided by the scores, or by a prediction.
+    # The prediction, or else the scores, decide which tokens an expert takes at evaluation.
     by = scores
     if options.predictor:
         predicted = capacity_logits(tokens, params["w1"], params["b1"], params["w2"], params["b2"])
@@ -150,7 +150,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: State) -> State:
-    """The state after a step, of what all its groups `reached`: see `moved_thresholds`."""
+    """The state after a step, from the `reached` statistics of all its groups: see `moved_thresholds`."""
     thresholds = moved_thresholds(state["thresholds"], statistics["reached"], decay=options.threshold_decay)
     return {"thresholds": thresholds}
 
@@ -165,8 +165,8 @@ ROUTER = Router(
     update=update,
     decays=("kernel", "w1", "w2"),
     models=("DiffMoE",),
-    balances="the load, exactly in training: an expert chooses C tokens; about as well as it is predicted at evaluation",
-    cost="T D E, and T D (D + E) for the predictor; at evaluation an expert may be given every token",
+    balances="the load: exactly in training, where an expert chooses C tokens; as well as it is predicted at evaluation",
+    cost="T D E, plus T D (D + E) for the predictor; at evaluation an expert may get every token",
     drops="tokens that no expert chooses",
     revision=3,
 )

@@ -1,4 +1,4 @@
-"""What several routers have: initial parameters, the noise that they take, checks of sizes, and the record of the output."""
+"""Helpers that routers share: initial parameters, noise, size checks, losses and the output record."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,33 +28,33 @@ __all__ = [
 
 
 def init_kernel(generator: np.random.Generator, options: Any) -> Params:
-    """`kernel` (width, experts), and what `init_bias` has."""
+    """`kernel` (width, experts), and the parameters of `init_bias`."""
     return {"kernel": lecun_normal(generator, (options.width, options.experts), options.width), **init_bias(options)}
 
 
 def init_bias(options: Any) -> Params:
-    """`bias` (experts,) of 0, if the logits have one."""
+    """`bias` (experts,), all 0, if the logits have one."""
     return {"bias": np.zeros(options.experts, np.float32)} if getattr(options, "bias", False) else {}
 
 
 def jitter_noise(options: Any) -> Noise | None:
-    """Uniform on [-1, 1], for every entry of every token, unless there is no jitter."""
+    """Noise for the jitter, uniform on [-1, 1], for every entry of every token; None without jitter."""
     return Noise((options.tokens, options.width), (-1.0, 1.0)) if options.jitter else None
 
 
 def gating_noise(options: Any) -> Noise | None:
-    """Standard normal noise for the logits, unless its multiplier is 0; then the jitter, if there is any."""
+    """Standard normal noise for the logits or, if its multiplier is 0, the noise for the jitter."""
     return Noise((options.tokens, options.experts)) if options.noise_multiplier else jitter_noise(options)
 
 
 def check_logits(logits: Array, options: Any) -> None:
-    """ShapeError unless logits have the number of tokens and experts that the options say."""
+    """ShapeError unless the logits have the options' numbers of tokens and experts."""
     check_size("tokens", logits, -2, options.tokens, "options.tokens")
     check_size("kernel", logits, -1, options.experts, "options.experts")
 
 
 def scoped_balance_loss(scores: Array, *, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of scores with the load of a scope, which counts the first choices of its tokens or, with `choices`, more."""
+    """The balance loss with the load over a scope. The load counts the first choice of each token or, if set, `choices` of them."""
     load = None if scope == "group" else expert_load(scores, choices=choices or 1, scope=scope)
     return balance_loss(scores, load) if choices is None else balance_loss(scores, load, choices=choices)
 
@@ -68,11 +68,11 @@ def auxiliary_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> dict[str, Array]:
-    """The auxiliary losses whose weight is not 0.
+    """The auxiliary losses with non-zero weights.
 
-    `importance_loss` of the softmax of the logits; `load_loss` of the noisy logits, where there is noise, for so many `choices`;
-    `balance_loss` of the softmax of the noisy logits, or of the logits (`balance_logits`), which counts so many choices;
-    `z_loss` of the logits, or of the noisy logits (`z_logits`).
+    `importance_loss` uses the softmax of the logits. `load_loss` needs noise; it uses the noisy logits and `choices`.
+    `balance_loss` uses the softmax of the noisy or clean logits (`balance_logits`) and counts `counted` choices.
+    `z_loss` uses the clean or noisy logits (`z_logits`).
     """
     losses: dict[str, Array] = {}
     if options.importance_weight:
@@ -90,7 +90,7 @@ def auxiliary_losses(
 
 
 def output(options: Any, routing: Routing, losses: Mapping[str, Any] | None = None) -> RouterOutput:
-    """The routing with its losses, weighted by `<name>_weight` of the options, and with the unweighted ones among the metrics."""
+    """The routing with its losses, weighted by the options `<name>_weight`. The metrics include the unweighted losses."""
     losses = losses or {}
     weighted = {name: getattr(options, f"{name}_weight") * loss for name, loss in losses.items()}
     reported = {f"{name}_loss": loss for name, loss in losses.items()}

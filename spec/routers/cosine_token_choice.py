@@ -6,7 +6,7 @@
 | `dimensions` P | d_e, E / 2 |
 | `temperature` | tau |
 
-`temperature_form="log_scale"` with a bias of the projection is Tutel's, "divide" without one X-MoE's.
+Tutel uses `temperature_form="log_scale"` with a projection bias; X-MoE uses "divide" without one.
 """
 
 import math
@@ -65,8 +65,8 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`projection` (width, dimensions), `embeddings` (dimensions, experts), small as Tutel's, `temperature`, a scalar, and
-    `projection_bias` (dimensions,) of 0 if there is one."""
+    """`projection` (width, dimensions), `embeddings` (dimensions, experts), small as in Tutel, a scalar
+    `temperature` and, if there is one, `projection_bias` (dimensions,), all 0."""
     projection = lecun_normal(generator, (options.width, options.dimensions), options.width)
     embeddings = generator.normal(0.0, 0.01, (options.dimensions, options.experts)).astype(np.float32)
     start = options.initial_temperature
@@ -80,8 +80,8 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the affinity of the noisy cosine logits.
 
-    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the logits.
-    train: whether the capacity is that of training.
+    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`.
+    train: whether to use the training capacity.
 
     Source: microsoft/Tutel, tutel/gates/cosine_top.py; X-MoE, section 3.1.
     """
@@ -124,6 +124,6 @@ ROUTER = Router(
     models=("Swin-MoE", "X-MoE"),
     balances="the load of the experts, by the balance loss",
     cost="T P (D + E)",
-    drops="tokens beyond the capacity of the experts that they choose",
+    drops="tokens beyond the capacity of their chosen experts",
     revision=3,
 )

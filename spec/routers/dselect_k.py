@@ -1,4 +1,4 @@
-"""DSelect-k: K selectors with trained codes of experts, by token or the same for all tokens.
+"""DSelect-k: K selectors with trained expert codes, per token or shared by all tokens.
 
 | here | DSelect-k (arXiv 2106.03760) |
 |---|---|
@@ -44,7 +44,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`bias` (choices * (bits + 1),) and, for a gate by token, `kernel` (width, choices * (bits + 1))."""
+    """`bias` (choices * (bits + 1),) and, for a per-token gate, `kernel` (width, choices * (bits + 1))."""
     bits = code_bits(options.experts)
 
     def columns(*rows: int) -> Array:
@@ -59,19 +59,19 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Each token goes to the experts that its selectors are on. There is no noise.
+    """Each token goes to the experts that its selectors pick. There is no noise.
 
-    params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and for a gate by token `kernel`, (width,
-    choices * (bits + 1)). The losses are computed at evaluation, too.
+    params: `bias`, (choices * (bits + 1),) with `bits = ceil(log2 experts)`, and, for a per-token gate, `kernel`,
+    (width, choices * (bits + 1)). The losses are also computed at evaluation.
 
-    Source: DSelect-k; the readings that its text leaves open are in the ledgers of `dselect_k` and `dselect_k_losses`.
+    Source: DSelect-k. The ledgers of `dselect_k` and `dselect_k_losses` list what the paper leaves open.
 
     >>> from moespec.spec import ROUTERS
     >>> from moespec.spec.examples import LOGITS
     >>> router = ROUTERS["dselect_k"]
     >>> options = router.options(width=3, experts=4, tokens=6, choices=1, selector_gamma=4.0)
     >>> output = router.route({"kernel": np.eye(3), "bias": np.zeros(3)}, LOGITS, options)
-    >>> output.routing.combine.sum(axis=2).round(4).tolist()[:2]  # one selector: bits of the codes 1, 0 and 2, 0.5
+    >>> output.routing.combine.sum(axis=2).round(4).tolist()[:2]  # one selector: code bits (1, 0) and (2, 0.5)
     [[0.0781, 0.0781, 0.4219, 0.4219], [0.0, 0.0, 0.3164, 0.6836]]
     >>> output.routing.dispatch.sum(axis=(0, 2)).astype(int).tolist()  # tokens of each expert
     [3, 4, 5, 6]
@@ -97,7 +97,7 @@ ROUTER = Router(
     init,
     route,
     revision=3,
-    balances="nothing; a loss keeps the reachable codes of a selector whole",
-    cost="T D K (1 + log2 E) and T K E; an expert may be given every token",
+    balances="nothing; a loss keeps selectors away from codes without an expert",
+    cost="T D K (1 + log2 E), plus T K E; an expert may get every token",
     drops="none",
 )

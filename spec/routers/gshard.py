@@ -1,4 +1,4 @@
-"""GShard's top-2: two experts with gates that sum to 1, the second kept at random, more often the larger its gate is.
+"""GShard's top-2: two experts with gates that sum to 1; the second is kept with a probability that grows with its gate.
 
 | here | GShard (arXiv 2006.16668), Algorithm 1 |
 |---|---|
@@ -6,7 +6,7 @@
 | `noise` (T,), uniform on [0, 1) | rnd |
 | `balance_weight` | k, the weight of the auxiliary loss |
 
-The ledger of `moespec.spec.algorithms.gshard` (GS-1 to GS-6) is that of this router.
+`moespec.spec.algorithms.gshard` has the ledger of this router (GS-1 to GS-6).
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Options(RouterOptions):
 
 
 def noise(options: Options) -> Noise | None:
-    """Draws that keep a second expert or not, or that sample it; else the jitter, if there is any."""
+    """Draws that decide whether to keep the second expert, or sample it; otherwise the noise for the jitter, if any."""
     if options.second_expert == "sampled":
         return Noise((options.tokens, options.experts), (2.0**-24, 1.0))
     return Noise((options.tokens,), (0.0, 1.0)) if options.second_expert == "random" else jitter_noise(options)
@@ -79,10 +79,9 @@ def route(
 ) -> RouterOutput:
     """Token Choice of two experts by the softmax, with gates that sum to 1 over the two.
 
-    noise: (tokens,), uniform draws from [0, 1): a token keeps its second expert if twice the gate of that
-    expert, normalised over the two best, is greater; for a sampled
-    second expert (tokens, experts), uniform draws from (0, 1); None (evaluation): the second-best, which every token keeps.
-    train: whether the capacity is that of training.
+    noise: (tokens,), uniform on [0, 1): a token keeps its second expert if twice that expert's gate, normalised over
+    the two best, exceeds the draw. For a sampled second expert: (tokens, experts), uniform on (0, 1). None
+    (evaluation): every token keeps its second-best expert. train: whether to use the training capacity.
 
     Source: GShard, Algorithm 1. A sampled second expert: facebookresearch/fairseq, fairseq/modules/moe/top2gate.py,
     top2gating.
@@ -107,7 +106,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     scores = softmax_affinity(logits)
 
-    # The second expert: in training it is kept at random, or sampled. The scores remain the weights.
+    # In training, the second expert is kept at random or sampled. The scores remain the weights.
     selection = scores
     keep: Array | None = None
     if noise is not None and options.second_expert == "sampled":
@@ -149,7 +148,7 @@ ROUTER = Router(
     models=("NLLB-MoE",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
-    drops="tokens beyond the capacity of the experts that they choose, and in training second choices at random",
+    drops="tokens beyond the capacity of their chosen experts, and random second choices in training",
     functions=("gshard_keep", "gshard_sample"),
     revision=5,
 )

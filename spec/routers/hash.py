@@ -1,12 +1,12 @@
-"""The hash layer as a router: it takes token ids, and its tables are parameters that training leaves as they are.
+"""The hash layer as a router: it takes token ids, and its tables are parameters that are not trained.
 
 | here | Hash (arXiv 2106.04426) |
 |---|---|
 | `ids` (T,) | the token x_t; see `token_ids` |
 | `tables` (N, V) | hash(.), N of them for MultiHash |
 
-The tables are whole numbers in a floating array, so that they travel with the parameters through every backend and
-checkpoint; no gradient reaches them, and the optimiser leaves them as they are.
+The tables are integers in a floating array, so that every backend and checkpoint treats them as parameters. They get no
+gradient, and the optimiser does not change them.
 
 >>> from moespec.spec import ROUTERS, slot_tokens
 >>> router = ROUTERS["hash"]
@@ -67,12 +67,12 @@ def route(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Each token goes to the expert of its id. Without ids, the place of a token is its id.
+    """Each token goes to the expert of its id. Without ids, the position of a token is its id.
 
-    params: `tables` (hashes, ids), whole numbers. ids: (tokens,) integers below V. There is no noise, and training routes as
-    evaluation does, unless `eval_capacity_factor` is given.
+    params: `tables` (hashes, ids), integers. ids: (tokens,) integers below V. There is no noise. Training and
+    evaluation route alike unless `eval_capacity_factor` is set.
 
-    Raises ConfigError for MultiHash, which is not a routing.
+    Raises ConfigError for MultiHash, which has no routing.
     """
     if options.hashes != 1:
         raise ConfigError(
@@ -94,9 +94,9 @@ ROUTER = Router(
     route,
     needs="ids",
     decays=(),
-    frozen=("tables", "codebook"),  # the codebook of a model that makes ids of its patches
-    balances="what its table balances: the frequencies of the ids",
-    cost="a look into a table",
-    drops="none, unless a capacity is given",
+    frozen=("tables", "codebook"),  # a model that computes ids from patches has a codebook
+    balances="the id frequencies, if the table balances them",
+    cost="a table lookup",
+    drops="none, unless a capacity is set",
     revision=2,
 )

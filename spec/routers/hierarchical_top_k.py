@@ -1,10 +1,10 @@
-"""Hierarchical noisy top-k gating: a token chooses branches, and experts in each of them.
+"""Hierarchical noisy top-k gating: a token chooses branches, and experts in each branch.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix B |
 |---|---|
 | `branches` | a |
 | the first a columns of `kernel`, `noise_kernel` (D, a + E) | W_g, W_noise of the primary gating network |
-| the others, b = E / a for each branch in turn | those of the secondary gating networks |
+| the remaining columns, b = E / a per branch in turn | W_g, W_noise of the secondary gating networks |
 | `choices_per_level` | k, 2 in appendix C.1 |
 | `importance_weight`, `load_weight` | w_importance, w_load |
 """
@@ -49,7 +49,7 @@ class Options(RouterOptions):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """Branches a, and experts b of each. Raises ConfigError unless all branches have as many."""
+        """Branches a, and experts b per branch. Raises ConfigError unless `branches` divides `experts`."""
         branches = self.branches
         if branches is None:
             branches = max([n for n in range(1, math.isqrt(self.experts) + 1) if self.experts % n == 0])
@@ -59,12 +59,12 @@ class Options(RouterOptions):
 
     @property
     def columns(self) -> int:
-        """Logits of a token: those of the branches and those of all experts."""
+        """Logits per token: one for each branch and one for each expert."""
         return self.levels[0] + self.experts
 
     @property
     def requests(self) -> tuple[int, int]:
-        """Every token asks, for each choice in each of its branches."""
+        """Every token requests one slot for each choice in each of its branches."""
         branches, experts = self.levels
         return self.tokens, min(self.choices_per_level, branches) * min(self.choices_per_level, experts)
 
@@ -77,13 +77,12 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. A gate is the product of the gates of both levels, and also the weight.
+    """Token Choice by the gates. A gate is the product of the gates of both levels and also the combine weight.
 
-    A gate that underflows to 0 is that of any expert; its weight is 0 in any case.
+    If a gate underflows to 0, the choice may be any expert; its weight is 0 in any case.
 
-    params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), a draw
-    of the standard normal; None (evaluation) for no noise and no load loss. train: whether the capacity is that of
-    training.
+    params: `kernel` and `noise_kernel`, (width, branches + experts) each. noise: (tokens, branches + experts), standard
+    normal, or None (evaluation) for no noise and no load loss. train: whether to use the training capacity.
 
     Source: Shazeer et al. 2017, appendix B.
 
@@ -128,6 +127,6 @@ ROUTER = Router(
     decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses of the hierarchy",
     cost="2 T D (a + E)",
-    drops="none, unless a capacity is given",
+    drops="none, unless a capacity is set",
     revision=3,
 )

@@ -6,18 +6,18 @@
 | scores (images, E) | softmax(W x), of an image x |
 | `choices` | k |
 
-An image needs the parameters of `choices` experts alone. The losses are of images, so that they see what a group of several does;
-of a group of one they ask that this image chooses all experts alike.
+An image needs the parameters of only `choices` experts. The losses are computed over images, so they balance a group of
+several images. In a group of one, they push the image toward choosing all experts equally.
 
 Ambiguity ledger
 
 IM-2: Where is the router?
-    Reading: in each layer, which chooses anew.
-    Alternative b: before the layers with experts, once for all of them.
+    Reading: in each layer, and each layer chooses separately.
+    Alternative b: before the MoE layers, once for all of them.
         By: the paper, section 2.2 (Figure 2c).
 IM-3: What trains the router?
-    Reading: the loss through the weights, and the losses of balance with a weight.
-    Alternative b: a cross-entropy with the super-class of the image, too, one for each expert.
+    Reading: the task loss through the combine weights, and the balance losses with non-zero weights.
+    Alternative b: also a cross-entropy with the image's super-class, where each expert has one super-class.
         By: the paper, section 2.2.
 """
 
@@ -110,8 +110,8 @@ ROUTER = Router(
     init_kernel,
     route,
     models=("Mobile V-MoE",),
-    balances="the images of the experts in a group, by its losses if they have weights",
-    cost="T D for the mean of images, D E for each of them",
-    drops="none, unless a capacity is given",
+    balances="the images of each expert in a group, by losses with non-zero weights",
+    cost="T D for the means of the images, plus D E per image",
+    drops="none, unless a capacity is set",
     revision=3,
 )

@@ -1,9 +1,9 @@
-"""Importance-score routing: Token Choice by the softmax among the most important tokens, also at evaluation.
+"""Importance-score routing: Token Choice by the softmax among the most important tokens, in training and at evaluation.
 
 | here | Sparse-MLP (arXiv 2109.02008), section 2.2 |
 |---|---|
 | `kernel` (D, E) | gate |
-| `drop` | 10 %, the fraction of the channels that are removed |
+| `drop` | 10 %, the fraction of channels that are removed |
 """
 
 from dataclasses import dataclass
@@ -57,13 +57,13 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax among the most important tokens.
 
-    noise: (tokens, experts), standard normal. The losses see all tokens, also those that are removed.
+    noise: (tokens, experts), standard normal. The losses also count the removed tokens.
 
     >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
     >>> router = ROUTERS["importance_score"]
-    >>> options = router.options(width=3, experts=3, tokens=6, drop=0.2)  # token 2 is removed, 0 finds no room
+    >>> options = router.options(width=3, experts=3, tokens=6, drop=0.2)  # token 2 is removed; token 0 gets no slot
     >>> slot_tokens(router.route({"kernel": np.eye(3)}, LOGITS, options).routing).tolist()
     [[4, 1], [5, 6], [3, 6]]
     """
@@ -97,8 +97,8 @@ ROUTER = Router(
     route,
     gating_noise,
     balances="the load of the experts, by the importance and load losses",
-    cost="T D E, and a sort of the tokens",
-    drops="the fraction `drop` of least importance, and tokens beyond the capacity of the experts that they choose",
+    cost="T D E, plus a sort of the tokens",
+    drops="the least important fraction `drop`, and tokens beyond the capacity of their chosen experts",
     functions=("importance_score_choice", "importance_score_order"),
     revision=5,
 )

@@ -1,4 +1,4 @@
-"""Mixture-of-Depths: a block takes its best tokens alone, by a router's weight, and the others pass by it.
+"""Mixture-of-Depths: a block processes only its best tokens, by router weight, and the others bypass it.
 
 | here | Mixture-of-Depths (arXiv 2404.02258), section 3.4 |
 |---|---|
@@ -8,7 +8,7 @@
 | expert | the block f |
 
 The paper has one expert: `experts=1` with `capacity_factor` as the fraction. The residual connection around the layer carries the
-tokens that are not chosen. Here the expert is the MLP of a block; the paper's f has the attention, too.
+tokens that are not chosen. Here the expert is the MLP of a block; the paper's f also includes the attention.
 
 Ambiguity ledger
 
@@ -20,25 +20,25 @@ MD-1: What weights the output of the block?
     Alternative c: its softmax over the chosen tokens.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
 MD-2: How are tokens chosen at evaluation?
-    Reading: as in training, the best of the group: all tokens of an image are there at once.
+    Reading: as in training, the best of the group, since all tokens of an image are available.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; astramind-ai/Mixture-of-depths,
         MoD/MoD.py, MoD.forward.
-    Alternative b: a second router, trained by a binary cross-entropy to say whether a token is among the best, decides for each
-        token alone, as sampling one token after another needs it.
+    Alternative b: a second router decides for each token independently, as autoregressive sampling requires. A binary
+        cross-entropy trains it to predict whether a token is among the best.
         By: the paper, section 3.5; Mixture-AI/Mixture-of-Depths, MoD/MoD.py, MoDTransformerBlock.forward.
-MD-3: Is the C-th best token of a group among the chosen?
+MD-3: Is the C-th best token of a group chosen?
     Reading: yes, C tokens are chosen.
         By: kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
-    Alternative b: no, only those above it, unless it is the first.
+    Alternative b: no, only the tokens above it, unless C is 1.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward.
 
 Often done differently
 
-MD-4: What becomes of a chosen token's own value?
-    Reading: it stays, and the weighted output of the block is added.
+MD-4: What happens to the input value of a chosen token?
+    Reading: it is kept, and the weighted output of the block is added.
         By: the paper, eq. (1); kyegomez/Mixture-of-Depths, mixture_of_depths/main.py, MoD.forward.
-    Alternative b: the weighted output of the block, which has its own residual connection, takes its place.
+    Alternative b: it is replaced by the weighted output of the block, which includes the block's own residual connection.
         By: astramind-ai/Mixture-of-depths, MoD/MoD.py, MoD.forward; Mixture-AI/Mixture-of-Depths, MoD/MoD.py,
         MoDTransformerBlock.forward.
 """
@@ -75,7 +75,7 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits, which combine too, or their sigmoid does. There is no noise.
+    """Expert Choice by the logits, combined with the logits or their sigmoid. There is no noise.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -105,6 +105,6 @@ ROUTER = Router(
     models=("Mixture-of-Depths",),
     balances="the load, exactly: an expert chooses C tokens",
     cost="T D E",
-    drops="tokens that no expert chooses, on purpose: they cost nothing",
+    drops="tokens that no expert chooses, on purpose, to save computation",
     revision=2,
 )

@@ -1,4 +1,4 @@
-"""The names of the routers as a type, by which editors complete them and type checkers find a wrong one."""
+"""Router names as a type, so that editors complete them and type checkers reject unknown names."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Noisy top-k gating: Token Choice by logits with noise of a learned scale, combined with the gates of the chosen.
+"""Noisy top-k gating: Token Choice by logits with noise of a learned scale, combined with the gates of the chosen experts.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538) |
 |---|---|
@@ -50,7 +50,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` and `noise_kernel` (width, experts), all 0: every expert is equally likely, and the noise has the scale log 2."""
+    """`kernel` and `noise_kernel` (width, experts), all 0: every expert is equally likely, and the noise scale is log 2."""
     return {name: np.zeros((options.width, options.experts), np.float32) for name in ("kernel", "noise_kernel")}
 
 
@@ -59,17 +59,17 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy logits H, combined with the gates G.
 
-    With `batch_priority` the priority is the noisy logit, not the gate: with K = 1 every gate is 1.
+    `batch_priority` uses the noisy logits instead of the gates, because with K = 1 every gate is 1.
 
-    params: `kernel` and `noise_kernel`, (width, experts) each. noise: (tokens, experts), a draw of the standard normal;
-    None (evaluation) for no noise and no load loss. train: whether the capacity is that of training.
+    params: `kernel` and `noise_kernel`, (width, experts) each. noise: (tokens, experts), standard normal; None
+    (evaluation) for no noise and no load loss. train: whether to use the training capacity.
 
     Source: Shazeer et al. 2017, section 2.1 and appendix A.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS, NOISE
     >>> router = ROUTERS["noisy_top_k"]
-    >>> params = {"kernel": np.eye(3), "noise_kernel": np.zeros((3, 3))}  # noise of the scale log 2
+    >>> params = {"kernel": np.eye(3), "noise_kernel": np.zeros((3, 3))}  # noise scale log 2
     >>> for noise in (None, NOISE):
     ...     routing = router.route(params, LOGITS, router.options(width=3, experts=3, tokens=6), noise=noise).routing
     ...     print(slot_tokens(routing).tolist(), routing.combine.sum(axis=(0, 2)).round(6).tolist())
@@ -120,6 +120,6 @@ ROUTER = Router(
     decays=("kernel", "noise_kernel"),
     balances="the load of the experts, by the importance and load losses",
     cost="2 T D E",
-    drops="none, unless a capacity is given",
+    drops="none, unless a capacity is set",
     revision=5,
 )

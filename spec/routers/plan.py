@@ -1,4 +1,4 @@
-"""Which scores weight the outputs of experts where a plan selects.
+"""The combine scores of routers that select by a transport plan.
 
 | here | Routers (arXiv 2401.15969), sections 2.2, 2.4 and 2.5 |
 |---|---|
@@ -7,34 +7,34 @@
 
 Ambiguity ledger
 
-RT-1: Of which logits is the combine softmax, if there is noise?
-    Reading: of the noisy ones, which made the plan.
+RT-1: If there is noise, which logits does the combine softmax use?
+    Reading: the noisy logits, from which the plan is computed.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopItemsPerExpertRouter.
-    Alternative b: of the clean ones (`combine_from_clean_logits`).
+    Alternative b: the clean logits (`combine_from_clean_logits`).
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
 SK-5: Are the Sinkhorn routers noisy in training?
-    Reading: yes, the logits of the plan get noise of the standard deviation `noise_multiplier / E`.
+    Reading: yes, the logits of the plan get noise with standard deviation `noise_multiplier / E`.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
     Alternative b: no (`noise_multiplier=0`).
         By: the paper, eq. (8).
 SK-6: Which choices does the load loss of a Sinkhorn router count?
-    Reading: the K largest logits of a token, though the plan chooses.
+    Reading: the K largest logits of a token, although the plan selects.
         By: google-research/vmoe, vmoe/projects/sparsity_constrained_ot/kl_projection_routing.py,
         KLProjectionNoisyTopExpertsPerItemRouter.
-    Alternative b: its K largest entries of the plan.
+    Alternative b: the K largest plan entries of a token.
 RT-4: Are the sparsity-constrained routers noisy in training?
-    Reading: no, unless `noise_multiplier` is set, which is 0 by default.
+    Reading: no, unless `noise_multiplier` (default 0) is set.
         By: the paper, eq. (9);
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ksparse_projection_routing.py,
         KSparseProjectionTransportTopItemsPerExpertRouter and KSparseProjectionTransportTopExpertsPerItemRouter.
-    Alternative b: yes, with the standard deviation 1 / E by default, as the other routers of the study.
+    Alternative b: yes, with standard deviation 1 / E by default, like the other routers of the study.
 
 Often done differently
 
-RT-2: Which weights do the plan routers combine with?
+RT-2: Which weights do plan-based routers combine with?
     Reading: the softmax. The plan selects and carries no gradient.
         By: the paper, sections 2.2 and 3.4;
         google-research/vmoe, vmoe/projects/sparsity_constrained_ot/ot_routing.py, _replace_combine_weights.
@@ -50,7 +50,7 @@ __all__ = ["combine_scores"]
 
 
 def combine_scores(plan: Array, logits: Array, noisy: Array, *, combine_with: str, from_clean: bool) -> Array:
-    """The softmax of the noisy logits or, `from_clean`, of those without noise; with `combine_with="plan"` the plan itself."""
+    """The softmax of the noisy logits or, with `from_clean`, of the clean logits; with `combine_with="plan"`, the plan."""
     if combine_with == "plan":
         return plan
     return softmax_affinity(logits if from_clean else noisy)

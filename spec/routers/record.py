@@ -1,4 +1,4 @@
-"""What a router is: its record, with its options, initial parameters and routing function."""
+"""The record of a router: its options, initial parameters and routing function."""
 
 import inspect
 from collections.abc import Callable
@@ -23,17 +23,17 @@ def _no_noise(options: Any) -> None:
 
 
 def _stateless(options: Any) -> dict[str, Kept]:
-    """The router keeps nothing."""
+    """The router has no state."""
     return {}
 
 
 def _no_update(options: Any, state: State, statistics: State) -> State:
-    """The router keeps nothing, so that nothing is updated."""
+    """The router has no state to update."""
     return {}
 
 
 def _fields(options: Any) -> set[str]:
-    """The names of the fields of a dataclass, none of anything else."""
+    """The field names of a dataclass; empty for anything else."""
     return {each.name for each in fields(options)} if is_dataclass(options) else set()
 
 
@@ -41,30 +41,30 @@ def _fields(options: Any) -> set[str]:
 class Router(Generic[OptionsOf]):
     """One router.
 
-    name: the last part of the name of its module. source: where the literature defines it. Options: the class of its options.
+    name: the last part of its module's name. source: where the literature defines it. Options: the class of its options.
     init: `init(generator, options)` returns NumPy parameters (float32).
-    route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its metrics,
-        and the statistics that `update` takes; with `state` for a router that keeps one, and what `needs` names. tokens:
-        (tokens, width), in a backend (groups, tokens, width). params: as `init` returns them. options: of the class `Options`,
-        or of another class with the same fields. noise: of the shape that `noise(options)` says, or None for none. train:
-        whether it is training. It raises ConfigError for the options of another router, a parameter that is missing, or a
-        state with other names; ShapeError, DtypeError or ContractError, as the public functions that it calls do, for arrays
-        that they do not accept.
-    noise: `noise(options)` says what noise the router takes in training, None for none.
-    state: `state(options)` says what the router keeps from step to step, by name: what no optimiser touches, which `route` reads.
-    update: `update(options, state, statistics)` returns the state after a step: of that before it, and the statistics of all
-        tokens of the step, summed. It raises ConfigError for a router that keeps no state, and for a state with other names.
-    needs: what `route` takes besides the tokens: "ids", (tokens,) integers, or nothing.
-    decays, frozen: names of parameters: of those that weight decay applies to, and of what is kept among the parameters but not
-        trained, which no gradient reaches.
-    models: published models that route with it, some with options of it.
-    balances, cost, drops: in words, what it keeps in balance and by what means; what the routing of a group costs, in
-        multiply-adds unless it says something else; which tokens may be left without an expert.
-    compose, compose_update: of a router of the user's own, `route` and `update` for JAX and torch: with a backend `B` as first argument,
-        on arrays with a leading axis of groups, `compose(B, params, tokens, options, ...)`. moespec has its own in
-        `moespec.backends.routers`.
-    revision, functions: of its row in the conformance matrix; `functions` are public functions that belong to this row,
-        besides the router itself.
+    route: `route(params, tokens, options, *, state, noise, train)` returns the routing of the tokens, its losses, its
+        metrics, and the statistics for `update`. It also takes `state` if the router has one, and the input that
+        `needs` names. tokens: (tokens, width), in a backend (groups, tokens, width). params: as returned by `init`.
+        options: of the class `Options`, or of another class with the same fields. noise: with the shape of
+        `noise(options)`, or None for no noise. train: whether it is training. It raises ConfigError for the options of
+        another router, a missing parameter, or a state with other names. Like the public functions that it calls, it
+        raises ShapeError, DtypeError or ContractError for invalid arrays.
+    noise: `noise(options)` describes the noise that the router takes in training; None for no noise.
+    state: `state(options)` describes, by name, the state kept from step to step. `route` reads it; no optimiser changes it.
+    update: `update(options, state, statistics)` returns the state after a step, given the state before it and the
+        statistics summed over all tokens of the step. It raises ConfigError for a router without state, and for a state
+        with other names.
+    needs: an additional input of `route`: "ids", (tokens,) integers, or "" for none.
+    decays, frozen: names of parameters: `decays` get weight decay; `frozen` are not trained and get no gradient.
+    models: published models that use this router, some with non-default options.
+    balances, cost, drops: in words, what it balances and how; the cost of routing a group, in multiply-adds unless
+        stated otherwise; which tokens may get no expert.
+    compose, compose_update: for a user router, `route` and `update` for JAX and torch: `compose(B, params, tokens,
+        options, ...)` takes a backend `B` first, and arrays with a leading axis of groups. Built-in routers have theirs
+        in `moespec.backends.routers`.
+    revision, functions: of its row in the conformance matrix. `functions` lists public functions in this row besides
+        the router.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Router(Generic[OptionsOf]):
     functions: tuple[str, ...] = field(kw_only=True, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "__module__", self.name)  # of a router of the user's own, by which it is found
+        object.__setattr__(self, "__module__", self.name)  # user routers are looked up by module
         object.__setattr__(self, "name", self.name.rpartition(".")[2])
         self._check_functions()
         object.__setattr__(self, "route", self._checked_route(self.route))
@@ -98,7 +98,7 @@ class Router(Generic[OptionsOf]):
         return f"Router({self.name!r})"
 
     def _check_functions(self) -> None:
-        """ConfigError for a class of options that is none, or a function that cannot be called as it will be."""
+        """ConfigError unless `Options` is a class of options and each function accepts the arguments that it will get."""
         if not (isinstance(self.Options, type) and issubclass(self.Options, RouterOptions)):
             raise ConfigError(f"router {self.name!r}: Options={self.Options!r}: expected a subclass of RouterOptions")
         counts = {"init": 2, "noise": 1, "state": 1, "route": 3, "update": 3, "compose": 4, "compose_update": 4}
@@ -114,7 +114,7 @@ class Router(Generic[OptionsOf]):
                 raise ConfigError(f"router {self.name!r}: {name}: {expected}: {error}") from None
 
     def _check_output(self, output: Any) -> RouterOutput:
-        """What `route` returns. Raises ConfigError unless it is a RouterOutput, whose losses are scalars: means over the groups."""
+        """The output of `route`. Raises ConfigError unless it is a RouterOutput with scalar losses, which are means over the groups."""
         if not isinstance(output, RouterOutput):
             raise ConfigError(f"router {self.name!r}: route: expected a RouterOutput, got {type(output).__name__}")
         for name, loss in output.losses.items():
@@ -124,9 +124,9 @@ class Router(Generic[OptionsOf]):
 
     @property
     def options(self) -> type[OptionsOf]:
-        """Makes its options, as its class `Options` does: `router.options(width=384, experts=8, tokens=196)`.
+        """Creates its options, like the class `Options`: `router.options(width=384, experts=8, tokens=196)`.
 
-        Raises ConfigError for an option that it does not have, or a value that an option cannot have.
+        Raises ConfigError for an unknown option or an invalid value.
         """
 
         def options(**values: Any) -> OptionsOf:
@@ -136,7 +136,7 @@ class Router(Generic[OptionsOf]):
         return cast("type[OptionsOf]", options)
 
     def initial_state(self, options: Any) -> State:
-        """The state before the first step: NumPy arrays (float32) by name, none for a router that keeps nothing."""
+        """The state before the first step: NumPy arrays (float32) by name; empty for a router without state."""
         return {name: np.full(kept.shape, kept.value, np.float32) for name, kept in self.state(options).items()}
 
     def _checked_route(self, route: Callable[..., RouterOutput]) -> Callable[..., RouterOutput]:
@@ -178,7 +178,7 @@ class Router(Generic[OptionsOf]):
             )
 
     def _check_state(self, options: Any, state: State | None) -> bool:
-        """Whether there is a state. ConfigError unless it has the names that it must have, ShapeError for other shapes."""
+        """Whether the router has a state. Raises ConfigError for wrong names, ShapeError for wrong shapes."""
         wanted = self.state(options)
         if sorted(wanted) != sorted(state or {}):
             expected = f"{sorted(wanted)}, as of `initial_state`" if wanted else "none"
@@ -191,7 +191,7 @@ class Router(Generic[OptionsOf]):
 
     @property
     def stateful(self) -> bool:
-        """Whether it keeps something from step to step."""
+        """Whether it keeps a state from step to step."""
         return self.state is not _stateless
 
     @property

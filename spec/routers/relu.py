@@ -1,4 +1,4 @@
-"""ReLU routing: a token goes to the experts whose logits are above 0, however many, with these as weights.
+"""ReLU routing: a token goes to all experts with logits above 0, and the logits are the weights.
 
 | here | ReMoE (arXiv 2412.14711), section 3 |
 |---|---|
@@ -7,19 +7,19 @@
 | `penalty`, a state | lambda, from `initial_penalty` |
 | `penalty_multiplier` | alpha |
 
-The paper drops no token: `capacity_factor` is infinite unless given, and then an expert keeps the tokens of its largest gates.
+The paper drops no token: `capacity_factor` is infinite by default. If it is set, an expert keeps the tokens with its largest gates.
 
 Ambiguity ledger
 
-RE-4: Have the layers of a model one penalty?
-    Reading: no, each its own, moved by its own sparsity.
-    Alternative b: yes, moved by the mean sparsity of all layers.
+RE-4: Do the layers of a model share one penalty?
+    Reading: no, each layer has its own, updated by its own sparsity.
+    Alternative b: yes, updated by the mean sparsity of all layers.
         By: the paper, eqs. (6)-(8); thu-ml/ReMoE, megatron/training/training.py, train.
 
 Often done differently
 
-RE-5: How many experts has a token?
-    Reading: as many as have a gate above 0, also none.
+RE-5: How many experts does a token have?
+    Reading: all with a gate above 0, possibly none.
         By: the paper, section 3.2; thu-ml/ReMoE, megatron/core/transformer/moe/router.py,
         ReLURouter.l1_reg_load_balancing.
     Alternative b: the K best of these.
@@ -59,7 +59,7 @@ class Options(RouterOptions):
     """what the penalty is multiplied with after a step with too many gates above 0, and divided by after one with too few"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert, at most one for each token."""
+        """Slots C of an expert, at most one per token."""
         return min(super().capacity(train=train), self.tokens)
 
 
@@ -77,7 +77,7 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """All tokens with a gate above 0, weighted by it, and the loss with the penalty. There is no noise.
+    """Experts take the tokens with a gate above 0, weighted by the gate. The loss uses the penalty. There is no noise.
 
     state: `penalty`, a scalar. `statistics["excess"]`: `excess_gates`.
 
@@ -112,7 +112,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: State) -> State:
-    """The state after a step, of the `excess` of all its tokens: see `renewed_penalty`."""
+    """The state after a step, from the `excess` of all its tokens: see `renewed_penalty`."""
     multiplier = options.penalty_multiplier
     return {"penalty": renewed_penalty(state["penalty"], statistics["excess"], multiplier=multiplier)}
 
@@ -126,8 +126,8 @@ ROUTER = Router(
     state=state,
     update=update,
     models=("ReMoE",),
-    balances="the load of the experts by a loss, whose weight holds the mean number of experts of a token",
-    cost="T D E; an expert may be given every token",
+    balances="the load of the experts, by a loss whose weight controls the mean number of experts per token",
+    cost="T D E; an expert may get every token",
     drops="tokens without a gate above 0; with a capacity, those beyond it",
     revision=2,
 )

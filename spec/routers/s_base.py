@@ -1,4 +1,4 @@
-"""S-BASE: in training a Sinkhorn plan chooses one expert for each token, at evaluation the logits do.
+"""S-BASE: one expert per token, chosen by a Sinkhorn plan in training and by the logits at evaluation.
 
 | here | Clark et al. 2022 (arXiv 2202.01169) |
 |---|---|
@@ -7,19 +7,19 @@
 | selection at evaluation | argmax of the logits |
 | gate | softmax (or sigmoid) of the logits at the chosen expert |
 
-Training is Sinkhorn Token Choice with room for every token. A plan is balanced; its argmax need not be: where all tokens
-are alike and prefer one expert, the plan is uniform, rounding decides, and all of them may go to the same expert.
+Training is Sinkhorn Token Choice with a slot for every token. A plan is balanced, but its argmax need not be: if all
+tokens are equal and prefer one expert, the plan is uniform, rounding decides, and all tokens may go to the same expert.
 
 Ambiguity ledger
 
 SB-1: Is the choice balanced at evaluation?
     Reading: no, each token takes the argmax of its logits.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
-    Alternative b: by the Sinkhorn plan, as in training.
+    Alternative b: yes, by the Sinkhorn plan, as in training.
 SB-2: Is there a capacity?
-    Reading: no, every token is processed, unless a factor is given.
+    Reading: no, every token is processed, unless a capacity factor is set.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/router.py, TopKRouter.sinkhorn_load_balancing.
-    Alternative b: K T / E slots, as the Sinkhorn Token Choice of the study has.
+    Alternative b: yes, K T / E slots, as in the study's Sinkhorn Token Choice.
 SB-3: What is the gate?
     Reading: the softmax probability of the chosen expert.
     Alternative b: the sigmoid of its logit (`combine_with="sigmoid"`).
@@ -80,13 +80,13 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax. The plan carries no gradient.
+    """Token Choice of one expert, by the Sinkhorn plan with `train`, otherwise by the softmax. The plan carries no gradient.
 
-    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the
-    logits; with `jitter` instead (tokens, width), uniform on [-1, 1], by which tokens are scaled before the logits.
-    train: whether the plan selects, and the capacity is that of training.
+    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
+    `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.
+    train: whether the plan selects, with the training capacity.
 
-    Source: Clark et al. 2022; the readings that their text leaves open are in the ledger.
+    Source: Clark et al. 2022. The ledger lists what the paper leaves open.
 
     >>> import numpy as np
     >>> from moespec.spec import ROUTERS, slot_tokens
@@ -140,10 +140,10 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts in training, by a balanced plan whose argmax is near to it unless tokens are alike; "
+    balances="the load of the experts: approximately in training, by a balanced plan (not if all tokens are alike); "
     "nothing at evaluation",
-    cost="T D E, and in training 2 T E for each of the iterations",
-    drops="none, unless a capacity is given",
+    cost="T D E, plus 2 T E per iteration in training",
+    drops="none, unless a capacity is set",
     functions=("sigmoid_affinity",),
     revision=4,
 )

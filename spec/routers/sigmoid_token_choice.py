@@ -1,4 +1,4 @@
-"""Token Choice by sigmoid scores and a bias that balances the load: the router of DeepSeek-V3 and those made like it.
+"""Token Choice by sigmoid scores and a bias that balances the load: the router of DeepSeek-V3 and similar models.
 
 | here | DeepSeek-V3 (arXiv 2412.19437), section 2.1.2 |
 |---|---|
@@ -11,7 +11,7 @@
 
 Ambiguity ledger
 
-SG-1: What is added to the sum by which the gates of the chosen are divided?
+SG-1: What is added to the sum that divides the gates of the chosen experts?
     Reading: 1e-20 (`epsilon`).
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function;
         AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights; pytorch/torchtitan,
@@ -19,17 +19,17 @@ SG-1: What is added to the sum by which the gates of the chosen are divided?
         src/transformers/models/deepseek_v3/modeling_deepseek_v3.py, DeepseekV3TopkRouter.forward.
     Alternative b: nothing.
         By: the paper, eq. (13); deepseek-ai/DeepSeek-V3, inference/model.py, Gate.
-SG-2: Is the gate of a single choice divided, too, so that it is 1 and trains nothing?
-    Reading: yes, where gates are divided (`normalize_selected`).
+SG-2: Is the gate of a single choice also divided, so that it is 1 and trains nothing?
+    Reading: yes, if gates are divided at all (`normalize_selected`).
         By: the paper, eq. (13); AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.deepseek_scale_weights;
         pytorch/torchtitan, torchtitan/models/common/moe.py, TokenChoiceTopKRouter.forward.
     Alternative b: no, gates are divided only if there are several.
         By: NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py, topk_routing_with_score_function.
-SG-3: Of which scores is the balance loss?
-    Reading: of those without the bias, divided by their sum over all experts.
+SG-3: Which scores does the balance loss use?
+    Reading: the scores without the bias, divided by their sum over all experts.
         By: the paper, eqs. (17)-(20); NVIDIA/Megatron-LM, megatron/core/transformer/moe/moe_utils.py,
         compute_routing_scores_for_aux_loss.
-    Alternative b: of the softmax of sigmoid scores with the bias.
+    Alternative b: the softmax of the sigmoid scores with the bias.
         By: AI-Hypercomputer/maxtext, src/maxtext/layers/moe.py, RoutedMoE.permute.
 """
 
@@ -118,12 +118,12 @@ class Options(RouterOptions):
 
     @property
     def best_of_group(self) -> int:
-        """How many of its best experts make the score of a group."""
+        """Number of best experts whose scores make up a group's score."""
         return {"top_2": 2, "top_k_over_m": self.choices // self.chosen_groups, "max": 1}[self.group_score]
 
 
 def state(options: Options) -> dict[str, Kept]:
-    """`bias` (experts,), 0 at the start."""
+    """`bias` (experts,), initially 0."""
     return {"bias": Kept((options.experts,))}
 
 
@@ -136,10 +136,10 @@ def route(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the scores and the bias, among the experts of the best groups, combined with the scores alone.
+    """Token Choice by the biased scores among the experts of the best groups, combined with the unbiased scores.
 
-    With `batch_priority` the priority is the score with the bias. `statistics`: `expert_load`, or `required_biases`.
-    state: `bias` (experts,). noise: takes none. train: whether the capacity is that of training.
+    `batch_priority` uses the biased scores. `statistics`: `expert_load` or `required_biases`.
+    state: `bias` (experts,). noise: none. train: whether to use the training capacity.
 
     Source: DeepSeek-V3, section 2.1.2.
 
@@ -163,7 +163,7 @@ def route(
     affinity = {"sigmoid": sigmoid_affinity, "sqrt_softplus": sqrt_softplus_affinity, "softmax": softmax_affinity}
     scores = affinity[options.affinity](logits)
 
-    # Selection: the bias counts, and experts outside the chosen groups do not.
+    # Selection: with the bias, without experts outside the chosen groups.
     selection = biased_scores(scores, state["bias"])
     if options.expert_groups > 1:
         by, outside = None if options.group_bias else scores, options.outside
@@ -191,7 +191,7 @@ def route(
         required = required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)
         statistics = {"required": required}
 
-    # Losses, of scores that have the sum 1.
+    # Losses, on scores that sum to 1.
     losses: dict[str, Array] = {}
     shares = scores
     if options.affinity != "softmax" and (options.importance_weight or options.balance_weight):
@@ -207,7 +207,7 @@ def route(
 
 
 def update(options: Options, state: State, statistics: Any) -> State:
-    """The state after a step, of the statistics of all its tokens: see `balance_bias` and `quantile_bias`."""
+    """The state after a step, from the statistics of all its tokens: see `balance_bias` and `quantile_bias`."""
     if options.bias_update == "quantile":
         return {"bias": quantile_bias(state["bias"], statistics["required"], choices=options.choices)}
     rate, recentre = options.bias_update_rate, options.recentre_bias
@@ -226,9 +226,9 @@ ROUTER = Router(
         *("DeepSeek-V3", "DeepSeek-V3.2", "DeepSeek-V4", "Kimi K2", "Kimi Linear", "GLM-4.5", "GLM-5", "MiniMax-M2"),
         *("MiniMax-M3", "dots3", "Nemotron-H", "Mistral 4", "ERNIE 4.5", "Llama 4"),
     ),
-    balances="the load of the experts, by a bias that moves after each step; by a loss besides, if it has a weight",
+    balances="the load of the experts, by a bias that is updated after each step, and by an optional loss",
     cost="T D E",
-    drops="none, unless a capacity is given",
+    drops="none, unless a capacity is set",
     functions=("scaled_gates", "sqrt_softplus_affinity"),
     revision=3,
 )

@@ -1,4 +1,4 @@
-"""Token Choice by the Sinkhorn plan: the plan chooses, the softmax combines.
+"""Token Choice by the Sinkhorn plan: the plan selects, the softmax combines.
 
 | here | Routers (arXiv 2401.15969), section 2.2 |
 |---|---|
@@ -6,7 +6,7 @@
 | plan (T, E) | Pi |
 | `sinkhorn_iterations` | iterations of the Sinkhorn algorithm |
 
-The module `plan` has what all routers by a plan share, with its ledger.
+The module `plan` has the code and the ledger that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -65,9 +65,9 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Tokens choose experts by the Sinkhorn plan of the noisy logits. The weight is their softmax, by default.
+    """Tokens choose experts by the Sinkhorn plan of the noisy logits. By default, the softmax of these logits combines.
 
-    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -86,7 +86,7 @@ def route(
         logits = cap_logits(logits, cap=options.logit_cap)
     noisy = add_gating_noise(logits, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
-    # Plan. If it only selects, it carries no gradient, and its iterations need not be recorded.
+    # Plan. If it only selects, it carries no gradient, so its iterations are not recorded.
     planned = noisy if options.combine_with == "plan" else stop_gradient(noisy)
     plan = sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
     combine_with, from_clean = options.combine_with, options.combine_from_clean_logits
@@ -126,8 +126,8 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts, nearly: by a balanced plan (not if the tokens are all alike)",
-    cost="T D E, and 2 T E for each of the iterations",
-    drops="tokens beyond the capacity of the experts that they choose",
+    balances="the load of the experts, approximately, by a balanced plan (not if all tokens are alike)",
+    cost="T D E, plus 2 T E per iteration",
+    drops="tokens beyond the capacity of their chosen experts",
     revision=4,
 )

@@ -1,4 +1,4 @@
-"""Soft MoE: each slot takes in a mean of all tokens, and each token a mean of all slots' outputs.
+"""Soft MoE: each slot takes a weighted mean of all tokens, and each token a weighted mean of all slot outputs.
 
 | here | Soft MoE (arXiv 2308.00951) |
 |---|---|
@@ -9,9 +9,9 @@
 Ambiguity ledger
 
 RT-3: What is the fan-in of the initial slots of Soft MoE?
-    Reading: width times experts, which flax's initialiser counts for an array (D, E, C). Where slots are normalised this
-        changes no logits, only how fast the slots turn; with `normalize=False` the first logits of tokens of unit
-        variance have the standard deviation 1 / sqrt(E).
+    Reading: width times experts, as flax's initialiser computes for an array (D, E, C). With normalised slots, this
+        does not change the logits, only how fast the slots turn. With `normalize=False`, the initial logits of
+        unit-variance tokens have standard deviation 1 / sqrt(E).
         By: google-research/vmoe, vmoe/projects/soft_moe/router.py, SoftRouter.
     Alternative b: the width, over which the logits sum.
         By: bwconrad/soft-moe, soft_moe/soft_moe.py, SoftMoELayerWrapper.
@@ -36,7 +36,7 @@ __all__ = ["ROUTER", "Options", "init", "route"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RouterOptions):
-    """Options of `soft_moe`, whose slots are parameters: as many at evaluation as in training."""
+    """Options of `soft_moe`. Its slots are parameters, so evaluation has as many as training."""
 
     capacity_factor: Factor = 1.0
     rounding: Literal["ceil", "round"] = "round"
@@ -69,7 +69,7 @@ def route(
 ) -> RouterOutput:
     """Soft MoE and its ablations, without noise and without auxiliary losses.
 
-    ShapeError if tokens or slots do not fit the options.
+    Raises ShapeError if tokens or slots do not match the options.
     """
     routing = soft_routing(
         tokens,
@@ -94,7 +94,7 @@ ROUTER = Router(
     route,
     decays=("scale",),
     revision=4,
-    balances="the load of the experts, exactly: a slot is a mean of all tokens",
+    balances="the load of the experts, exactly: a slot is a weighted mean of all tokens",
     cost="3 T D E C: logits, dispatch and combine of E C slots",
     drops="none",
 )

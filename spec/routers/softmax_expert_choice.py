@@ -1,4 +1,4 @@
-"""Expert Choice by the softmax: each expert chooses the tokens of its highest noisy probabilities.
+"""Expert Choice by the softmax: each expert chooses the tokens with its highest noisy probabilities.
 
 | here | Expert Choice (arXiv 2202.09368) | Routers (arXiv 2401.15969), section 2.3 |
 |---|---|---|
@@ -9,7 +9,7 @@
 Ambiguity ledger
 
 EC-5: Is Softmax Expert Choice noisy in training?
-    Reading: yes, the logits get noise of the standard deviation `noise_multiplier / E`.
+    Reading: yes, the logits get noise with standard deviation `noise_multiplier / E`.
         By: google-research/vmoe, vmoe/nn/routing.py, NoisyTopItemsPerExpertRouter.
     Alternative b: no (`noise_multiplier=0`).
         By: the paper, section 3.2; tensorflow/lingvo, lingvo/core/gshard_layers.py, TokenShufflingOnlogits.
@@ -60,7 +60,7 @@ class Options(RouterOptions):
     """strength lambda of the entropy in that program"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Also raises ConfigError if tokens with this cap cannot fill them."""
+        """Slots C of an expert. Also raises ConfigError if the tokens cannot fill them under the cap."""
         slots = super().capacity(train=train)
         if self.cap is not None:
             check_cap(slots, self.cap, self.tokens, self.experts)
@@ -70,11 +70,11 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Experts choose tokens by the noisy softmax, or with a `cap` by its capped affinity. The softmax is the weight.
+    """Experts choose tokens by the noisy softmax or, with a `cap`, by its capped affinity. The softmax combines.
 
-    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
-    The cap is not strict: in the example token 3 has three experts, although the cap is 2.
+    The cap is not strict: in the example, token 3 has three experts although the cap is 2.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -119,7 +119,7 @@ ROUTER = Router(
     route,
     gating_noise,
     balances="the load of the experts, exactly: each chooses C tokens",
-    cost="T D E, and with a cap 3 T E for each of 100 iterations",
+    cost="T D E; with a cap, plus 3 T E for each of 100 iterations",
     drops="tokens that no expert chooses",
     revision=4,
 )

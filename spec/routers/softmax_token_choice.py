@@ -1,4 +1,4 @@
-"""Token Choice by the softmax: each token chooses the experts of its highest noisy probabilities (V-MoE).
+"""Token Choice by the softmax: each token chooses the experts with its highest noisy probabilities (V-MoE).
 
 | here | V-MoE (arXiv 2106.05974) |
 |---|---|
@@ -10,8 +10,8 @@
 Ambiguity ledger
 
 RT-5: What are the capacity and its rounding in the study?
-    Reading: the factor of the router, rounded up.
-    Alternative b: unknown; the paper gives the factor only.
+    Reading: the router's factor, rounded up.
+    Alternative b: unknown; the paper states only the factor.
 """
 
 from dataclasses import dataclass
@@ -73,9 +73,9 @@ def route(
 ) -> RouterOutput:
     """Token Choice by the noisy softmax.
 
-    noise: (tokens, experts), a draw of the standard normal, of which `noise_multiplier / E` is added to the
-    logits; with `jitter` instead (tokens, width), uniform on [-1, 1], by which tokens are scaled before the logits.
-    train: whether the capacity is that of training.
+    noise: (tokens, experts), standard normal; added to the logits after scaling by `noise_multiplier / E`. With
+    `jitter`: (tokens, width), uniform on [-1, 1]; it scales the tokens instead.
+    train: whether to use the training capacity.
     """
 
     # Logits.
@@ -127,6 +127,6 @@ ROUTER = Router(
     ),
     balances="the load of the experts, by the importance and load losses",
     cost="T D E",
-    drops="tokens beyond the capacity of the experts that they choose or, with `tries`, try",
+    drops="tokens beyond the capacity of the experts that they choose (with `tries`, that they try)",
     revision=6,
 )

@@ -1,12 +1,12 @@
-"""Expert Choice by the sparsity-constrained plan: experts choose by the sparse plan of the softmax, which then combines.
+"""Expert Choice by the sparsity-constrained plan: a sparse plan of the softmax selects, and the softmax combines.
 
 | here | Routers (arXiv 2401.15969), section 2.5 |
 |---|---|
 | `kernel` (D, E) | W |
-| plan (T, E) | Pi, of at most C tokens for each expert |
+| plan (T, E) | Pi, at most C tokens per expert |
 | `transport_steps` | iterations of the solver |
 
-The module `plan` has what all routers by a plan share, with its ledger.
+The module `plan` has the code and the ledger that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,10 @@ def route(
 ) -> RouterOutput:
     """Expert Choice by the sparsity-constrained plan of the softmax, combined with the softmax or with the plan.
 
-    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
-    The plan carries no gradient: where it weights the outputs, only the losses of the router train the kernel.
-    With fewer than T / E slots for an expert (a capacity factor below 1) the constraints of the plan cannot be met; see
+    The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. With fewer than
+    T / E slots per expert (a capacity factor below 1), the constraints of the plan are infeasible; see
     `sparse_transport_affinity`.
     """
 
@@ -101,7 +101,7 @@ ROUTER = Router(
     route,
     gating_noise,
     revision=6,
-    balances="the load of the experts, exactly: each chooses C tokens; how many experts a token gets, a little",
-    cost="T D E, and a choice of C tokens for each expert in each of the steps",
+    balances="the load of the experts, exactly: each chooses C tokens; the number of experts per token, weakly",
+    cost="T D E, plus a selection of C tokens per expert in each step",
     drops="tokens that no expert chooses",
 )

@@ -1,26 +1,26 @@
-"""Token Choice by the sparsity-constrained plan: tokens choose by a plan that gives each of them to at most K experts.
+"""Token Choice by the sparsity-constrained plan: tokens choose by a plan that assigns each token to at most K experts.
 
 | here | Routers (arXiv 2401.15969), sections 2.1 and 2.5 |
 |---|---|
 | `kernel` (D, E) | W |
-| plan (T, E) | Pi, of at most K experts for each token |
-| `choices` | k of both sections |
+| plan (T, E) | Pi, at most K experts per token |
+| `choices` | k in both sections |
 | `transport_steps` | iterations of the solver |
 
-The paper has this plan for Expert Choice alone; the form for tokens is that of google-research/vmoe. Every token chooses K
-experts, also one that the plan gives to fewer.
+The paper defines this plan only for Expert Choice; the form for tokens follows google-research/vmoe. Every token
+chooses K experts, even if the plan assigns it to fewer.
 
 Ambiguity ledger
 
-RT-6: What happens to a choice whose plan is 0?
-    Reading: what happens to any other: of the experts of plan 0 that of the lowest index is chosen, the token asks it
-        for a slot, and the softmax weights its output, or the plan with 0.
+RT-6: What happens to a choice whose plan entry is 0?
+    Reading: the same as to any other choice: among experts with plan entry 0, the lowest index is chosen, the token
+        requests a slot, and the softmax weights the output (or the plan, with weight 0).
         By: google-research/vmoe, vmoe/moe.py, _get_top_experts_per_item_common and
         _get_top_experts_per_item_einsum_dispatcher.
-    Alternative b: it is not made, and asks for no slot.
-    Alternative c: it is made, but its weight is 0, also where the softmax combines.
+    Alternative b: it is not made and requests no slot.
+    Alternative c: it is made, but its weight is 0 even if the softmax combines.
 
-The module `plan` has what all routers by a plan share, with its ledger.
+The module `plan` has the code and the ledger that all plan-based routers share.
 """
 
 from dataclasses import dataclass
@@ -80,13 +80,13 @@ class Options(RouterOptions):
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the plan of the softmax with at most K experts for each token, combined with the softmax or the plan.
+    """Token Choice by the plan of the softmax with at most K experts per token, combined with the softmax or the plan.
 
-    noise, train: as of `softmax_token_choice`; with `jitter` the noise scales the tokens and is not added to the logits.
+    noise, train: as for `softmax_token_choice`. With `jitter`, the noise scales the tokens and is not added to the logits.
 
-    The plan carries no gradient: where it weights the outputs, only the losses of the router train the kernel. Rows of the
-    plan of the semi-dual sum to 1, so that batch priority by the sum of the choices orders tokens by rounding alone, as
-    that by the largest does for tokens that the plan gives to one expert.
+    The plan carries no gradient: if it weights the outputs, only the router's losses train the kernel. Rows of the
+    semi-dual's plan sum to 1. Batch priority by the sum of the choices therefore orders tokens only by rounding. So
+    does priority by the largest entry for tokens that the plan assigns to one expert.
 
     >>> from moespec.spec import ROUTERS, slot_tokens
     >>> from moespec.spec.examples import LOGITS
@@ -147,8 +147,8 @@ ROUTER = Router(
     init_kernel,
     route,
     gating_noise,
-    balances="the load of the experts, a little: by a plan on its way to a balanced one",
-    cost="T D E, and a choice of K experts for each token in each of the steps",
-    drops="tokens beyond the capacity of the experts that they choose",
+    balances="the load of the experts, weakly, by a plan that approaches a balanced one",
+    cost="T D E, plus a selection of K experts per token in each step",
+    drops="tokens beyond the capacity of their chosen experts",
     revision=3,
 )

@@ -1,4 +1,4 @@
-"""Strictly balanced gating: experts choose as many tokens each in training, and those above a threshold at evaluation.
+"""Strictly balanced gating: experts choose equally many tokens in training, and the tokens above a threshold at evaluation.
 
 | here | Shazeer et al. 2017 (arXiv 1701.06538), appendix F |
 |---|---|
@@ -8,7 +8,7 @@
 | capacity in training | m = k \\|X\\| / n |
 | group | the batch X |
 
-The paper gives no weight of the threshold loss and has no noise in these gates, so that there is no load loss.
+The paper states no weight for the threshold loss. It has no noise in these gates, so there is no load loss.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Options(RouterOptions):
     """weight of the loss of the thresholds, a sum over tokens and experts, which there is only in training"""
 
     def capacity(self, *, train: bool = True) -> int:
-        """Slots C of an expert. Raises ConfigError if it has none, or more than tokens."""
+        """Slots C of an expert. Raises ConfigError if there are none, or more than tokens."""
         if not train and self.eval_capacity_factor is None:
             return self.tokens
         return super().capacity(train=train)
@@ -62,11 +62,11 @@ def init(generator: np.random.Generator, options: Options) -> Params:
 def route(
     params: Params, tokens: Array, options: Options, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, else of all gates above the thresholds; the gates of a token are divided by
-    their sum. With a capacity at evaluation an expert keeps the tokens of the largest gates after this division.
+    """Expert Choice by the softmax in training, all gates above the thresholds at evaluation. A token's gates are divided by
+    their sum. With a capacity at evaluation, an expert keeps the tokens with the largest gates after this division.
 
-    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether the masks are those of training. There
-    is no noise.
+    params: `kernel` (width, experts) and `thresholds` (experts,). train: whether to use the training mask. There is no
+    noise.
 
     Source: Shazeer et al. 2017, appendix F.
 
@@ -108,8 +108,8 @@ ROUTER = Router(
     Options,
     init,
     route,
-    balances="the load of the experts: exactly in training, about as well as the thresholds are trained at evaluation",
-    cost="T D E; at evaluation an expert may be given every token",
+    balances="the load of the experts: exactly in training; at evaluation as well as the thresholds are trained",
+    cost="T D E; at evaluation an expert may get every token",
     drops="tokens that no expert chooses",
     revision=3,
 )

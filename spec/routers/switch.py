@@ -1,4 +1,4 @@
-"""Switch routing: one expert for each token, chosen and weighted by the softmax of jittered tokens.
+"""Switch routing: one expert per token, chosen and weighted by the softmax of jittered tokens.
 
 | here | Switch (arXiv 2101.03961) |
 |---|---|
@@ -8,25 +8,25 @@
 | `balance_weight` | alpha, 1e-2 |
 | `capacity_factor` | capacity factor, 1.25 |
 
-Without jitter this is V-MoE's Token Choice without noise, of one expert.
+Without jitter, this is V-MoE's Token Choice with one expert and no noise.
 
 Ambiguity ledger
 
 SW-2: From which tokens is the gate computed?
-    Reading: from the jittered tokens, by which the expert is chosen. The losses are computed from them too.
+    Reading: from the jittered tokens, which also determine the choice and the losses.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, _switch_gating; google/flaxformer,
         flaxformer/architectures/moe/routing.py, Router._compute_router_probabilities; databricks/megablocks,
         megablocks/layers/router.py, LearnedRouter.forward.
-    Alternative b: from the tokens as they are.
-SW-3: Is the standard deviation of the initial kernel that before or after the truncation?
-    Reading: after it: the draws have the variance 0.1 / fan-in.
-    Alternative b: before it, which makes the standard deviation 0.88 times as large.
+    Alternative b: from the original tokens.
+SW-3: Is the standard deviation of the initial kernel defined before or after truncation?
+    Reading: after: the truncated draws have variance 0.1 / fan-in.
+    Alternative b: before, which makes the standard deviation 0.88 times as large.
         By: tensorflow/mesh, mesh_tensorflow/layers.py, VarianceScalingInitializer.
 SW-4: Which weights have the small initial scale of 0.1?
-    Reading: those of the router. Those of the experts are the model's.
-    Alternative b: all weight matrices of the model, as section 2.4 of the paper reads.
+    Reading: the router's. The model initialises the experts' weights.
+    Alternative b: all weight matrices of the model, the literal reading of section 2.4 of the paper.
 SW-5: What is the capacity factor at evaluation?
-    Reading: that of training, 1.25, unless `eval_capacity_factor` is given.
+    Reading: the training factor, 1.25, unless `eval_capacity_factor` is set.
     Alternative b: 2.0.
         By: tensorflow/mesh, mesh_tensorflow/transformer/moe.py, MoE1D (capacity_factor_eval=2.0).
 """
@@ -82,7 +82,7 @@ class Options(RouterOptions):
 
 
 def init(generator: np.random.Generator, options: Options) -> Params:
-    """`kernel` (width, experts) of a tenth of the usual variance, and with a bias that."""
+    """`kernel` (width, experts) with a tenth of the usual variance, and the parameters of `init_bias`."""
     kernel = lecun_normal(generator, (options.width, options.experts), options.width, scale=0.1)
     return {"kernel": kernel, **init_bias(options)}
 
@@ -92,8 +92,7 @@ def route(
 ) -> RouterOutput:
     """Token Choice of one expert by the softmax of the jittered tokens. Only the router sees the jitter.
 
-    noise: (tokens, width), uniform draws from [-1, 1]; None for no jitter. train: whether the capacity is that of
-    training.
+    noise: (tokens, width), uniform on [-1, 1]; None for no jitter. train: whether to use the training capacity.
 
     Source: Switch, sections 2.1 and 2.2.
 
@@ -145,6 +144,6 @@ ROUTER = Router(
     models=("Switch Transformer",),
     balances="the load of the experts, by the balance loss",
     cost="T D E",
-    drops="tokens beyond the capacity of the expert that they choose or, with `tries`, of those that they try",
+    drops="tokens beyond the capacity of the expert that they choose (with `tries`, of all that they try)",
     revision=5,
 )
