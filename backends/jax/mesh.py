@@ -66,7 +66,7 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
     address: the IP address at which others reach this machine. By default gloo uses the address of the machine's name,
         which may be 127.0.1.1.
-    timeout: seconds without a heartbeat after which a process counts as lost; JAX's default is ten times as long.
+    timeout: seconds without a heartbeat after which a process counts as lost. JAX's own timeout is set to ten times as long.
 
     Raises JAX's RuntimeError if the others do not join in time.
     """

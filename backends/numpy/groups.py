@@ -33,7 +33,7 @@ class SlotRouting(NamedTuple):
 
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
     weight: (G, E, C), its combine weight, 0 for an empty slot.
-        slot: None. Compiled backends keep the slot of each choice here.
+    slot: None. Compiled backends keep the slot of each choice here.
     tokens: T.
     """
 

@@ -81,7 +81,7 @@ def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, option
     """LAMB: the update of `adamw`, including its decay, scaled to the norm of the parameter.
 
         v = the update of adamw
-            u = v ||p||_2 / ||v||_2,        or v itself where one of the norms is 0
+        u = v ||p||_2 / ||v||_2,        or v itself where one of the norms is 0
 
     Source: You et al. 2020, Algorithm 2, with the identity for phi; optax.lamb, which also scales tensors without decay.
     """
