@@ -223,7 +223,7 @@ class Backend(Blocks, Protocol):
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
         averaged: the loss takes the parameters, the batch, and `state_average`, which is a constant. renew: takes the
-            parameters before the update, and the sums that the loss returns, over all parts and devices.
+        parameters before the update, and the sums that the loss returns, over all parts and devices.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
         averaged. The step adds "loss" and "grad_norm", the global norm before the clip, to the metrics. Raises

@@ -54,7 +54,7 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
 def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.bmm(rows, kernel.to(rows.dtype))
-    if on_gpu(rows) and rows.dtype == torch.bfloat16:  # the product would copy the bias to every row
+    if on_gpu(rows) and rows.dtype == torch.bfloat16:  # baddbmm would copy the bias to every row
         return torch.bmm(rows, kernel.to(rows.dtype)) + bias[:, None].to(rows.dtype)
     return torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
 

@@ -6,8 +6,8 @@
     moespec.training      the application: training, evaluation, weights, export and reports
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 
-On the command line `moespec --help` lists the commands, and so does `python -m moespec --help`. Each of the five is imported when it is
-first used. Here they are links to the folders of these names at the root of the repository.
+`moespec --help` and `python -m moespec --help` list the commands. Each of the five packages is imported on first use.
+In this folder, they are links to the folders with these names at the root of the repository.
 """
 
 from importlib import import_module
