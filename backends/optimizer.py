@@ -17,10 +17,10 @@ Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots
 A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps
 nothing for it. Values that travel with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
 
-Source: Rates of decay by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
-expression that is found in the path). What decays: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
-`head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), there. Rates: google-research/big_vision,
-big_vision/optax.py, make (`lr_mults`, which there do not multiply the decay; a schedule of None freezes, and frozen
+Source: Decay rates by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
+expression found in the path). Parameters that decay: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
+`head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), same repository. Rates: google-research/big_vision,
+big_vision/optax.py, make (`lr_mults`, which do not multiply the decay there; a schedule of None freezes, and frozen
 parameters do not count in the norm that is clipped). As in torch.optim, a rate scales the learning rate of a parameter
 in every respect. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
 facebookresearch/moco-v3, main_moco.py, adjust_moco_momentum (the rise; moco-v3 updates the average before a step, which

@@ -34,13 +34,13 @@ class Model:
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `init` of the model's own module."""
+        """Initial parameters (NumPy float32); see `init` in the model's module."""
         return cast(Params, families.family(self.config).init(self.config, seed))
 
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
     ) -> layers.Output:
-        """The model on a batch of images; see `forward` of the model's own module."""
+        """The model on a batch of images; see `forward` in the model's module."""
         forward = families.family(self.config).forward
         return cast(layers.Output, forward(self.backend, self.config, params, images, noise=noise, train=train))
 

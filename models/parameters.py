@@ -41,7 +41,7 @@ def shaped(shapes: Params) -> Params:
 
 
 class Shaped(NamedTuple):
-    """A shape in place of an array."""
+    """A shape that replaces an array."""
 
     shape: Shape
 

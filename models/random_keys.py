@@ -81,7 +81,7 @@ class Draws:
     depth: int = 1
 
     def units(self, x: Array, number: int) -> Array:
-        """Dropout of single entries of `x` `(N, ..., entries)`. number: of the place in the model."""
+        """Dropout of single entries of `x` `(N, ..., entries)`. number: index of the place in the model."""
         if self.random is None or not self.dropout:
             return x
         rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
@@ -89,7 +89,7 @@ class Draws:
         return self.B.dropout(x, drawn.reshape(x.shape), rate=self.dropout)
 
     def branch(self, x: Array, number: int) -> Array:
-        """Stochastic depth of the residual branch `x` `(N, ...)`. number: of the branch, two per block."""
+        """Stochastic depth of the residual branch `x` `(N, ...)`. number: index of the branch, two per block."""
         rate = branch_rate(self.stochastic_depth, block=number // 2, depth=self.depth)
         if self.branches is None or not rate:
             return x

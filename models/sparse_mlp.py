@@ -12,7 +12,7 @@ wide. Letters of the shape comments: N images, S and C patches of one image and 
 in a sparse block.
 
 Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
-`moespec.spec.algorithms.sparse_mlp` has the readings used here. Initial values are those of the MLP-Mixer.
+`moespec.spec.algorithms.sparse_mlp` has the readings used here. Initial values are as in the MLP-Mixer.
 """
 
 import math
@@ -55,11 +55,11 @@ ROUTERS = get_args(Mode)
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMlpConfig(layers.CommonConfig):
-    """The static description of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
+    """The configuration of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
 
-    Of a sparse block the fields of the MLPs of dense blocks, `token_hidden` and `hidden`, are not used. In stochastic depth
-    an image that skips a branch is routed all the same (SL-8), and rescale sub-layers, around which there is no residual
-    connection, are never skipped.
+    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. In stochastic depth,
+    an image that skips a branch is still routed (SL-8). Rescale sub-layers have no residual connection around them and
+    are never skipped.
     """
 
     token_hidden: Count

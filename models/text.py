@@ -12,7 +12,7 @@ tokens. A short text is filled with its end token, which is attended to, pooled 
 |---|---|---|---|
 | big_vision | both ways | last, first, gap, max or map | end tokens |
 | vmoe, with MoE blocks | both ways | last, first, gap, max or map | end tokens |
-| CLIP | causal | the first end token | zeros, which no token before sees |
+| CLIP | causal | the first end token | zeros, which earlier tokens do not see |
 
 With `causal` and pool="last", the pooled token sees every token of the text as in CLIP, and also the end tokens that
 fill it. The initial values are vmoe's; big_vision draws positions with a standard deviation of 1 / sqrt(D).

@@ -255,7 +255,7 @@ def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capac
 
 
 def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request, whose place in line for expert `e` is `c`; E * C beyond the capacity."""
+    """The slot `e * C + c` of each request, from its expert `e` and its place `c` in line; E * C beyond the capacity."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 

@@ -76,7 +76,7 @@ def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> 
 
 
 def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
-    """Rows and columns of patches of images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
+    """The rows and columns of patches in images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
     patch = kernel.shape[0]

@@ -5,10 +5,10 @@ Shape comments: G groups, T tokens, E experts. Assignments are integers and carr
 *The solver* works on integers, so rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling
 temperatures give prices for the experts. Then, in a fixed number of steps, each price rises where more tokens want the
 expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
-the best of all with the same number of tokens per expert. A repair removes the remaining imbalance: each time, as many
-tokens as lose equally little move along the cheapest path of moves from a full expert to one with room (successive
-shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers. The result is
-exact for the rounded scores; the gap is that of the scores themselves.
+the best of all with the same number of tokens per expert. A repair removes the remaining imbalance: in each step,
+tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive shortest
+paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per expert.
+The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial

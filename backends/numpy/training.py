@@ -42,11 +42,11 @@ def compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(params, *args) -> (loss, aux)` becomes `-> ((loss, aux), gradient)`, gradient shaped like `params`.
+    """Turns `function(params, *args) -> (loss, aux)` into `-> ((loss, aux), gradient)`, with the gradient shaped like `params`.
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    exact to rounding wherever the loss is analytic in the parameters (discrete selections are taken on real parts).
+    exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:

@@ -2,15 +2,15 @@
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group go there and
-its experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group go there and its
+experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
 unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a fixed
 number of steps, each price rises where more tokens want the expert than it has slots, and falls where fewer do. Each
 token takes its best expert at these prices. That assignment is the best of all with the same number of tokens per
-expert. A repair removes the remaining imbalance: each time, as many tokens as lose equally little move along the
-cheapest path of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993,
-chapter 9). The assignment stays the best for its numbers. The result is exact for the rounded scores; the gap is that
-of the scores themselves.
+expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path
+of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The
+assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the rounded scores;
+the gap refers to the original scores.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ SMOOTH_STEPS, PRICE_STEPS = 16, 32
 """Sinkhorn steps and price moves before the repair. They change the length of the repair, not its result."""
 
 FAR = 2**61
-"""Longer than any path."""
+"""A length that exceeds every path."""
 
 Integers = NDArray[np.int64]
 
@@ -88,7 +88,7 @@ def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
-    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, of scores (G, T, E)."""
+    """Prices (G, E), for scores (G, T, E), at which the experts' shares of the tokens' softmax are nearly equal."""
     below = scores.float() - scores.float().amax(dim=2, keepdim=True)
     reach = -below.amin(dim=(1, 2), keepdim=True)
     reach = torch.where(reach > 0, reach, 1)

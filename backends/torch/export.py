@@ -181,7 +181,7 @@ def _top_indices(scores: Any, count: int) -> Any:
 
 
 def _searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """How many entries of the row (..., n) are below each value (..., m)."""
+    """The number of entries in the row (..., n) below each value (..., m)."""
     op = _ops()
     last, before = op.Constant(value_ints=[-1]), op.Constant(value_ints=[-2])
     below = op.Less(op.Unsqueeze(sorted_sequence, before), op.Unsqueeze(self, last))

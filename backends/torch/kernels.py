@@ -2,7 +2,7 @@
 
     add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
     combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
-    parts              out = the three parts in bfloat16 of float32 numbers, side by side
+    parts              out = the three bfloat16 parts of float32 numbers, side by side
     split_product      out = tokens (small + middle + high), the parts of a matrix
     take_scores        out[g, e, c] = scores[g, token[g, e, c], e], and `put_scores` the reverse
     invert_index       out[n] = the m with index[m] == n
@@ -86,7 +86,7 @@ def add_rows_kernel(
 
 
 def combine_gradients(gradient: Tensor, rows: Tensor, weight: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """gradient (N, D), rows (M, D), weight (M,), token (M,) -> (M, D) in the dtype of the rows, (M,) in that of the weights."""
+    """gradient (N, D), rows (M, D), weight (M,), token (M,) -> (M, D) in the dtype of the rows, (M,) in the dtype of the weights."""
     to_rows, to_weight = rows.new_empty(rows.shape), weight.new_empty(weight.shape)
     if not len(rows):
         return to_rows, to_weight

@@ -16,7 +16,7 @@ Array = Any
 
 
 def chosen(settings: RouterOptions) -> TypeGuard[Options]:
-    """Whether the options of a router are those of MultiHash."""
+    """Whether the options of a router select MultiHash."""
     return isinstance(settings, Options) and settings.hashes > 1
 
 

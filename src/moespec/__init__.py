@@ -2,7 +2,7 @@
 
     moespec.spec          what each router computes, in NumPy: `help(moespec.spec)`, `moespec.spec.ROUTERS`
     moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the one in use
-    moespec.models        vision models made of them
+    moespec.models        vision models built from routers and backends
     moespec.training      the application: training, evaluation, weights, export and reports
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 

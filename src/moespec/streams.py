@@ -28,7 +28,7 @@ class Output(io.FileIO):
 def open_streams() -> Output:
     """Installs such streams in this process, even if its streams are closed, as in a service. Returns standard output.
 
-    Warnings become lines of the program.
+    Warnings are printed as moespec's lines.
     """
     for number in range(3):
         try:

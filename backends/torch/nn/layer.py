@@ -105,7 +105,7 @@ class MoE(Reporting, HubMixin):
         noise: float = 0.0,
         **options: Any,
     ) -> Self:
-        """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
+        """A layer whose experts all start as copies of a trained MLP, on the MLP's device and in its dtype.
 
         mlp: of any class that computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, f GELU or SiLU, with two or three
             `torch.nn.Linear`. With two, a gated MLP has fc1 and fc3 packed in either order, like timm's GluMlp and SwiGLUPacked. A
