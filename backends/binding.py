@@ -39,7 +39,7 @@ def documented(function: Function) -> Function:
     original = getattr(spec, getattr(function, "__name__", ""), None)
     if inspect.isfunction(function) and inspect.isfunction(original) and function.__doc__ != original.__doc__:
         local, specified = inspect.getdoc(function), inspect.getdoc(original)
-        function.__doc__ = f"{local}\n\nThe specification, of one group:\n\n{specified}" if local else specified
+        function.__doc__ = f"{local}\n\nThe specification, for one group:\n\n{specified}" if local else specified
     return function
 
 

@@ -30,7 +30,7 @@ LossFunction = Callable[..., tuple[Array, Metrics]]
 """`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`. Where routers keep a state, it
 returns a third value: a nested dict of sums, which are added over parts and devices."""
 Renewal = Callable[[Params, Any], Params]
-"""`renew(params, sums)` returns new values, as a nested dict, for what no optimiser trains: the router states after a step."""
+"""`renew(params, sums)` returns new values, as a nested dict, for values that no optimiser trains: the router states after a step."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
 """`step(state, batch, learning_rate) -> (state, metrics)`. A step may consume its input state."""
 

@@ -119,7 +119,7 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
     """How the parameter at `path` is split. Raises ConfigError if the mesh axis does not divide the number of experts.
 
     Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
-    along the largest other axis that divides evenly, the first of equal ones.
+    along the largest other axis whose size `fsdp` divides, the first of equal ones.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')

@@ -56,7 +56,7 @@ class Optimizer:
     update: `update(xp, p, g, kept, n) -> (u, kept)`: takes a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`
         and returns the update `u` and the new slots. It must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
         because on a mesh `p` is a part of the parameter.
-    slots: the slots that it keeps, `mu` or `nu`: arrays like `p`, zeros before the first step. Other slots or shapes: ConfigError.
+    slots: slots to keep, `mu` or `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]

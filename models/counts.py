@@ -58,7 +58,7 @@ def training_flops(
 ) -> float:
     """Operations of training on `images` images, counting repetitions, in batches of `batch`.
 
-        passes * operations of a forward pass in training per image * images
+        passes * operations per image of a forward pass in training * images
 
     passes is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` has the passes of each objective.
 
