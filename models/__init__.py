@@ -28,8 +28,8 @@ __all__ = ["Model", "create", "list_models"]
 def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
     """The model `name`, with fields of its config replaced, on the backend selected at import.
 
-    Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A
-    ViT is dense unless `moe` selects MoE blocks. `router`, a name or a `Router` of your own, is one of the fields.
+    Names are in `list_models()`; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
+    dense unless `moe` selects MoE blocks. `router`, a name or a `Router` of your own, is one of the fields.
 
     Raises ConfigError for an unknown name, an unknown field, or MoE fields without `moe`.
     """

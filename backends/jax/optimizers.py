@@ -112,7 +112,7 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 
 
 def _own(own: Optimizer) -> Any:
-    """The transformation of a user-defined optimiser. Its state is that of optax's Adam, with unused slots empty."""
+    """The transformation of a user-defined optimiser. It uses the state of optax's Adam, with unused slots empty."""
     adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
 
     def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:

@@ -71,7 +71,7 @@ def export_onnx(
     Raises ConfigError as `export_pt2` does, for parameters in bfloat16 or float16 (CPU runtimes lack their operators), for parameters
     of more than 2 GB (the limit of the format), and if onnx or onnxscript is not installed.
 
-    Source: the ONNX operators (onnx.ai/onnx/operators) TopK, whose tie-breaking is that of the routers, and Gather.
+    Source: the ONNX operators (onnx.ai/onnx/operators) TopK, which breaks ties like the routers, and Gather.
     """
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:

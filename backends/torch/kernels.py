@@ -38,7 +38,7 @@ def add_rows(
 ) -> Tensor:
     """The sums of the rows (M, D) that `index` names, times their `weight` (M,), in the order of `index`: (N, D).
 
-    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all rows in a single axis, those of sum n starting at edges[n].
+    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all rows in a single axis, where sum n starts at edges[n].
     """
     count, choices = (len(edges) - 1, 0) if edges is not None else index.shape
     width = rows.shape[1]
