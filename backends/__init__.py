@@ -1,11 +1,11 @@
-"""The backend in use: `backends` chooses one, once, when something of it is first used, and then behaves like it.
+"""The selected backend: `backends` selects one when a name is first read from it, and then behaves like that backend.
 
-    from moespec import backends                 # chooses nothing yet
-    from moespec.backends import token_choice    # chooses: `token_choice` is that of a backend
+    from moespec import backends                 # selects nothing yet
+    from moespec.backends import token_choice    # selects a backend and imports its `token_choice`
 
-The choice is `MOESPEC_BACKEND` (`jax`, `torch` or `numpy`), else the one framework that is already imported, else the
-only one installed, else jax (`moespec.backends.choice`, as on the command line). Importing a backend by its own name
-(`import moespec.backends.jax`) chooses nothing, so several can be used side by side.
+`MOESPEC_BACKEND` (`jax`, `torch` or `numpy`) sets the backend. Without it, the choice is the only framework already
+imported, then the only one installed, then jax (`moespec.backends.choice`, also on the command line). Importing a
+backend by its name (`import moespec.backends.jax`) selects nothing, so several can be used side by side.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _chosen: ModuleType | None = None
 
 
 def _resolve() -> ModuleType:
-    """The chosen backend. The first call chooses; a later change of the variable is an error."""
+    """The selected backend. The first call selects it; changing the variable afterwards is an error."""
     global _chosen
     if _chosen is None:
         _chosen = importlib.import_module(f"{__name__}.{choose()[0]}")
@@ -41,7 +41,7 @@ def _resolve() -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _MODULES:  # `from moespec.backends import jax` means the backend of that name
+    if name in _MODULES:  # `from moespec.backends import jax` imports the backend named jax
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(_resolve(), name)
 

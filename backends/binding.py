@@ -1,4 +1,4 @@
-"""What backends make public functions with: formulas bound to an array namespace, docstrings, and what types say of groups."""
+"""Builds the public functions of backends: binds formulas to an array namespace, adds docstrings, reads group axes off types."""
 
 import functools
 import inspect
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 def bound(
     function: Callable[Concatenate[Namespace, Parameters], Result], xp: Namespace
 ) -> Callable[Parameters, Result]:
-    """A formula of `common` on the arrays of a namespace, which is its first argument."""
+    """Binds a formula of `common` to an array namespace, its first argument."""
 
     @functools.wraps(function)
     def formula(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
@@ -35,19 +35,19 @@ def bound(
 
 
 def documented(function: Function) -> Function:
-    """The function, with what the specification says of it added to its docstring, which says only what differs."""
+    """Appends the specification's docstring to the function's docstring, which states only the differences."""
     original = getattr(spec, getattr(function, "__name__", ""), None)
     if inspect.isfunction(function) and inspect.isfunction(original) and function.__doc__ != original.__doc__:
         local, specified = inspect.getdoc(function), inspect.getdoc(original)
-        function.__doc__ = f"{local}\n\nThe specification, of one group:\n\n{specified}" if local else specified
+        function.__doc__ = f"{local}\n\nThe specification, for one group:\n\n{specified}" if local else specified
     return function
 
 
 def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
-    """The arguments of a function of the specification that are arrays or routings, by name.
+    """Maps the name of each array or routing argument of a specification function to its kind.
 
-    "shared" is one array for all groups, "leading" has any leading axes, and "group" is what one group has, so that a
-    backend takes it with a leading axis of groups. The types tell which it is: `Shared`, `Leading`, and plain arrays.
+    "shared" is one array for all groups. "leading" has any leading axes. "group" is the array of one group, to which a
+    backend adds a leading groups axis. The types determine the kind: `Shared`, `Leading`, or a plain array.
     """
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
@@ -56,7 +56,7 @@ def array_arguments(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def is_summed(function: Callable[..., Any]) -> bool:
-    """Whether what a function of the specification returns adds over groups, as its type `Summed` says."""
+    """Whether a specification function's result is summed over groups: its return type is `Summed`."""
     return bool(get_type_hints(function, include_extras=True).get("return") == Summed)
 
 

@@ -1,7 +1,7 @@
-"""The building blocks of routers: what `B` has, the specification for one group or a backend for several.
+"""The building blocks of routers. `B` provides them: the specification for one group, a backend for several groups.
 
-The formulas are those of the functions of these names in `moespec.spec`. A router that has functions of its own writes a
-protocol of its own below this one.
+Each method computes the function of the same name in `moespec.spec`. A router that needs other functions
+extends this protocol.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ Array = Any
 
 
 class Blocks(Protocol):
-    """The specification, or a backend, as the routers see it."""
+    """The specification or a backend, as routers see it."""
 
     def stop_gradient(self, x: Array, /) -> Array: ...
     def mean(self, x: Array, /) -> Array: ...

@@ -1,4 +1,4 @@
-"""Which backend it is, where none is requested by its name: one rule, for Python and for the command line."""
+"""Selects a backend when none is named. Python and the command line use the same rule."""
 
 import importlib.util
 import os
@@ -11,15 +11,15 @@ __all__ = ["NAMES", "VARIABLE", "check_installed", "choose"]
 VARIABLE = "MOESPEC_BACKEND"
 NAMES = ("jax", "torch", "numpy")
 FRAMEWORKS = {"jax": ("jax", "optax"), "torch": ("torch",)}
-"""Backend -> the modules that it needs; the first is preferred where nothing else decides."""
+"""Backend -> the modules that it requires. The first backend is the fallback."""
 
 
 def choose() -> tuple[str, str]:
-    """The name of a backend, and why it is this one: `MOESPEC_BACKEND`, else the one framework that is already imported,
+    """The name of the selected backend and the reason: `MOESPEC_BACKEND`, else the only framework already imported,
     else the only one installed, else jax.
 
-    Raises ConfigError, which says what is installed, for a variable that names no backend or one that is not installed, and
-    where no framework is installed.
+    Raises ConfigError, which lists the installed frameworks, if the variable names an unknown or uninstalled backend,
+    or if no framework is installed.
     """
     requested = os.environ.get(VARIABLE)
     if requested:
@@ -39,7 +39,7 @@ def choose() -> tuple[str, str]:
 
 
 def check_installed(name: str, where: str) -> None:
-    """ConfigError, which begins with `where`, unless the backend `name` has what it needs."""
+    """Raises ConfigError, prefixed with `where`, unless the modules that backend `name` requires are installed."""
     if name in FRAMEWORKS and name not in _installed():
         raise ConfigError(f"{where}: {name} is not installed. {_advice()}")
 

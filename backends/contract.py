@@ -1,14 +1,14 @@
-"""What a backend is: what routers, models and training ask of it, with the types.
+"""The backend interface: what routers, models and training require of a backend, with the types.
 
-A backend is a module (`moespec.backends.jax`). It has
+A backend is a module (`moespec.backends.jax`). It provides
 
-* what routers are made of (`Blocks`), on arrays with a leading groups axis;
-* the other functions of the specification that layers and models call, and the layer itself;
+* the building blocks of routers (`Blocks`), on arrays with a leading groups axis;
+* the other specification functions that layers and models call, and the layer itself;
 * the few array operations that models need;
-* gradients, compilation and training, and moving arrays to and from NumPy.
+* gradients, compilation and training, and conversion from and to NumPy.
 
-What a function computes is said in `moespec.spec`, by the function of the same name. A backend has those of its public
-functions that are not listed here too: `tests/backends/test_contract.py` holds the three of them to both.
+`moespec.spec` documents each function under the same name. A backend also provides the specification's public functions
+that are not listed here. `tests/backends/test_contract.py` checks all three backends for both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,41 +24,41 @@ __all__ = ["Array", "Axis", "Backend", "LossFunction", "Metrics", "Renewal", "St
 
 Axis = int | tuple[int, ...]
 State = Any
-"""What training carries from step to step; only the functions of its backend look inside."""
+"""The training state. Only the functions of its backend look inside."""
 Metrics = dict[str, Array]
 LossFunction = Callable[..., tuple[Array, Metrics]]
-"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`; with sums that add as a third, a nested dict,
-where routers keep a state."""
+"""`loss_function(params, batch) -> (loss, metrics)`, or of `(params, batch, average)`. Where routers keep a state, it
+returns a third value: a nested dict of sums, which are added over parts and devices."""
 Renewal = Callable[[Params, Any], Params]
-"""`renew(params, sums)` gives new values of what no optimiser trains, as a nested dict: the states of routers after a step."""
+"""`renew(params, sums)` returns new values, as a nested dict, for values that no optimiser trains: the router states after a step."""
 Step = Callable[[State, Any, float], tuple[State, Metrics]]
-"""`step(state, batch, learning_rate) -> (state, metrics)`; it may use up the state that it is given."""
+"""`step(state, batch, learning_rate) -> (state, metrics)`. A step may consume its input state."""
 
 
 def filled_alone(tokens: int, choices: int, experts: int, capacity: int) -> bool:
-    """Whether `moe_mlp` computes the filled slots alone, of a routing by the `choices` of each token.
+    """Whether `moe_mlp` computes only the filled slots of a routing with `choices` per token.
 
-    It does where an expert has room for every token, or where there are more than twice as many slots as choices.
+    It does so where an expert has room for every token, or where there are more than twice as many slots as choices.
     """
     return capacity >= tokens or experts * capacity > 2 * tokens * choices
 
 
 class BatchedRouting(Protocol):
-    """The routing of several groups: a record by slot, or one that is dense by nature."""
+    """The routing of several groups: a record by slot, or an inherently dense one."""
 
     def dense(self) -> Routing:
         """The tensors of the papers, each (groups, tokens, experts, capacity)."""
 
 
 class Backend(Blocks, Protocol):
-    """A backend. Arrays have a leading groups (or images) axis, except parameters and what is said to be shared."""
+    """A backend. Arrays have a leading groups (or images) axis, except parameters and arrays documented as shared."""
 
     name: str
     ROUTERS: Mapping[str, Router[Any]]
     SlotRouting: Callable[..., BatchedRouting]
     SoftRouting: Callable[..., BatchedRouting]
 
-    # The layer, and what models have instead of it or around it.
+    # The layer, and the operations that models use instead of it or around it.
 
     def moe_layer(self, tokens: Array, routing: BatchedRouting, experts: Callable[[Array], Array]) -> Array: ...
     def moe_mlp(
@@ -85,7 +85,7 @@ class Backend(Blocks, Protocol):
     def rescale(self, x: Array, params: Mapping[str, Array]) -> Array: ...
     def gelu(self, x: Array, *, form: str = "tanh") -> Array: ...
     def linear(self, x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
-        """`x kernel + bias`: the last `axes` axes of `x` with the first of `kernel`, (..., *A), (*A, *B) -> (..., *B)."""
+        """`x kernel + bias`: contracts the last `axes` axes of `x` with the first of `kernel`, (..., *A), (*A, *B) -> (..., *B)."""
 
     def layer_norm(self, x: Array, scale: Array, bias: Array | None = None, *, epsilon: float = 1e-6) -> Array: ...
     def attention(self, query: Array, key: Array, value: Array, *, causal: bool = False) -> Array: ...
@@ -95,7 +95,7 @@ class Backend(Blocks, Protocol):
     def softmax_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
     def sigmoid_cross_entropy(self, logits: Array, targets: Array) -> Array: ...
 
-    # Training by pairs: the rows are those of the whole batch, and have no groups axis.
+    # Training by pairs. The rows cover the whole batch, without a groups axis.
 
     def contrastive_loss(self, first: Array, second: Array, log_scale: Array | float) -> Array: ...
     def sigmoid_loss(self, first: Array, second: Array, log_scale: Array | float, bias: Array | float) -> Array: ...
@@ -123,19 +123,19 @@ class Backend(Blocks, Protocol):
     # Array operations.
 
     def arange(self, count: int, like: Array) -> Array:
-        """`0, 1, ..., count - 1` in float32, in float64 if `like` is, on its device."""
+        """`0, 1, ..., count - 1` on the device of `like`, in float64 if `like` is float64, else in float32."""
 
     def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
-        """`x` repeated along its axes of length 1, and new leading ones, to `shape`."""
+        """`x` repeated to `shape` along its axes of length 1 and along new leading axes."""
 
     def cast(self, x: Array, dtype: str) -> Array:
-        """`x` in the dtype of that name, "int32" too."""
+        """`x` in the named dtype, which may be "int32"."""
 
     def round_to_bfloat16(self, x: Array) -> Array:
-        """The nearest numbers that bfloat16 has, in the dtype of `x`; gradients are rounded too, but for NumPy's."""
+        """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded too, except in NumPy."""
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """`arrays` joined along an axis that they have."""
+        """`arrays` joined along an existing axis."""
 
     def transpose(self, x: Array, axes: Sequence[int]) -> Array:
         """`x` with its axes in this order."""
@@ -160,42 +160,42 @@ class Backend(Blocks, Protocol):
     # To and from NumPy.
 
     def from_numpy(self, tree: Any, dtype: str | None = None) -> Any:
-        """Copies of the arrays of nested dicts, lists and tuples as arrays of this backend; None stays None.
+        """Copies the arrays of nested dicts, lists and tuples to this backend; None stays None.
 
-        `dtype` is that of the floating arrays ("float64", "float32", "bfloat16"), their own if None.
+        `dtype` ("float64", "float32", "bfloat16") is for floating arrays. None keeps the dtype of each.
         """
 
     def to_numpy(self, tree: Any) -> Any:
-        """The reverse; bfloat16, which NumPy does not have, becomes float32."""
+        """The reverse. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
-    # On several devices of several processes (`OnMesh` of a backend); on one (`one_device`), what is given is returned.
+    # Several devices and processes: `OnMesh` of a backend. On one device: `single_device`, mostly identity functions.
 
     sizes: MeshSizes
     process: int
     processes: int
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in their order; it waits for all."""
+        """The texts of all processes, in process order. Waits for all processes."""
 
     def rows(self, batch: int) -> range:
-        """The rows of a batch that this process gives to `put`."""
+        """The rows of a batch that this process passes to `put`."""
 
     def put(self, tree: Any) -> Any:
-        """These rows, NumPy arrays in nested dicts, as what a step, or a compiled forward pass, takes."""
+        """Converts these rows, NumPy arrays in nested dicts, to the input of a step or a compiled forward pass."""
 
     def whole(self, params: Any) -> Any:
-        """The parameters of a block, with those that devices have parts of gathered."""
+        """The parameters of a block, with the parts that devices hold gathered."""
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of the images of all devices, and the means over the devices of means over the images of one."""
+        """The rows of the images of all devices, and the means over devices of each device's means over its images."""
 
     # Gradients and training.
 
     def recomputed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, of whose results inside nothing is kept for the backward pass, which computes them anew."""
+        """`function`, which stores no intermediate results for the backward pass but recomputes them there."""
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, compiled, for pure functions."""
+        """`function`, compiled. It must be pure."""
 
     def value_and_grad(
         self, function: Callable[..., tuple[Array, Any]]
@@ -206,10 +206,10 @@ class Backend(Blocks, Protocol):
         """The state before the first step. The parameters are copied."""
 
     def state_params(self, state: State) -> Params:
-        """The parameters, for a forward pass; valid until the state is given to a step."""
+        """The parameters, for a forward pass; valid until a step takes the state."""
 
     def state_average(self, state: State) -> Params:
-        """The parameters with their average in place of those that have one; valid as long as `state_params` is."""
+        """The parameters, with averages substituted for those that have one; valid as long as `state_params`."""
 
     def make_step(
         self,
@@ -222,20 +222,20 @@ class Backend(Blocks, Protocol):
     ) -> Step:
         """One update of the optimiser (see `moespec.backends.optimizer`), compiled.
 
-        averaged: the loss is one of the parameters, the batch, and what `state_average` gives, which is a constant. renew: is given
-        the parameters before the update, and the sums that the loss returns, over all parts and devices.
+        averaged: the loss takes the parameters, the batch, and `state_average`, which is a constant. renew: takes the
+        parameters before the update, and the sums that the loss returns, over all parts and devices.
 
         The batch is split into `accumulate` equal parts along the leading axis of its arrays; gradients and metrics are
-        averaged. The metrics have "loss" and "grad_norm", the global norm before the clip, added to them. Raises
-        ConfigError for `accumulate < 1`, ShapeError for a batch that does not split.
+        averaged. The step adds "loss" and "grad_norm", the global norm before the clip, to the metrics. Raises
+        ConfigError for `accumulate < 1` and ShapeError for a batch that does not split.
         """
 
     def export_state(self, state: State) -> dict[str, Any]:
-        """The state as nested dicts of NumPy arrays, bit for bit: `params`, the int `step`, and what is kept of
-        the parameters: the slots of `OptimizerConfig.state_shapes`."""
+        """The state as nested dicts of NumPy arrays, bit for bit: `params`, the int `step`, and the optimiser's slots
+        (see `OptimizerConfig.state_shapes`)."""
 
     def finite_state(self, state: State) -> bool:
-        """Whether all numbers of `export_state` are finite, of those that this process has. One number leaves the device."""
+        """Whether all numbers of `export_state` that this process has are finite. Only one number leaves the device."""
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> State:
-        """The state that `export_state`, of any backend, made `exported` of."""
+        """The state that `export_state` of any backend exported."""

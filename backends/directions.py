@@ -1,8 +1,8 @@
-"""The complex step in many directions at once: one pass computes what would take one for each.
+"""The complex step in many directions at once: one pass instead of one pass per direction.
 
-A `Perturbed` array is complex arrays with one real part, of which each has the imaginary part of its own direction. NumPy's
-functions, of which the specification is made, work on all of them. What these decide (an order, a comparison) is decided by
-the real part, and so is the same for all.
+A `Perturbed` array holds complex arrays with the same real part; each has the imaginary part of one direction. The
+NumPy functions that the specification uses work on all of them. Decisions (an order, a comparison) depend only on the
+real part, so they are the same for all directions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 STEP = 1e-30
 MANY = 64
-"""Directions of one pass."""
+"""The number of directions in one pass."""
 
 
 def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iterable[Array]) -> dict[str, Array]:
@@ -25,13 +25,13 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
         derivative[name][..., i] = imag(function(1e-30i * direction[i])[name]) / 1e-30
 
-    exact to rounding where the results are analytic. A function that makes a plain array of its argument, or reads its
-    imaginary part, is called with one direction after the other. Without directions there are no results.
+    exact to rounding where the results are analytic. If a function makes a plain array of its argument or reads its
+    imaginary part, it runs once per direction. Without directions there are no results.
     """
     directions, rows = iter(directions), []
     while chunk := [1j * STEP * direction for direction in islice(directions, MANY)]:
         try:
-            with np.errstate(all="ignore"):  # a function that makes NaN is called again
+            with np.errstate(all="ignore"):  # a NaN makes the function run again, once per direction
                 slopes = [_slopes(function(moved(np.stack(chunk, axis=-1))), len(chunk))]
         except Exception:
             slopes = []
@@ -42,7 +42,7 @@ def derivatives(function: Callable[[Array], Mapping[str, Any]], directions: Iter
 
 
 def units(sizes: Array) -> Iterator[Array]:
-    """For each number that is not 0 the direction of it alone."""
+    """For each nonzero entry, the direction along that entry."""
     for place in np.flatnonzero(sizes):
         unit = np.zeros(sizes.shape)
         unit.flat[place] = sizes.flat[place]
@@ -55,10 +55,10 @@ def _slopes(results: Mapping[str, Any], count: int) -> dict[str, Array]:
 
 
 class Perturbed(np.ndarray[Any, Any]):
-    """Complex arrays with one real part, `each` (*shape, directions).
+    """Complex arrays with a common real part: `each` (*shape, directions).
 
-    As a plain array it has that real part and the imaginary part NaN: whatever does not know of `each` makes a derivative
-    that is NaN, and none that is wrong.
+    Seen as a plain array, it has that real part and a NaN imaginary part. Functions unaware of `each` therefore yield a
+    NaN derivative, never a wrong one.
     """
 
     each: Array
@@ -68,7 +68,7 @@ class Perturbed(np.ndarray[Any, Any]):
     def __getattr__(self, name: str) -> Any:
         if name != "each":
             raise AttributeError(name)
-        return np.asarray(self)[..., None]  # NumPy made it, and knew of none
+        return np.asarray(self)[..., None]  # created by NumPy, without `each`
 
     def __getitem__(self, index: Any) -> Any:
         return moved(self.each[_index(index)])
@@ -96,7 +96,7 @@ class Perturbed(np.ndarray[Any, Any]):
 
 
 def moved(each: Array) -> Any:
-    """The array of complex `each`; of results that are not complex the first, which is that of all."""
+    """The array of complex `each`. For results that are not complex, the first one, which all directions share."""
     if each.dtype.kind != "c":
         return each[..., 0]
     own = np.empty(each.shape[:-1], np.complex128)
@@ -107,12 +107,12 @@ def moved(each: Array) -> Any:
 
 
 def _each(array: Any) -> Array:
-    """An array with the axis of directions, of one for all in a plain array."""
+    """An array with the axis of directions. A plain array has one direction, which broadcasts."""
     return array.each if isinstance(array, Perturbed) else np.asarray(array)[..., None]
 
 
 def _one(tree: Any, i: int) -> Any:
-    """Arguments with the arrays of direction i."""
+    """The arguments, with the arrays of direction i."""
     if isinstance(tree, dict):
         return {key: _one(value, i) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -160,7 +160,7 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     np.where: lambda *args: moved(np.where(*map(_each, args))),
     np.zeros_like: lambda x: moved(np.zeros_like(x.each)),
 }
-"""Functions on all directions at once; any other one takes one direction after the other."""
+"""Functions that run on all directions at once. Any other function runs once per direction."""
 
 
 def _method(name: str, method: Any) -> Callable[..., Any]:

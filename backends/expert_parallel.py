@@ -1,4 +1,4 @@
-"""The layers of a backend on a mesh, the same for all: what experts of other devices are to compute goes there and comes back."""
+"""Expert parallelism, shared by all backends: the contents of slots travel to the devices that hold their experts, and back."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +17,7 @@ Array = Any
 
 
 class SplitExperts:
-    """A backend whose experts are split over the axis `expert` of a mesh, and which otherwise is that of one device, `single`.
+    """A backend whose experts are split over the mesh axis `expert`. Everything else comes from `single`, the single-device backend.
 
     Shapes: G groups of a device, E experts, C capacity, D width, n devices along `expert`.
     """
@@ -25,26 +25,26 @@ class SplitExperts:
     single: Any
     sizes: MeshSizes
     transport: Transport = "model"
-    """in what slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
+    """the dtype in which slots travel: the dtype of the model, or bfloat16, half the bytes of float32"""
     ROUTERS: Routers
-    """the routers, composed of what this backend has; from `bind_routers`"""
+    """the routers, composed of this backend's functions by `bind_routers`"""
 
     def __getattr__(self, name: str) -> Any:
-        """Of the backend, what is the same on a mesh."""
+        """Attributes of the single-device backend that are the same on a mesh."""
         return getattr(type(self).single, name)
 
     def bind_routers(self) -> None:
-        """Makes `ROUTERS`, for code that is compiled later: it reads an attribute there, and makes nothing."""
+        """Sets `ROUTERS` before compilation, so that compiled code only reads an attribute."""
         self.ROUTERS = composed(self)
 
     def expert_load(self, scores: Array, *, choices: int, scope: str = "batch") -> Array:
-        """As of one device; in the scope "global" the sum over all devices."""
+        """As on one device; with scope "global", the sum over all devices."""
         load = self.single.expert_load(scores, choices=choices, scope=scope)
         return self._total(load) if scope == "global" else load
 
     def moe_layer(self, tokens: Array, routing: Any, experts: Callable[[Array], Array]) -> Array:
-        """As of one device, where `experts` are those that the device has: what is in their slots comes from all devices along
-        `expert`, and goes back."""
+        """As on one device, where `experts` are the experts of the device. The contents of their slots come from all
+        devices along `expert`, and the outputs go back."""
         if self.sizes.expert == 1:
             return self.single.moe_layer(tokens, routing, experts)
         return self.single.moe_layer(
@@ -65,7 +65,7 @@ class SplitExperts:
         shared: Mapping[str, Array] | None = None,
         **options: str,
     ) -> Array:
-        """As of one device, with the experts that the device has. Where experts are split all slots travel, the empty too."""
+        """As on one device, with the experts of the device. Where experts are split, all slots travel, including empty ones."""
         expert_mlp = self.single.expert_mlp
         if self.sizes.expert == 1:
             return self.single.moe_mlp(tokens, routing, params, shared=shared, **options)
@@ -73,7 +73,7 @@ class SplitExperts:
         return with_shared(y, expert_mlp, tokens, shared, **options)
 
     def rows_of_device(self, batch: int) -> int:
-        """The rows of a batch for each device. Raises ShapeError unless they are as many for all."""
+        """The number of batch rows per device. Raises ShapeError unless the batch divides evenly."""
         if batch % self.sizes.devices:
             raise ShapeError(
                 f"a batch of {batch} images does not divide among {self.sizes.devices} devices ({self.sizes})"
@@ -81,26 +81,26 @@ class SplitExperts:
         return batch // self.sizes.devices
 
     def outside_of_blocks(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters in full except those of blocks, which are gathered one block at a time."""
+        """All parameters in full, except the parameters of blocks, which are gathered one block at a time."""
         return {name: tree if name == "blocks" else self.whole(tree) for name, tree in params.items()}
 
     def init_state(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> Any:
-        """The state before the first step. Each leaf of `params` has a shape, and slices of it are read, as of a NumPy array."""
+        """The state before the first step. Each leaf of `params` must have a shape and support slicing like a NumPy array."""
         return self.import_state({"params": params, "step": 0}, optimizer)
 
     def multi_hash_mlp(self, *arguments: Any, **options: Any) -> Array:
-        """As of one device. Raises ConfigError where experts are split."""
+        """As on one device. Raises ConfigError where experts are split."""
         check_whole_experts("MultiHash", self.sizes)
         return self.single.multi_hash_mlp(*arguments, **options)
 
     def _total(self, array: Array) -> Array:
-        """The sum over all devices, without a gradient."""
+        """The sum over all devices, without gradient."""
         raise NotImplementedError
 
     def _there(self, slots: Array) -> Array:
-        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
         raise NotImplementedError
 
     def _back(self, slots: Array) -> Array:
-        """The reverse."""
+        """The reverse of `_there`."""
         raise NotImplementedError

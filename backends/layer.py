@@ -1,4 +1,4 @@
-"""The MoE layer that users put in place of an MLP, as far as it is the same in all frameworks: its arguments and first arrays."""
+"""The MoE layer that replaces an MLP, as far as all frameworks share it: its arguments and initial arrays."""
 
 import inspect
 import math
@@ -27,10 +27,10 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass(frozen=True)
 class Layer:
-    """What does not change of a layer: the name of its router and its options, how images are grouped, and what experts compute.
+    """The static part of a layer: its router and the router's options, the grouping of images, and the form of the experts.
 
-    `options.tokens` are those of a group, `group_images` images. The fields after `expert_activation` are of the first arrays alone, which
-    a compiled layer does not depend on.
+    `options.tokens` counts the tokens of a group, which has `group_images` images. The fields after `expert_activation` determine only
+    the initial arrays. A compiled layer does not depend on them.
     """
 
     router: str
@@ -51,11 +51,11 @@ class Layer:
 
     @property
     def form(self) -> dict[str, str]:
-        """`gelu` and `activation` of `moe_mlp`."""
+        """The arguments `gelu` and `activation` of `moe_mlp`."""
         return {"gelu": self.gelu, "activation": BETWEEN[self.expert_activation]}
 
     def shapes(self, hidden: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of the parameters of one expert of this hidden width, by the names of the specification."""
+        """The parameter shapes of one expert with this hidden width, by the names of the specification."""
         sizes = {"width": self.options.width, "hidden": hidden, "output": self.options.width}
         return {
             name: tuple(sizes[axis] for axis in axes.split()[1:])
@@ -64,10 +64,10 @@ class Layer:
         }
 
     def options_of(self, x: Array, *, train: bool) -> tuple[int, RouterOptions]:
-        """For x (images, ..., width) the groups, and the options for as many tokens as one has.
+        """For x (images, ..., width), the number of groups, and the options for the number of tokens in a group.
 
-        Raises ShapeError for another width or a batch that does not split into groups, ConfigError for groups that the router
-        cannot train on.
+        Raises ShapeError for another width or a batch that does not split into groups, and ConfigError for groups on
+        which the router cannot train.
         """
         check_scores("x", x, "images tokens width" if x.ndim < 4 else "... width")
         check_size("x", x, x.ndim - 1, self.options.width, "the width of the layer")
@@ -94,7 +94,7 @@ class Layer:
             raise
 
     def check_places(self, tokens: int) -> None:
-        """Raises ShapeError where the places of the tokens of an image, their ids if none are given, are more than there are ids."""
+        """Raises ShapeError if an image has more token positions, the default ids, than there are ids."""
         ids: int = self.options.ids  # type: ignore[attr-defined]
         if tokens > ids:
             raise ShapeError(f"x: {tokens} tokens have more places than the {ids} ids of the tables")
@@ -116,24 +116,24 @@ def layer_of(
     shared_experts: int = 0,
     router_options: Mapping[str, Any],
 ) -> Layer:
-    """The arguments are, in every framework:
+    """The arguments, the same in every framework:
 
-    width, hidden: of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
-    experts: their number.
-    tokens: tokens of one image, for which the capacity is computed: all axes between the first and the last. An input with
-        another number is routed with the capacity of that number; the slots of Soft MoE, which are parameters, stay as many
-        as they are.
+    width, hidden: sizes of each expert, a perceptron `gelu(x w1 + b1) w2 + b2`.
+    experts: number of experts.
+    tokens: number of tokens in one image, for which the capacity is computed: all axes between the first and the last. Inputs with
+        another number of tokens get a matching capacity, but the slots of Soft MoE are parameters, whose number does not change.
     router: a key of `ROUTERS`, or a `Router` of your own.
-    group_images: images that are routed together, as one group; the batch must be a multiple.
+    group_images: number of images routed together, as one group; the batch must be a multiple.
     gelu: "tanh" or "erf".
-    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, CLIP's), or of gated experts, `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`,
-        "geglu" (f is the GELU) or "swiglu" (the SiLU).
+    expert_activation: "gelu" or "quick_gelu" (`x sigmoid(1.702 x)`, as in CLIP). For gated experts, "geglu" (f is GELU) or "swiglu"
+        (f is SiLU) in `(f(x w1 + b1) * (x w3 + b3)) w2 + b2`.
     expert_bias: whether experts have biases.
-    shared_experts: experts that serve every token besides those that it chooses, with the weight 1. They are one of their joint width.
+    shared_experts: number of experts that serve every token with weight 1, in addition to the chosen experts. They form a single expert
+        of their joint width.
     expert_init: "independent" initial values, or "shared" by all experts.
-    seed: of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
-    router_options: options of that router (`ROUTERS[router].Options` has them): choices, importance_weight, ... Of a
-        router that needs token ids, `ids` is their number, `tokens` if not given: the places in the image.
+    seed: seed of the initial values (Glorot uniform kernels, biases normal(1e-6), the router's own), the same in every framework.
+    router_options: options of the router (see `ROUTERS[router].Options`): choices, importance_weight, ... For a router that needs token
+        ids, `ids` is the number of different ids (default: `tokens`, the positions in the image).
 
     Raises ConfigError for an argument out of range or an option that the router does not have.
     """
@@ -160,11 +160,11 @@ def layer_of(
 
 
 SOFTMAX_OF_CHOSEN = {"noisy_top_k": "choices", "hierarchical_top_k": "choices_per_level"}
-"""Routers whose weights are a softmax over the chosen experts alone, and their option for how many these are."""
+"""Routers whose weights are a softmax over only the chosen experts, and the option that sets the number of choices."""
 
 
 def warn_untrained(router: str, options: RouterOptions) -> None:
-    """A warning where the weight of a token's only choice is 1 whatever the logits are, so that the task trains no router."""
+    """Warns if a token's only choice always has weight 1, so that the task's loss does not train the router."""
     name = SOFTMAX_OF_CHOSEN.get(router, "choices")
     divided = getattr(options, "normalize_selected", False) and getattr(options, "epsilon", 0.0) < 1e-3
     if getattr(options, name, 0) != 1 or not (divided or router in SOFTMAX_OF_CHOSEN):
@@ -179,7 +179,7 @@ def warn_untrained(router: str, options: RouterOptions) -> None:
 def with_shared(
     y: Array, expert_mlp: Callable[..., Array], tokens: Array, shared: Mapping[str, Array] | None, **options: str
 ) -> Array:
-    """What the experts make of the tokens (G, T, D), `y`, plus what a shared expert does, if there is one."""
+    """Adds the output of the shared expert, if any, to `y`, the output of the routed experts for the tokens (G, T, D)."""
     if shared is None:
         return y
     alone = {name: value[None] for name, value in shared.items()}
@@ -189,13 +189,13 @@ def with_shared(
 
 
 def documented(layer: Class) -> Class:
-    """The class of a layer, with what `layer_of` says of the arguments below its own docstring."""
+    """Appends the argument descriptions of `layer_of` to the docstring of a layer class."""
     layer.__doc__ = f"{inspect.getdoc(layer)}\n\n{inspect.getdoc(layer_of)}"
     return layer
 
 
 def initial(layer: Layer) -> dict[str, Params]:
-    """The first arrays of the `router`, of the `experts` and, if there is one, of the `shared` expert, see `drawn`."""
+    """The initial arrays of the `router`, the `experts` and, if any, the `shared` expert; see `drawn`."""
     params: dict[str, Params] = {"router": {}, "experts": {}}
     for part, name, values in drawn(layer):
         params.setdefault(part, {})[name] = values
@@ -206,10 +206,10 @@ PARTS = ("router", "experts", "shared")
 
 
 def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str, Any]]:
-    """The first arrays one at a time, in float32, each with its part and its name.
+    """Yields the initial arrays one at a time in float32, each with its part and its name.
 
-    Glorot uniform kernels, biases normal(1e-6), and what the router has; what it keeps is a dict named "state". Tables, which hold
-    experts, are integers.
+    Kernels are Glorot uniform and biases normal(1e-6); the router defines its own arrays. A router's state is a dict
+    named "state". Tables contain expert numbers, so they are integers.
     """
     generator = np.random.default_rng(layer.seed)
     for name, value in initial_params(ROUTERS[layer.router], generator, layer.options).items():
@@ -226,7 +226,7 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
         limit = math.sqrt(6 / (layer.options.width + hidden))
         for name, shape in layer.shapes(hidden).items():
             values = np.empty((*experts, *shape), np.float32)
-            # One expert after another, for the sake of memory.
+            # One expert after another, to save memory.
             for one in values if experts and layer.expert_init == "independent" else [values]:
                 one[...] = (
                     generator.uniform(-limit, limit, shape) if len(shape) == 2 else generator.normal(0, 1e-6, shape)
@@ -235,8 +235,8 @@ def drawn(layer: Layer, parts: Sequence[str] = PARTS) -> Iterator[tuple[str, str
 
 
 def regrouped(x: Array, shape: tuple[int, ...]) -> Array:
-    """`x.reshape(shape)`; where it can be, the first axis is split or joined by itself, with which JAX can tell how it is spread
-    over the explicit axes of a mesh."""
+    """`x.reshape(shape)`. If possible, it splits or joins the first axis in a separate step, so that JAX can infer the
+    sharding over the explicit axes of a mesh."""
     count, first = x.shape[0], shape[0]
     if count > first and count % first == 0:
         x = x.reshape((first, count // first, *x.shape[1:]))

@@ -1,12 +1,12 @@
-"""How training is laid out on several devices: one description for all backends.
+"""The layout of training on several devices: one description for all backends.
 
 A mesh has three axes. A batch is split over all of them, in the order of `AXES`; each device routes the groups of its own images.
 
-    data      every device has all parameters, but for those that another axis splits
-    fsdp      of each large parameter a device has a part; a block gathers it while it computes
-    expert    of the experts a device has some; what sits in their slots goes there and back (two all-to-alls a layer)
+    data      every device has all parameters, except those that another axis splits
+    fsdp      each device has a part of each large parameter; a block gathers its parameters while it computes
+    expert    each device has some experts; the contents of their slots travel there and back (two all-to-alls per layer)
 
-The axis `expert` is the innermost: its devices are neighbours.
+`expert` is the innermost axis: its devices are neighbours.
 
 Source: GShard (Lepikhin et al. 2021, arXiv 2006.16668, section 3: experts split, the rest copied, all-to-all around them);
 google-research/vmoe, vmoe/partitioning.py (a mesh of an expert and a replica axis); ZeRO, stage 3 (Rajbhandari et al. 2020,
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 AXES = ("data", "fsdp", "expert")
-"""The axes of a mesh, the outermost first."""
+"""The axes of a mesh, outermost first."""
 
 EXPERTS = r"(^|/)experts/[^/]+$"
-"""The paths of the parameters of experts, whose first axis is that of the experts."""
+"""The paths of expert parameters. Their first axis is the experts axis."""
 SMALL = 2**14
-"""Parameters with fewer entries are not split over `fsdp`: to gather them costs more than to keep them."""
+"""Parameters with fewer entries are not split over `fsdp`, because gathering them costs more than keeping them."""
 
 Split = tuple[str | None, ...]
-"""For each axis of a parameter the axis of the mesh that splits it, or None."""
+"""For each axis of a parameter, the mesh axis that splits it, or None."""
 
 
 Transport = Literal["model", "bfloat16"]
@@ -59,7 +59,7 @@ Transport = Literal["model", "bfloat16"]
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """The devices along each axis of a mesh. Raises ConfigError unless each is an integer of at least 1."""
+    """The number of devices along each axis of a mesh. Raises ConfigError unless each is an integer of at least 1."""
 
     data: int = 1
     fsdp: int = 1
@@ -92,9 +92,9 @@ class MeshSizes:
 
 
 def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: int = 1) -> MeshSizes:
-    """The mesh of all `devices`; without `data`, as many along it as the other axes leave.
+    """The mesh of all `devices`. Without `data`, that axis gets the devices that the other axes leave.
 
-    Raises ConfigError where the axes are not that many devices.
+    Raises ConfigError unless the product of the axes is `devices`.
 
     >>> mesh_sizes(8, expert=2), str(mesh_sizes(8, expert=2))
     (MeshSizes(data=4, fsdp=1, expert=2), 'data 4 x expert 2')
@@ -116,10 +116,10 @@ def mesh_sizes(devices: int, *, data: int | None = None, fsdp: int = 1, expert: 
 
 
 def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> Split:
-    """How the parameter at `path` is split. Raises ConfigError for experts that their axis of the mesh does not divide.
+    """How the parameter at `path` is split. Raises ConfigError if the mesh axis does not divide the number of experts.
 
-    Experts are split over `expert` along their first axis. Over `fsdp` a parameter of at least `SMALL` entries is split along
-    its largest other axis that can be, the first of equal ones.
+    Experts are split over `expert` along their first axis. A parameter of at least `SMALL` entries is split over `fsdp`
+    along the largest other axis whose size `fsdp` divides, the first of equal ones.
 
     >>> split_axes(("blocks", "1", "moe", "experts", "w1"), (8, 64, 256), MeshSizes(fsdp=2, expert=4))
     ('expert', None, 'fsdp')
@@ -138,13 +138,13 @@ def split_axes(path: Sequence[str], shape: Sequence[int], sizes: MeshSizes) -> S
 
 
 def check_experts(experts: int, sizes: MeshSizes, where: str) -> None:
-    """Raises ConfigError unless each device along `expert` has as many experts."""
+    """Raises ConfigError unless each device along `expert` gets the same number of experts."""
     if experts % sizes.expert:
         raise ConfigError(f"mesh.expert={sizes.expert!r} does not divide the {experts} experts of {where}")
 
 
 def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
-    """Raises ConfigError where experts are split, for a layer that mixes them inside."""
+    """Raises ConfigError if experts are split, for a layer that mixes experts inside their MLP."""
     if sizes.expert > 1:
         raise ConfigError(
             f"mesh.expert={sizes.expert!r}: {layer} mixes the experts inside, so that each device needs all of them"
@@ -152,12 +152,12 @@ def check_whole_experts(layer: str, sizes: MeshSizes) -> None:
 
 
 def splits(shapes: Mapping[str, Any], sizes: MeshSizes) -> dict[Path, Split]:
-    """Of all parameters, of a nested dict of their shapes, how they are split."""
+    """The split of each parameter, from a nested dict of shapes."""
     return {path: split_axes(path, shape, sizes) for path, shape in leaves(shapes)}
 
 
 def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: int | None) -> Split:
-    """How what an optimiser keeps in `slot` of a parameter of `shape` is split, where the parameter has `split`."""
+    """The split of the optimiser's array in `slot`, for a parameter of `shape` with the split `split`."""
     if slot not in ("row", "column"):
         return split
     lesser, largest = present("factored_from", factored_axes(shape, factored_from or 0))
@@ -167,7 +167,7 @@ def axes_of_slot(slot: str, shape: Sequence[int], split: Split, factored_from: i
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces that one process has of an array of a `shape`, each with where it starts."""
+    """The pieces of an array of `shape` that one process has, each with its start."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -175,5 +175,5 @@ class Pieces:
 
 
 def start_of(index: Sequence[slice]) -> tuple[int, ...]:
-    """The first entry of a part of an array, along each axis."""
+    """The start of a part of an array, along each axis."""
     return tuple(part.start or 0 for part in index)

@@ -1,4 +1,4 @@
-"""The optimiser that all backends share: by name, with the rates, the decay, the clip and the average around it.
+"""The optimiser that all backends share: an update selected by name, with the rates, decay, clip and average around it.
 
 One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and learning rate `r`:
 
@@ -8,23 +8,23 @@ One update of a parameter `p` with gradient `g` at step `n = 1, 2, ...` and lear
 
 with `m = ema`, or, when `ema_steps` is given, `m = 1 - (1 - ema) (1 + cos(pi min(n / ema_steps, 1))) / 2`, which rises to 1.
 
-`update` is that of the optimiser, see `moespec.backends.numpy.optimizers`. So the clip comes before whatever the optimiser does,
-and a rate multiplies the decay, too.
+`update` depends on the optimiser, see `moespec.backends.numpy.optimizers`. The clip comes before it, and the rate also multiplies the
+decay.
 
-The decay is `weight_decay` for the parameters that `is_decayed` names and 0 for all others, unless `decay` has a rate of its
-own for them. Decayed are kernels and, as Soft MoE has no kernel, the scale of its router; its slots are not.
+The decay is `weight_decay` for the parameters that `is_decayed` selects and 0 for all others, unless `decay` has a rate for them.
+Kernels decay. The router of Soft MoE has no kernel; its scale decays, its slots do not.
 
-A parameter whose rate is 0 is frozen: its bits stay, it has no gradient (the norm does not see it), and nothing is kept
-of it. What travels with the parameters but is not trained (`is_fixed`: tables, and the state of routers) is always frozen.
+A parameter whose rate is 0 is frozen: its bits do not change, it has no gradient (the norm excludes it), and the optimiser keeps
+nothing for it. Values that travel with the parameters but are not trained (`is_fixed`: tables, and router states) are always frozen.
 
-Source: Rates of decay by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
-expression that is found in the path). What decays: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
-`head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), there. Rates: google-research/big_vision,
-big_vision/optax.py, make (`lr_mults`, which there do not multiply the decay; a schedule of None freezes, and frozen
-parameters do not count in the norm that is clipped). That a rate is the learning rate of a parameter in every respect is how
-torch.optim has it. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
-facebookresearch/moco-v3, main_moco.py, adjust_moco_momentum (the rise; there the average is renewed before a step, which is the
-same sequence).
+Source: Decay rates by pattern: google-research/vmoe, vmoe/train/optimizer.py, add_decayed_weights (the first regular
+expression found in the path). Parameters that decay: projects/soft_moe/configs/common.py, get_adam_config (`.*/kernel`,
+`head/kernel`), and pretrain_jft4b.py (`.*/Moe/Router/scale`), same repository. Rates: google-research/big_vision,
+big_vision/optax.py, make (`lr_mults`, which do not multiply the decay there; a schedule of None freezes, and frozen
+parameters do not count in the norm that is clipped). As in torch.optim, a rate scales the learning rate of a parameter
+in every respect. The average: big_vision, trainers/proj/jetformer/train.py, update_fn (`ema_decay`);
+facebookresearch/moco-v3, main_moco.py, adjust_moco_momentum (the rise; moco-v3 updates the average before a step, which
+gives the same sequence).
 """
 
 import re
@@ -47,20 +47,20 @@ from moespec.spec.routers import ROUTERS, Router
 __all__ = ["STATE", "OptimizerConfig", "initial_params", "is_decayed", "is_fixed"]
 
 CONSTANTS = frozenset(name for router in ROUTERS.values() for name in router.frozen)
-"""Names of parameters that are not trained, also outside routers, as the codebook of token ids: no gradient reaches them."""
+"""Names of parameters that are not trained, inside or outside routers, such as the codebook of token ids. They have no gradient."""
 
 STATE = "state"
-"""The name under which the parameters of a router have what it keeps: `router/state/bias`."""
+"""The name of a router's state among its parameters: `router/state/bias`."""
 
 _KINDS = {name: (name in r.decays, name in r.frozen) for r in ROUTERS.values() for name in r.decays + r.frozen}
-"""Of the parameters of routers, by name: whether weight decay applies to them, and whether they are constants. What a router of the
-user's own says is added when it is made."""
+"""For each router parameter, by name: whether weight decay applies to it, and whether it is a constant. Creating a
+user-defined router adds its parameters."""
 
 
 def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[str, Any]:
-    """`router.init`, of which the optimiser is told what decays and what is frozen, by the name of the parameter.
+    """Calls `router.init` and records, by name, which parameters decay and which are frozen.
 
-    Raises ConfigError for what is no dict of NumPy arrays, and for a parameter that another router of this process treats differently.
+    Raises ConfigError unless the result is a dict of NumPy arrays, or if another router of this process treats a parameter differently.
     """
     params: Any = router.init(generator, options)
     if not isinstance(params, dict) or not all(isinstance(value, np.ndarray | np.generic) for value in params.values()):
@@ -74,27 +74,27 @@ def initial_params(router: Router[Any], generator: Any, options: Any) -> dict[st
 
 
 def is_decayed(path: Sequence[str]) -> bool:
-    """Whether `weight_decay` applies to what is at `path`: what routers say of theirs (`Router.decays`), and of all others the matrices,
-    but neither biases, norms nor positions."""
+    """Whether `weight_decay` applies to the parameter at `path`. Each router decides for its own parameters
+    (`Router.decays`). Elsewhere, matrices decay; biases, norms and positions do not."""
     if "router" in path[-2:-1]:
         return _KINDS.get(path[-1], (False, False))[0]
     return re.search(r"^(.*[_/])?(kernel|w1|w2|w3)$", "/".join(path)) is not None
 
 
 def is_fixed(path: Sequence[str]) -> bool:
-    """Whether what is at `path` of the parameters is not trained: a constant, or part of the state of a router."""
+    """Whether the value at `path` is not trained: a constant, or part of the state of a router."""
     if "router" in path[-2:-1] and path[-1] in _KINDS:
         return _KINDS[path[-1]][1]
     return bool(path) and (path[-1] in CONSTANTS or STATE in path[-2:-1])
 
 
 AROUND = ("name", "weight_decay", "decay", "rates", "clip", "ema", "ema_steps")
-"""The fields that every optimiser has."""
+"""The fields that all optimisers have."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The static arguments of an optimiser. Of the options that not every one has, None is the default of this one.
+    """The static arguments of an optimiser. For an option that only some optimisers have, None means the optimiser's default.
 
     Raises ConfigError for a value outside its range, and for an option that the optimiser does not have.
 
@@ -142,7 +142,7 @@ class OptimizerConfig:
         if not isinstance(self.name, str):
             object.__setattr__(self, "name", own_name("optimizer.name", self.name))
         for name, value in vars(self.own).items():
-            object.__setattr__(self, name, value)  # the default of this optimiser in place of None
+            object.__setattr__(self, name, value)  # the optimiser's default instead of None
         if not 0.0 <= self.weight_decay <= LARGEST:
             raise ConfigError(f"weight_decay={self.weight_decay!r}: expected a number >= 0 that is finite as float32")
         if self.clip is not None and not SMALLEST <= self.clip <= LARGEST:
@@ -158,12 +158,12 @@ class OptimizerConfig:
 
     @cached_property
     def own(self) -> SimpleNamespace:
-        """The options that this optimiser has."""
+        """The options of this optimiser."""
         return SimpleNamespace(**options_of(self.name, {name: getattr(self, name) for name in self.options()}))
 
     @classmethod
     def options(cls) -> list[str]:
-        """The names of the options that not every optimiser has."""
+        """The names of the options that only some optimisers have."""
         return [field.name for field in fields(cls) if field.name not in AROUND]
 
     @cached_property
@@ -185,7 +185,7 @@ class OptimizerConfig:
         return 0.0 if not path or is_fixed(path) else patterns.first(self._decays, path, default)
 
     def rate_of(self, path: Sequence[str]) -> float:
-        """What the learning rate of the parameter at `path` is multiplied with; 0 for one that is not trained.
+        """The multiplier of the learning rate for the parameter at `path`; 0 for a parameter that is not trained.
 
         >>> head = OptimizerConfig(rates="head/=1, .*=0")
         >>> head.rate_of(("head", "kernel")), head.rate_of(("norm", "scale"))
@@ -194,7 +194,7 @@ class OptimizerConfig:
         return 0.0 if is_fixed(path) else patterns.first(self._rates, path, 1.0)
 
     def ema_after(self, step: Any, xp: Any = np) -> Any:
-        """The decay of the average after so many steps, 0 without one. step: an integer of the arrays of `xp`.
+        """The decay of the average after `step` steps, 0 without an average. step: an integer in the arrays of `xp`.
 
         >>> slow = OptimizerConfig(ema=0.9, ema_steps=4)
         >>> [round(float(slow.ema_after(step)), 4) for step in range(6)]
@@ -205,25 +205,25 @@ class OptimizerConfig:
         return 1 - (1 - self.ema) * (1 + xp.cos(xp.pi * xp.minimum(step / self.ema_steps, 1.0))) / 2
 
     def check_patterns(self, paths: Iterable[Sequence[str]]) -> None:
-        """Raises ConfigError for a pattern that is found in none of the paths, and for rates that freeze all of them."""
+        """Raises ConfigError for a pattern that matches no path, and for rates that freeze all parameters."""
         names = list(paths)
         patterns.check_found("decay", self.decay, names)
         patterns.check_found("rates", self.rates, names)
-        slots_of(self.name, vars(self.own), ())  # raises for one that is not imported
+        slots_of(self.name, vars(self.own), ())  # raises for an optimiser that has not been imported
         if not any(map(self.rate_of, names)):
             raise ConfigError(f"rates={self.rates!r}: every parameter is frozen, so there is nothing to train")
 
     def slots(self, path: Sequence[str], shape: Shape) -> dict[str, Shape]:
-        """What is kept of the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""
+        """The arrays kept for the parameter at `path` from step to step: name of the slot (`SLOTS`) and shape."""
         if not self.rate_of(path):
             return {}
         average = {"ema": shape} if self.ema is not None else {}
         return {**slots_of(self.name, vars(self.own), shape), **average}
 
     def state_shapes(self, shapes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The shapes of a whole state but its step: `params` and each slot that is in use, as nested dicts.
+        """The shapes of a state except its step: `params` and each slot in use, as nested dicts.
 
-        shapes: nested dict of the parameters' shapes. A slot has the parameters of which it is kept, and no others.
+        shapes: nested dict of the parameters' shapes. A slot contains only the parameters for which it is kept.
 
         >>> sorted(OptimizerConfig("sgd", rates="b=0").state_shapes({"w": (2, 3), "b": (3,)}).items())
         [('params', {'w': (2, 3), 'b': (3,)}), ('trace', {'w': (2, 3)})]

@@ -1,6 +1,6 @@
-"""The options of each optimiser by its name, and what it keeps of a parameter from step to step.
+"""The options of each optimiser, by name, and the arrays that it keeps for a parameter from step to step.
 
-What an update computes is said in `moespec.backends.numpy.optimizers`, in NumPy, with its source.
+`moespec.backends.numpy.optimizers` defines the updates in NumPy, with their sources.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ OptimizerName = Literal["adamw", "adam", "sgd", "lamb", "adafactor"] | OwnName
 Shape = tuple[int, ...]
 
 SMALLEST, BELOW_ONE = 2.0**-126, 1 - 2.0**-24
-"""Of float32: the least normal number, and the one below 1."""
+"""For float32: the smallest normal number, and the largest number below 1."""
 
 SLOTS: Mapping[str, str] = {
     "mu": "the first moment",
@@ -30,7 +30,7 @@ SLOTS: Mapping[str, str] = {
     "trace": "the momentum",
     "ema": "the average",
 }
-"""What optimisers keep of a parameter, by the name that it has in an exported state."""
+"""The arrays that optimisers keep for parameters, by their names in an exported state."""
 OWN_SLOTS = ("mu", "nu")
 
 
@@ -51,12 +51,12 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimiser of the user's own. Around it is what is around each (`moespec.backends.optimizer`); the decay is added to its update.
+    """A user-defined optimiser. The steps around it are the same as for all (`moespec.backends.optimizer`); the decay is added.
 
-    update: `update(xp, p, g, kept, n) -> (u, kept)`: of a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`, the
-        update `u` and what is kept for the next step, by slot. It computes entry by entry, with the operations `xp` of NumPy, JAX or
-        torch: on a mesh `p` is a part of the parameter.
-    slots: what it keeps, of `mu` and `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
+    update: `update(xp, p, g, kept, n) -> (u, kept)`: takes a parameter `p` with gradient `g` (after the clip) at step `n = 1, 2, ...`
+        and returns the update `u` and the new slots. It must compute elementwise, with the operations `xp` of NumPy, JAX or torch,
+        because on a mesh `p` is a part of the parameter.
+    slots: slots to keep, `mu` or `nu`: arrays like `p`, zeros before the first step. Raises ConfigError for other slots and shapes.
     """
 
     update: Callable[[Any, Any, Any, Mapping[str, Any], Any], tuple[Any, Mapping[str, Any]]]
@@ -70,13 +70,13 @@ class Optimizer:
             raise ConfigError(f"slots={self.slots!r}: of (2, 3) it makes {made}; expected {shapes}, of {OWN_SLOTS}")
 
     def in_numpy(self, p: Any, g: Any, kept: Mapping[str, Any], n: int, d: float, _: Any) -> tuple[Any, dict[str, Any]]:
-        """The update with the decay `d`, as `moespec.backends.numpy.optimizers` has them."""
+        """The update including the decay `d`, with the signature of `moespec.backends.numpy.optimizers`."""
         u, new = self.update(namespace, p, g, kept, n)
         return u + d * p, dict(new)
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the optimiser `name`, where None stands for its default.
+    """The options of the optimiser `name`; None stands for the default.
 
     Raises ConfigError for an unknown name, an option that this optimiser does not have, or a value outside its range.
     """
@@ -111,10 +111,10 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
-    """What an optimiser keeps of a parameter of this shape: name of the slot and shape.
+    """The arrays that an optimiser keeps for a parameter of this shape: name of the slot and shape.
 
-    Adam and LAMB keep both moments, SGD the momentum, if there is any. Adafactor keeps the second moment of `factored_axes` as its
-    means along each of the two.
+    Adam and LAMB keep both moments, SGD the momentum, if any. Adafactor keeps the second moment as its means along each
+    of the two `factored_axes`.
     """
     if is_own(name):
         return dict.fromkeys(find_own("optimizer.name", name, Optimizer).slots, shape)
@@ -132,7 +132,7 @@ def slots_of(name: str, options: Mapping[str, Any], shape: Shape) -> dict[str, S
 
 
 def factored_axes(shape: Sequence[int], least: int) -> tuple[int, int] | None:
-    """The second largest and the largest axis (of equal ones the later is the larger), or None: not both have `least`.
+    """The second largest and the largest axis (of equal axes, the later is the larger), or None unless both have at least `least` entries.
 
     Source: optax, optax/_src/factorized.py, _factored_dims.
 

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, from the variables of whatever started them.
+"""Identifies this process among several, from the environment variables that its launcher sets.
 
 RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT            `torchrun` and `moespec launch`, for both frameworks
 SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST    `srun`, with MASTER_ADDR and MASTER_PORT if set
@@ -13,12 +13,12 @@ from moespec.spec.errors import ConfigError
 __all__ = ["Process", "process_of"]
 
 PORT = 29500
-"""Where process 0 listens under SLURM, unless MASTER_PORT says."""
+"""The port of process 0 under SLURM, unless MASTER_PORT sets it."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """One of several processes: its number, how many there are, its number on its machine, and where process 0 listens."""
+    """One of several processes: its index, their number, its index on its machine, and the address of process 0."""
 
     index: int
     count: int
@@ -27,7 +27,7 @@ class Process:
 
 
 def process_of(environment: Mapping[str, str]) -> Process | None:
-    """The process that these variables describe, None if it is the only one. ConfigError for a variable that is missing or not a number.
+    """The process that these variables describe, None for a single process. Raises ConfigError for a missing or non-numeric variable.
 
     >>> process_of({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "2900"})
     Process(index=1, count=4, local=1, address='localhost:2900')
@@ -41,7 +41,7 @@ def process_of(environment: Mapping[str, str]) -> Process | None:
                     f"{name} is not set, which tells the {environment.get('WORLD_SIZE')} processes where to meet"
                 )
         host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    # A script of sbatch has the number of tasks too, before srun starts any: a task has the nodes of its step.
+    # An sbatch script has the number of tasks too, before srun starts any. Only a task has the nodes of its step.
     elif environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_NODELIST" in environment:
         names = ("SLURM_PROCID", "SLURM_NTASKS")
         local = environment.get("SLURM_LOCALID", "0")
@@ -67,6 +67,6 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _first(nodes: str) -> str:
-    """The first of the nodes that SLURM lists, as in `gpu[07-09,12],other`."""
+    """The first node in a SLURM node list such as `gpu[07-09,12],other`."""
     match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
     return "".join(part or "" for part in match.groups()) if match else nodes

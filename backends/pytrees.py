@@ -1,4 +1,4 @@
-"""Nested containers of arrays: mapping over them, and nested dicts with string keys as flat ones, by path."""
+"""Nested containers of arrays: map over them, and flatten nested dicts with string keys by path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def leaves(tree: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """The leaves of a nested dict with their paths, in its order."""
+    """The leaves of a nested dict with their paths, in order."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from leaves(value, (*path, name))
@@ -36,7 +36,7 @@ def flatten(tree: Mapping[str, Any]) -> dict[Path, Any]:
 
 
 def unflatten(flat: Mapping[Path, Any]) -> dict[str, Any]:
-    """The nested dict with these leaves: the inverse of `flatten`."""
+    """The nested dict with these leaves, the inverse of `flatten`."""
     tree: dict[str, Any] = {}
     for (*parents, name), leaf in flat.items():
         branch = tree

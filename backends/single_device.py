@@ -1,6 +1,6 @@
-"""What a backend has for one device of what a mesh of devices needs: all rows are its own, and there is nobody to ask.
+"""The single-device versions of the mesh functions: all rows are local, and there are no other processes.
 
-See the methods of the same names of `OnMesh` in `moespec.backends.jax.mesh` and `moespec.backends.torch.mesh`.
+See the methods of the same names in `OnMesh` of `moespec.backends.jax.mesh` and `moespec.backends.torch.mesh`.
 """
 
 from typing import Any
@@ -14,20 +14,20 @@ process, processes = 0, 1
 
 
 def whole(params: Any) -> Any:
-    """`params` as they are."""
+    """`params` unchanged."""
     return params
 
 
 def over_devices(by_image: Any, means: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Both as they are."""
+    """Both arguments unchanged."""
     return by_image, means
 
 
 def rows(batch: int) -> range:
-    """All of them."""
+    """All rows."""
     return range(batch)
 
 
 def exchanged(value: str) -> list[str]:
-    """`value` alone."""
+    """Only `value`."""
     return [value]

@@ -1,8 +1,8 @@
-"""Models, written once against a backend: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
+"""Models, written once for all backends: `create("vit_b16", moe="last_half", router="soft_moe", experts=128)`.
 
-`create` binds a model to the backend chosen at import (`from moespec import backends`), and `moespec.training.load("runs/x")` gives
-one with its trained weights. A model's own module
-(`moespec.models.vit`, `mixer`, `sparse_mlp`) has the same functions with the backend as an argument.
+`create` binds a model to the backend selected at import (`from moespec import backends`).
+`moespec.training.load("runs/x")` returns one with its trained weights. The module of a model (`moespec.models.vit`,
+`mixer`, `sparse_mlp`) has the same functions, with the backend as an argument.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,13 +26,12 @@ __all__ = ["Model", "create", "list_models"]
 
 
 def create(name: str, *, router: RouterName | Router[Any] | None = None, **overrides: Any) -> "Model":
-    """The model `name` with fields of its config replaced, on the backend chosen at import.
+    """The model `name`, with fields of its config replaced, on the backend selected at import.
 
-    Names are those of `list_models()`, and `vit_<size><patch>` and `mixer_<size><patch>` for any other patch size. A ViT
-    is dense unless `moe` says which blocks are MoE. `router` is one of the fields, a name or a `Router` of your own.
+    Names are in `list_models()`; `vit_<size><patch>` and `mixer_<size><patch>` accept any other patch size. A ViT is
+    dense unless `moe` selects MoE blocks. `router`, a name or a `Router` of your own, is one of the fields.
 
-    Raises ConfigError for an unknown name, an unknown field, or fields of the MoE blocks
-    given without `moe`.
+    Raises ConfigError for an unknown name, an unknown field, or MoE fields without `moe`.
     """
     from moespec.models import families
     from moespec.models.model import Model, chosen_backend
@@ -47,7 +46,7 @@ def create(name: str, *, router: RouterName | Router[Any] | None = None, **overr
 
 
 def list_models() -> list[str]:
-    """The names that `create` knows, the usual patch sizes only."""
+    """The names that `create` accepts, with only the usual patch sizes."""
     from moespec.models import families
 
     return families.names()

@@ -1,4 +1,4 @@
-"""Checks of what the user sets: the sections of a configuration, and files to write."""
+"""Checks of user settings: the sections of a configuration, and output files."""
 
 import difflib
 import importlib.util
@@ -35,11 +35,11 @@ OWN = (
     *("checkpoints", "config.toml", "classes.json", "metrics.jsonl", "tensorboard", "features.safetensors"),
     "trackers.json",
 )
-"""What a run without a report may have in its folder."""
+"""The files that a run without a report may have in its folder."""
 
 
 def check_fields(section: str, config: Any) -> None:
-    """ConfigError for a value outside the `Range` of its field; section="": of a command. Objects of the user's own become names."""
+    """Raises ConfigError for a value outside its field's `Range`. section: "" for a command. Replaces user-defined objects by names."""
     kind: Any = type(config)
     for name, hint in option_types(kind).items():
         if OwnName in get_args(hint) and not isinstance(value := getattr(config, name), str):
@@ -49,7 +49,7 @@ def check_fields(section: str, config: Any) -> None:
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
-    """ConfigError unless `value` is what the type `hint` of the field `name` says."""
+    """Raises ConfigError unless `value` has the type `hint` of the field `name`."""
     try:
         check(name, value, hint)
     except ConfigError as error:
@@ -58,7 +58,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def check_names(prefix: str, options: Mapping[str, object], owner: str, known: Collection[str]) -> None:
-    """ConfigError for an option, called by its section `prefix`, that `owner`, a model or router, does not have."""
+    """Raises ConfigError for an option that `owner`, a model or router, does not have. prefix: the option's section."""
     for name, value in options.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, cutoff=0.75)
@@ -67,13 +67,13 @@ def check_names(prefix: str, options: Mapping[str, object], owner: str, known: C
 
 
 def check_installed(argument: str, package: str, extra: str) -> None:
-    """ConfigError, naming the extra of moespec that has it, for a package that `argument` needs and that is not installed."""
+    """Raises ConfigError, which names the moespec extra to install, if `argument` needs a package that is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"{argument}: {package} is not installed. Install it: pip install 'moespec[{extra}]'")
 
 
 def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """What a function of the user returns. Raises ConfigError, which begins with `what`, if it raises anything."""
+    """Calls a user's function and returns its result. If it raises, raises ConfigError, prefixed with `what`."""
     try:
         return function(*given, **named)
     except (Exception, SystemExit) as error:
@@ -81,7 +81,7 @@ def called(what: str, function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def described(hint: Any, none: str | None = None) -> str:
-    """In words, what a field of this type can be; that it can be None is said as `none`, or not at all.
+    """A description of the values that a field of this type accepts. `none` describes None; without it, None is omitted.
 
     >>> described(float | None), described(tuple[int, ...]), described(bool | None, "'none'")
     ('a number', 'integers', "True or False or 'none'")
@@ -99,9 +99,9 @@ def described(hint: Any, none: str | None = None) -> str:
 
 
 def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: Iterable[Path] = ()) -> None:
-    """RunError, which names the option `name`, unless a file can be written at `path`, and takes the place of nothing that is needed.
+    """Raises RunError, which names the option `name`, unless a file can be written at `path` without replacing a needed file.
 
-    endings: those that its name may have, if not any. sources: files and folders that are read. No file of any run is replaced.
+    endings: the allowed endings, or any. sources: files and folders that are read. Files of runs must not be replaced.
     """
     if "\0" in str(path) or not path.parent.is_dir():
         raise RunError(f"{name}={str(path)!r}: there is no folder {str(path.parent)!r}")
@@ -122,7 +122,7 @@ def check_output(name: str, path: Path, endings: Sequence[str] = (), sources: It
 
 
 def check_sources(name: str, path: Path, sources: Iterable[Path]) -> None:
-    """RunError if `path` is one of `sources`, or is there and in a folder that is one; beside a run's own files there may be others."""
+    """Raises RunError if `path` is a source, or an existing file inside one. A source that is a run may contain other files."""
     whole = path.resolve()
     for source in (each.resolve() for each in sources if "\0" not in str(each)):
         within = source in whole.parents and whole.exists() and not (source / "config.toml").is_file()

@@ -1,12 +1,11 @@
-"""What a model costs, counted from its configuration: floating-point operations of a forward pass of one image, and of training.
+"""The cost of a model, computed from its configuration: floating-point operations of a forward pass for one image, and of training.
 
-A multiply-add of a matrix product is 2 operations, any other arithmetic on an element 1; exponentials, tanh, erf and roots
-do not count, nor what moves or sorts. This is the convention of XLA's cost analysis, from which Puigcerver et al. 2024
-(arXiv 2308.00951, Table 1) seem to have their figures: those are met to the last digit printed, with query and key
-normalised. An MoE layer counts at evaluation: every slot of every expert, filled or not, but where an expert has room for every
-token, only the choices of the tokens (of DSelect-k, once its selectors are sharp); for routers, the logits, the
-combination, and the iterations of Sinkhorn, but not the search for an assignment (`base`, `s_base`,
-`sparsity_constrained_expert_choice`) nor the places of tokens in their experts.
+A multiply-add in a matrix product counts 2 operations, any other arithmetic on an element 1. Exponentials, tanh, erf and roots count 0,
+and so do moves and sorts. This is the convention of XLA's cost analysis. Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) seem to
+have used it: with normalised queries and keys, the counts match their figures to the last printed digit. An MoE layer counts at
+evaluation: every slot of every expert, filled or not; but if an expert has room for every token, only the choices of the tokens (of
+DSelect-k, once its selectors are sharp). Routers count the logits, the combination and the iterations of Sinkhorn, but not the search
+for an assignment (`base`, `s_base`, `sparsity_constrained_expert_choice`), nor the positions of tokens in their experts.
 """
 
 import math
@@ -23,12 +22,12 @@ from moespec.models.layers import Experts, MoeLayer
 __all__ = ["flops", "rows", "slots", "training_flops"]
 
 Filled = Callable[[MoeLayer], int]
-"""Rows that the experts of a layer compute of a group."""
+"""The number of rows that the experts of a layer compute for a group."""
 
 PLAIN = Experts(0)
 GELU, SILU = {"tanh": 8, "erf": 4}, 4
 NORM, SOFTMAX = 7, 4
-"""Operations for each element of a layer normalisation with scale and bias, and of a softmax."""
+"""Operations per element of a layer normalisation with scale and bias, and of a softmax."""
 
 
 def flops(
@@ -36,11 +35,11 @@ def flops(
 ) -> dict[str, float]:
     """Operations for one image, or text, by part of the model: "embedding", "attention", "mlps", "experts", "routers", ...
 
-    images: of a batch, which decides the groups where a model routes a whole batch; by default as few as fill a group.
-    train: of the forward pass of training, where an expert may have another capacity. every_slot: of a layer whose experts are
-    split over devices, which compute empty slots too.
+    images: the batch size, which determines the groups of a model that routes a whole batch; default: the smallest
+    batch that fills a group. train: count the forward pass of training, where an expert may have another capacity.
+    every_slot: count a layer whose experts are split over devices, which also compute empty slots.
 
-    Raises ShapeError when the images do not fill the groups.
+    Raises ShapeError if the images do not fill the groups.
     """
     batch = images or fewest_images(config)
     filled = partial(rows, train=train, every_slot=every_slot)
@@ -57,22 +56,22 @@ def flops(
 def training_flops(
     config: Tower, images: int, *, batch: int | None = None, passes: int = 3, every_slot: bool = False
 ) -> float:
-    """Operations of training on so many images, with repetitions; `batch` of them go through the model together.
+    """Operations of training on `images` images, counting repetitions, in batches of `batch`.
 
-        passes * forward pass of an image, as it is in training * images
+        passes * operations per image of a forward pass in training * images
 
-    3 passes, or 4, where blocks are computed again; `moespec.training.objectives.table` has those of an objective.
+    passes is 3, or 4 if blocks are recomputed; `moespec.training.objectives.table` has the passes of each objective.
 
-    A backward pass has two products of matrices for each of the forward pass. Optimiser and augmentation do not count. The exaFLOP
-    of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight rows: 3 times the
-    multiply-adds, although the GFLOP an image in the same table are twice the multiply-adds.
+    A backward pass has two matrix products for each one in the forward pass. Optimiser and augmentation do not count.
+    The exaFLOP of Puigcerver et al. 2024 (arXiv 2308.00951, Table 1) are half of this, to 0.4 % in each of the eight
+    rows: 3 times the multiply-adds, although the GFLOP per image in the same table are twice the multiply-adds.
     """
     forward = sum(flops(config, batch, train=True, every_slot=every_slot).values())
     return passes * images * forward
 
 
 def _embedding(config: Tower) -> float:
-    """The patches, and before them the convolutions of a stem, each with norm and GELU; words are looked up."""
+    """The patches, after the convolutions of a stem, each with norm and GELU. Looking up words costs nothing."""
     if isinstance(config, text.TextConfig):
         return 0.0
     total, stem, features = 0.0, 0, [config.channels]
@@ -94,13 +93,12 @@ def _head(config: Tower) -> dict[str, float]:
 
 
 def slots(layer: MoeLayer, *, train: bool = False) -> int:
-    """Slots of a routing group at evaluation, or in training, over all experts; an expert without a capacity has one for each
-    token."""
+    """Slots of a routing group over all experts, at evaluation or in training. An expert without a capacity has a slot for each token."""
     return layer.settings.experts * layer.settings.capacity(train=train)
 
 
 def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> int:
-    """Rows that the experts compute of a routing group: its slots, or, unless `every_slot`, the choices of its tokens alone."""
+    """Rows that the experts compute for a routing group: its slots or, unless `every_slot`, only the choices of its tokens."""
     settings: Any = layer.settings
     there = slots(layer, train=train)
     if every_slot or settings.experts_choose or layer.router == "soft_moe":
@@ -111,7 +109,7 @@ def rows(layer: MoeLayer, *, train: bool = False, every_slot: bool = False) -> i
 
 
 def _blocks(config: Tower, layers: list[MoeLayer], images: int, filled: Filled) -> dict[str, float]:
-    """All blocks; what two norms, and two additions to the residual, cost in each is among "norms"."""
+    """All blocks. "norms" includes two norms and two additions to the residual per block."""
     by_block: dict[int, list[MoeLayer]] = {}
     for layer in layers:
         by_block.setdefault(int(layer.name.partition("_")[0]), []).append(layer)
@@ -175,7 +173,7 @@ def _sparse_block(
 
 
 def _rescale(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Tokens first, then channels, each where their number changes."""
+    """Rescales tokens first, then channels, each only if its number changes."""
     (S, D), (tokens, width) = before, after
     first = tokens * D * (2 * S + 1) if tokens != S else 0
     return first + (tokens * width * (2 * D + 1) if width != D else 0)
@@ -205,7 +203,7 @@ def _moe(layer: MoeLayer, gelu: str, images: int, filled_of: Filled) -> dict[str
 
 
 def _columns(layer: MoeLayer) -> int:
-    """Columns of the kernel that makes the scores of a token."""
+    """Columns of the kernel that computes the scores of a token."""
     settings: Any = layer.settings
     if layer.router == "hash":
         return 0
@@ -213,6 +211,6 @@ def _columns(layer: MoeLayer) -> int:
         return int(settings.dimensions)
     if layer.router == "dselect_k":
         return int(settings.choices * (settings.experts + math.ceil(math.log2(settings.experts))))
-    if getattr(settings, "predictor", False):  # two matrices more
+    if getattr(settings, "predictor", False):  # two more matrices
         return int(2 * settings.experts + settings.width)
     return int(getattr(settings, "columns", settings.experts))

@@ -1,4 +1,4 @@
-"""The errors of data, checkpoints and runs, which are about files rather than arguments. Each names the file.
+"""The errors of data, checkpoints and runs. They concern files rather than arguments, and each names the file.
 
 `Interrupted` is not an error: it ends a run that a signal stopped.
 """
@@ -11,26 +11,26 @@ __all__ = ["BusyError", "CheckpointError", "DataError", "Interrupted", "RunError
 
 
 class DataError(SpecError):
-    """A data set's file or folder is missing, damaged, empty or of the wrong kind. It is one line, whatever names it has."""
+    """A file or folder of a data set is missing, damaged, empty or of the wrong kind. The message is one line, whatever the file names."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message.replace("\r", "\\r").replace("\n", "\\n"))
 
 
 class CheckpointError(SpecError):
-    """A checkpoint is missing, damaged, or does not belong to the model that should read it."""
+    """A checkpoint is missing, damaged, or belongs to another model than the one that reads it."""
 
 
 class RunError(SpecError):
-    """A run's folder cannot be used as requested: it holds another run, or nothing."""
+    """The folder of a run cannot be used as requested: it holds another run, or nothing."""
 
 
 class BusyError(RunError):
-    """Another process is training in a run's folder."""
+    """Another process is training in the folder of a run."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped by `signal`, after it had saved its last step."""
+    """`signal` stopped a run, which saved its last step first."""
 
     def __init__(self, message: str, signal: signal.Signals) -> None:
         super().__init__(message)

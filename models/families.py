@@ -1,7 +1,7 @@
-"""The families of models, each a module: from a name or a configuration to the module that has its functions.
+"""The families of models, each a module: maps a name or a configuration to the module with its functions.
 
-Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`, `NAMES`
-and `DECIDED` alike.
+Every module has `named`, `init`, `forward`, `parameter_shapes`, `parameter_count`, `moe_layers`, `moe_noise`, `SIZES`,
+`NAMES` and `DECIDED`.
 """
 
 from string import digits
@@ -17,7 +17,7 @@ __all__ = ["Config", "Tower", "draws", "family", "fewest_images", "kinds", "name
 Config = vit.VitConfig | mixer.MixerConfig | sparse_mlp.SparseMlpConfig
 """The configuration of a model."""
 Tower = Config | text.TextConfig
-"""That of a model, or of a tower of texts."""
+"""The configuration of a model or of a text tower."""
 
 _BY_CONFIG: dict[type[Config], ModuleType] = {
     vit.VitConfig: vit,
@@ -33,22 +33,22 @@ def family(config: Tower) -> ModuleType:
 
 
 def fewest_images(config: Tower) -> int:
-    """The smallest batch, of images or texts, that fills the groups of the model's routers."""
+    """The smallest batch of images or texts that fills the groups of the model's routers."""
     return getattr(config, "fewest_images", 1)
 
 
 def draws(config: Tower, inputs: int) -> bool:
-    """Whether the model draws random numbers in training, for a batch of so many: gating noise, dropout or stochastic depth."""
+    """Whether the model draws random numbers in training on `inputs` images: gating noise, dropout or stochastic depth."""
     return bool(family(config).moe_noise(config, inputs)) or takes_draws(config)
 
 
 def kinds() -> dict[str, type[Config]]:
-    """Each family's name, that of its module, with the class of its configurations."""
+    """The name of each family, which is its module's name, with the class of its configurations."""
     return {module.__name__.rpartition(".")[2]: kind for kind, module in _BY_CONFIG.items()}
 
 
 def of_name(name: str) -> ModuleType:
-    """The module that has the size of the model, or text tower, `name`. Raises ConfigError for a size that none has."""
+    """The module that has the size of the model, or text tower, `name`. Raises ConfigError for an unknown size."""
     size = name.rstrip(digits) if isinstance(name, str) else ""
     if size not in _BY_SIZE:
         sizes = f"expected a size of {', '.join(_BY_SIZE)}, and the patch size, as in vit_s16"
@@ -62,5 +62,5 @@ def names() -> list[str]:
 
 
 def patterns() -> dict[str, str]:
-    """The names that go beyond the usual ones, with what they stand for."""
+    """Patterns for names beyond the usual ones, with their meaning."""
     return dict.fromkeys(("vit_<size><patch>", "mixer_<size><patch>"), "any other patch size")

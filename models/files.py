@@ -1,6 +1,6 @@
-"""Writing files so that a crash leaves the old content or the new one, never a part of it, and reading third-party ones.
+"""Writes files so that a crash leaves either the old or the new content, never a part, and reads third-party files.
 
-An error of the system, such as a full disk, names the file.
+A system error, such as a full disk, names the file.
 """
 
 import errno
@@ -26,16 +26,16 @@ __all__ = [
 ]
 
 RECORD = 2**26
-"""Bytes of a record, at most."""
+"""The largest size of a record, in bytes."""
 
 
 def signed(record: Mapping[str, Any], *, indent: int | None = 1) -> bytes:
-    """JSON with a checksum of its content, under the key "sha256"; on one line if `indent` is None."""
+    """JSON with a checksum of its content under the key "sha256"; on one line if `indent` is None."""
     return json.dumps({**record, "sha256": _digest(record)}, indent=indent).encode()
 
 
 def unsigned(content: bytes, *, always: bool = True) -> dict[str, Any]:
-    """The content of what `signed` made; ValueError if it was changed, or with `always` has no checksum."""
+    """The content that `signed` wrote. Raises ValueError if it was changed or, with `always`, has no checksum."""
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("sha256", None) if isinstance(record, dict) else "of an object"
@@ -52,16 +52,16 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def regular(path: str | os.PathLike[str], flags: int) -> int:
-    """The `opener` of a file that may be anything: OSError, which names it, for a pipe, which would be waited for, or a device."""
+    """An `opener` for files of unknown kind. Raises OSError, which names the file, for a device or a pipe, which would block."""
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` says itself what is a folder
+    if stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISDIR(mode):  # `open` rejects a folder itself
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_file(path: Path, most: float = math.inf) -> bytes:
-    """What is in a regular file of at most so many bytes, and no more than the machine has memory. Raises OSError, which names it."""
+    """The content of a regular file of at most `most` bytes that fits into the machine's memory. Raises OSError, which names the file."""
     with open(path, "rb", opener=regular) as file:
         if (size := os.fstat(file.fileno()).st_size) > min(most, of_machine()):
             raise OSError(errno.EFBIG, f"has {size:,} bytes, too many", str(path))
@@ -77,12 +77,12 @@ def content_of(path: Path, kind: type[SpecError] = CheckpointError) -> bytes:
 
 
 def read_json(path: Path, kind: type[SpecError] = CheckpointError, expected: type = dict) -> Any:
-    """The JSON in a file, an object or another type that is `expected`. Raises `kind` for any other content."""
+    """The JSON in a file, an object unless `expected` is another type. Raises `kind` for any other content."""
     return parsed(content_of(path, kind), str(path), expected, kind)
 
 
 def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[SpecError] = CheckpointError) -> Any:
-    """The value of a JSON text of the type `expected`. Raises `kind`, which begins with the name, for any other content."""
+    """The value of a JSON text of the type `expected`. Raises `kind`, prefixed with `name`, for any other content."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -93,29 +93,29 @@ def parsed(content: str | bytes, name: str, expected: type = dict, kind: type[Sp
 
 
 def read_record(path: Path, *, always: bool = True) -> dict[str, Any]:
-    """The content of a file that `signed` made, as `unsigned` has it. Raises ValueError if it is damaged, OSError if it cannot be read."""
+    """The content of a file that `signed` wrote, see `unsigned`. Raises ValueError if it is damaged, OSError if it cannot be read."""
     return unsigned(read_file(path, RECORD), always=always)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file under another name, flushes it to the disk and renames it to `path`."""
+    """Writes a file under a temporary name, flushes it to the disk and renames it to `path`."""
     temporary = unfinished(path)
     try:
         write_synced(temporary, content)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # what a full disk took of it is of no use
+        temporary.unlink(missing_ok=True)  # a partial file, as after a full disk, is useless
         raise
     sync_directory(path.parent)
 
 
 def unfinished(path: Path) -> Path:
-    """The name of a file while it is written: no other process has it, and nobody can put a link there before."""
+    """The temporary name of a file during writing. It is random, so no process can use it or place a link there."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def sweep(folder: Path) -> None:
-    """Removes from a folder what a killed process left half-written or half-removed."""
+    """Removes files and folders that a killed process left half-written or half-removed."""
     for rest in folder.glob(".*.tmp"):
         if rest.is_dir() and not rest.is_symlink():
             shutil.rmtree(rest, ignore_errors=True)
@@ -124,7 +124,7 @@ def sweep(folder: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a new file and waits until it is on the disk. FileExistsError if there is one, or a link, which it does not follow."""
+    """Writes a new file and waits until it is on the disk. Raises FileExistsError for an existing file or link; never follows links."""
     with named_errors(path), path.open("xb") as file:
         file.write(content)
         file.flush()
@@ -132,7 +132,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until the names in a folder are on the disk (POSIX; elsewhere the system does not offer it)."""
+    """Waits until the names in a folder are on the disk. POSIX only; other systems have no such call."""
     if os.name != "posix":
         return
     with named_errors(path):
@@ -145,7 +145,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Puts the name of the file into an OSError that does not have one: those of writing and flushing do not."""
+    """Adds the file name to an OSError without one, as from writing and flushing."""
     try:
         yield
     except OSError as error:

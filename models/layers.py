@@ -1,4 +1,4 @@
-"""What the models have in common: the checks of a configuration, where MoE blocks are, and the layers around a router.
+"""Shared parts of the models: configuration checks, the placement of MoE blocks, and the layers around a router.
 
 Letters of the shape comments: N images, S tokens of one image, D width, G groups, T tokens (or channels) of one group,
 E experts.
@@ -30,14 +30,14 @@ Array = Any
 Config = TypeVar("Config")
 
 SIZE = 2**31 - 1
-"""Largest size of an axis, which the frameworks number with 32 bits."""
+"""The largest size of an axis, because the frameworks number axes with 32 bits."""
 Size = Annotated[int, Range(0, SIZE + 1)]
-"""A size of something that there need not be."""
+"""The size of something optional."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksConfig:
-    """What the configurations of all models have. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all models. Raises ConfigError for a value that has no meaning."""
 
     inputs: ClassVar[str]
     """what `forward` calls the inputs"""
@@ -80,7 +80,7 @@ class BlocksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CommonConfig(BlocksConfig):
-    """What the configurations of all families of models of images have."""
+    """The configuration fields of all image models."""
 
     inputs = "images"
     image_size: Count = 224
@@ -107,10 +107,10 @@ class CommonConfig(BlocksConfig):
 
 @dataclass(frozen=True)
 class Family(Generic[Config]):
-    """What every family of models has, from what it has of its own: the class of its configurations, its sizes, and functions.
+    """The functions of a model family, built from its configuration class, its sizes, and these functions:
 
-    layout: every parameter of a model, its name, shape and initial values. moe_layers: as of its module. features: what the head
-    sees, from a forward pass, the parameters and the inputs.
+    layout: every parameter of a model, with its name, shape and initial values. moe_layers: as in its module. features:
+        the input of the head, from a forward pass, the parameters and the inputs.
     """
 
     kind: type[Config]
@@ -120,10 +120,10 @@ class Family(Generic[Config]):
     features: Callable[["Forward", Params, Array], Array]
 
     def named(self, name: str, **overrides: Any) -> Config:
-        """The configuration of the model `name`: that of a size of the table, with `overrides` in its place.
+        """The configuration of the model `name`: a size from the table, with `overrides` applied.
 
-        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for another name, and for an
-        override that is not a field.
+        A size without a patch size takes it from the name, as in vit_s16. Raises ConfigError for any other name, and
+        for an override that is not a field.
         """
         size = name.rstrip(DIGITS)
         fields, patch = self.sizes.get(size), name[len(size) :]
@@ -143,18 +143,18 @@ class Family(Generic[Config]):
         return self.kind(**{**({"patch_size": int(patch)} if patch else {}), **fields, **overrides})
 
     def parameter_shapes(self, config: Config) -> Params:
-        """The nested dict of parameters with shapes in place of arrays; no parameter is allocated."""
+        """The nested dict of parameters with shapes instead of arrays. No parameter is allocated."""
         return parameters.shapes(self.layout(config))
 
     def parameter_count(self, config: Config) -> int:
-        """The number of parameters, from their shapes; constants, which are not trained, do not count."""
+        """The number of parameters, from their shapes, without constants, which are not trained."""
         return parameters.count(self.layout(config))
 
     def init(self, config: Config, seed: int = 0, *, lazily: bool = False) -> Params:
-        """Initial parameters: a nested dict of NumPy float32 arrays, the same bits whatever the backend.
+        """Initial parameters: a nested dict of NumPy float32 arrays, the same bits for every backend.
 
-        Each has its own random stream, derived from the seed and its name, so that adding a block leaves the others as they
-        were. The head kernel is 0. Raises ConfigError for a negative seed.
+        Each parameter has a separate random stream, derived from the seed and its name, so adding a block does not
+        change the others. The head kernel is 0. Raises ConfigError for a negative seed.
         """
         return parameters.initial(self.layout(config), seed, lazily=lazily)
 
@@ -172,10 +172,10 @@ class Family(Generic[Config]):
     ) -> "Output":
         """The model on `inputs`, images `(N, image_size, image_size, channels)` or ids of texts `(N, length)`, with backend `B`.
 
-        `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is
-        one array per MoE layer, as `moe_noise` says, or None. `random` `(N, 4)`, integers that `random_keys.of_step` makes, is
-        what dropout and stochastic depth are drawn from; they are for training alone. `train` is passed to the routers.
-        `recompute`: of a block nothing is kept for the backward pass but what goes into it; routings are None then.
+        `params` are arrays of `B` in the layout of `parameter_shapes`; images have the dtype of the parameters. `noise` is one array
+        per MoE layer, as `moe_noise` specifies, or None. `random` `(N, 4)`, integers from `random_keys.of_step`, is the source of
+        dropout and stochastic depth, which only training has. `train` is passed to the routers. `recompute`: a block keeps only its
+        input for the backward pass; routings are None then.
 
         Raises ShapeError and ConfigError as `Forward` does.
         """
@@ -184,9 +184,9 @@ class Family(Generic[Config]):
         return run.output(params, self.features(run, params, inputs))
 
     def moe_noise(self, config: Config, images: int) -> list[Noise]:
-        """The noise of each MoE layer in training, in order, for a batch of `images`, of shapes `(G, ...)`.
+        """The noise of each MoE layer in training, in order, for a batch of `images`, in shapes `(G, ...)`.
 
-        Empty if the routers take none.
+        Empty if the routers take no noise.
         """
         each = [
             (layer.groups, ROUTERS[layer.router].noise(layer.settings)) for layer in self.moe_layers(config, images)
@@ -198,9 +198,9 @@ PLACEMENTS = "none, every_2, last_half, first_N, last_N, every_2_last_N, or numb
 
 
 def placed(moe: str, depth: int) -> tuple[int, ...]:
-    """The blocks that are MoE, in order (zero-based), of `depth` blocks.
+    """The MoE blocks among `depth` blocks, in order (zero-based).
 
-    moe: as of `transformer.TransformerConfig`. Raises ConfigError for a placement that does not exist.
+    moe: see `transformer.TransformerConfig`. Raises ConfigError for a placement that does not exist.
     """
     odd, every = range(1, depth, 2), range(depth)
     if moe == "none":
@@ -230,8 +230,8 @@ def _listed(moe: str, depth: int) -> tuple[int, ...]:
 
 
 class Experts(NamedTuple):
-    """What the experts of a layer are, whoever routes to them: their hidden width, the field `expert_activation` of a model, and whether
-    they have biases. shared: hidden width of the one that serves every token, 0 for none.
+    """The experts of a layer, for any router: their hidden width, the field `expert_activation` of a model, and whether
+    they have biases. shared: hidden width of the expert that serves every token, 0 for none.
     """
 
     hidden: int
@@ -241,22 +241,22 @@ class Experts(NamedTuple):
 
     @property
     def gated(self) -> bool:
-        """Whether there is `w3`."""
+        """Whether experts have `w3`."""
         return self.activation != "gelu"
 
     @property
     def plain(self) -> bool:
-        """Whether they are perceptrons as the MLP of a dense block, and no expert is shared."""
+        """Whether experts are perceptrons like the MLP of a dense block, and no expert is shared."""
         return self == Experts(self.hidden)
 
 
 class MoeLayer(NamedTuple):
     """One MoE layer of a model, for a batch of a given size.
 
-    name: the number of its block, and what it mixes where a block has two ("3", "3_tokens"). router: its name.
-    settings: the options of the router, whose `tokens` are the T items of one group. groups: G. items: what is routed,
-    "patches" (in a grid, maybe after a class token), or, where they have no place in the image, "channels" or "tokens". experts: what they
-    are. path: where its parameters are, as in "blocks/3/moe".
+    name: the number of its block, plus what it mixes if a block has two layers ("3", "3_tokens"). router: its name.
+    settings: the options of the router; their `tokens` are the T items of one group. groups: G. items: the kind of
+    routed items, "patches" (in a grid, optionally after a class token) or, without a position in the image, "channels" or
+    "tokens". experts: their form. path: the path of its parameters, as in "blocks/3/moe".
     """
 
     name: str
@@ -276,16 +276,16 @@ def split(items: int, group: int, what: str, field: str, *, inputs: str = "image
 
 
 Block = Callable[[int, Params, Array], tuple[Array, list[RouterOutput]]]
-"""A block of a model, from its number, parameters and tokens to tokens, and the outputs of its routers."""
+"""A block of a model: maps its number, parameters and tokens to tokens and the outputs of its routers."""
 
 
 class Output(NamedTuple):
-    """What a model returns.
+    """The result of a model.
 
-    logits: `(N, classes)`, or None without a head. features: `(N, D)`, what the head sees.
-    losses: weighted auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order;
-    of a layer that mixes experts inside their MLP, that of its first routing. Where blocks are recomputed, routings are None.
-    statistics: of routers that keep a state, what its update takes, by the path of the layer.
+    logits: `(N, classes)`, or None without a head. features: `(N, D)`, the input of the head. losses: weighted
+    auxiliary losses by name, summed over MoE layers. routings, metrics: one per MoE layer, in order; for a layer that
+    mixes experts inside their MLP, its first routing. With recomputed blocks, routings are None. statistics: for
+    routers that keep a state, the input of its update, by the path of the layer.
     """
 
     logits: Array
@@ -297,13 +297,13 @@ class Output(NamedTuple):
 
 
 class Forward:
-    """What the forward passes of all families share: its checks, what is drawn, the blocks one after the other, and the head.
+    """The forward pass of all families: checks, random draws, the blocks in order, and the head.
 
-    compute: casts arrays to the dtype of the blocks. drop: what dropout and stochastic depth leave of an array.
+    compute: casts arrays to the dtype of the blocks. drop: applies dropout and stochastic depth to an array.
 
-    Raises ShapeError when images, or the ids of texts, have another shape, or do not fill the groups of the routers, and
-    ConfigError when the number of noise arrays is not the number of MoE layers whose routers take noise, or when a model that
-    drops has no `random` in training.
+    Raises ShapeError if images, or the ids of texts, have another shape, or do not fill the groups of the routers.
+    Raises ConfigError if the number of noise arrays differs from the number of MoE layers whose routers take noise, or
+    if a model with dropout or stochastic depth has no `random` in training.
     """
 
     def __init__(
@@ -337,9 +337,9 @@ class Forward:
         self._outputs: list[RouterOutput] = []
 
     def moe(self, name: str, p: Params, items: Array, ids: Array | None = None) -> tuple[Array, RouterOutput]:
-        """The MoE layer of this name on `items` `(..., width)`, which are routed in groups in row-major order; the shape is kept.
+        """Applies the MoE layer `name` to `items` `(..., width)`, routed in groups in row-major order. Keeps the shape.
 
-        ids: those of the items, `(...)`, for a router that needs them.
+        ids: of the items, `(...)`, for a router that needs them.
         """
         B, layer = self.B, self.moe_layers[name]
         grouped = regrouped(items, (layer.groups, layer.settings.tokens, items.shape[-1]))  # (G, T, D)
@@ -361,9 +361,9 @@ class Forward:
         return regrouped(y, items.shape), output
 
     def blocks(self, block: Block, params: Params, x: Array) -> Array:
-        """The tokens after all blocks, in float32 if these compute in bfloat16.
+        """The tokens after all blocks, in float32 if the blocks compute in bfloat16.
 
-        Where blocks are recomputed, their routers have None in place of a routing.
+        If blocks are recomputed, the outputs of their routers have None instead of a routing.
         """
         for number in range(self.config.depth):
             one, p = partial(block, number), params["blocks"][str(number)]
@@ -380,7 +380,7 @@ class Forward:
         return y, [(output.losses, output.metrics, output.statistics) for output in outputs]
 
     def output(self, params: Params, features: Array) -> Output:
-        """The output of the head, if there is one, on `features` `(N, D)`, with the losses and metrics of the routers."""
+        """The output of the head, if there is one, for `features` `(N, D)`, with the losses and metrics of the routers."""
         logits = features @ params["head"]["kernel"] + params["head"]["bias"] if self.config.classes else None
         losses: dict[str, Array] = {}
         for output in self._outputs:
@@ -422,18 +422,18 @@ def mlp(B: Backend, p: Params, x: Array, *, gelu: str, drop: Callable[[Array], A
 
 
 def returned(total: Any, metrics: dict[str, Any], statistics: dict[str, Any]) -> tuple[Any, ...]:
-    """What a loss returns."""
+    """The return value of a loss."""
     return (total, metrics, statistics) if statistics else (total, metrics)
 
 
 def renewal(B: Backend, layers: Iterable[MoeLayer]) -> dict[str, Any]:
-    """The argument `renew` of `make_step` for a model with these layers, if one of their routers keeps a state."""
+    """The argument `renew` of `make_step` for a model with these layers; empty if no router keeps a state."""
     stateful = [layer for layer in layers if ROUTERS[layer.router].state(layer.settings)]
     return {"renew": partial(renewed, B, stateful)} if stateful else {}
 
 
 def renewed(B: Backend, layers: Iterable[MoeLayer], params: Params, statistics: Mapping[str, Any]) -> Params:
-    """The states of the routers of a model after a step, as nested dicts, from the statistics of its `Output`, summed."""
+    """The router states of a model after a step, as nested dicts, from the summed statistics of its `Output`."""
     new: Params = {}
     for layer in layers:
         if layer.path in statistics:

@@ -1,4 +1,4 @@
-"""Checks that arrays fit into the memory of the machine, and that its limits leave room, before anything is made."""
+"""Checks, before allocation, that arrays fit into memory and that process limits leave room."""
 
 import math
 import os
@@ -10,13 +10,13 @@ from moespec.spec.errors import ConfigError
 __all__ = ["check_limits", "check_memory", "check_unpacked", "cores"]
 
 NEEDED = {"jax": 2.25, "torch": 1.7, "numpy": 1.3}
-"""GiB of address space without which a backend, or what reads the data, fails in a way of its own while it is imported."""
+"""GiB of address space. With less, importing the backend or the data reader fails with an unclear error."""
 
 
 def check_memory(arguments: str, numbers: int) -> None:
-    """ConfigError, which begins with `arguments`, if so many float32 numbers are more than the machine has memory for.
+    """Raises ConfigError, prefixed with `arguments`, if `numbers` float32 numbers exceed the memory of the machine.
 
-    What is more than that can only fail, at the latest when the system ends the process; what is less may still fail.
+    Larger arrays must fail, at the latest when the system ends the process. Smaller ones may still fail.
     """
     size, memory = 4 * numbers, of_machine()
     if size > memory:
@@ -24,14 +24,14 @@ def check_memory(arguments: str, numbers: int) -> None:
 
 
 def check_unpacked(members: Iterable[ZipInfo]) -> None:
-    """ValueError if these members of an archive, by its directory, are more than the machine has memory for."""
+    """Raises ValueError if these members of an archive, by its directory, exceed the memory of the machine."""
     size, memory = sum(member.file_size for member in members), of_machine()
     if size > memory:
         raise ValueError(f"its arrays have {size:,} bytes, this machine has {memory:,} of memory")
 
 
 def check_limits(backend: str = "", *, workers: int = 0) -> None:
-    """ConfigError where a limit of this process leaves no room for a backend, or for processes that make batches."""
+    """Raises ConfigError if a limit of this process leaves no room for a backend, or for processes that prepare batches."""
     if os.name != "posix":
         return
     import resource

@@ -7,7 +7,7 @@
 Letters of the shape comments: N images, S patches of one image, D width (channels of a patch).
 
 Source: Tolstikhin et al. 2021 (arXiv 2105.01601), the block also Lou et al. 2021 (arXiv 2109.02008), eqs. (8) and (9).
-Initial values are those of the public code: kernels LeCun normal, biases 0.
+Initial values follow the public code: kernels LeCun normal, biases 0.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig(layers.CommonConfig):
-    """The static description of one MLP-Mixer. Raises ConfigError for a value that has no meaning."""
+    """The configuration of one MLP-Mixer. Raises ConfigError for a value that has no meaning."""
 
     token_hidden: Count
     """hidden width of the MLP over patches"""
@@ -54,7 +54,7 @@ class MixerConfig(layers.CommonConfig):
 
 
 DECIDED = None
-"""There is no router whose options could be decided."""
+"""A Mixer has no router whose options it could determine."""
 
 SIZES: dict[str, dict[str, int]] = {
     "mixer_tiny": {
@@ -65,19 +65,19 @@ SIZES: dict[str, dict[str, int]] = {
     "mixer_b": {"width": 768, "depth": 12, "token_hidden": 384, "hidden": 3072},
     "mixer_l": {"width": 1024, "depth": 24, "token_hidden": 512, "hidden": 4096},
 }
-"""Size -> its fields of `MixerConfig`. `mixer_tiny` is for images of 8 x 8 pixels, and for tests."""
+"""Size -> its fields of `MixerConfig`. `mixer_tiny` is for images of 8 x 8 pixels and for tests."""
 
 NAMES: tuple[str, ...] = ("mixer_tiny", "mixer_s16", "mixer_b16", "mixer_l16")
 """The usual names. `named` takes any patch size: `mixer_<size><patch>`."""
 
 
 def moe_layers(config: MixerConfig, images: int) -> list[MoeLayer]:
-    """None."""
+    """An empty list: a Mixer has no MoE layer."""
     return []
 
 
 def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) -> Params:
-    """The parameters of a model. of_block: those of the block of a number, where blocks differ."""
+    """The parameters of a model. of_block: the parameters of block n, if blocks differ."""
     head = parameters.head(config.width, config.classes, config.head_bias)
     return {
         "embedding": parameters.embedding(config.patch_size, config.channels, config.width),
@@ -88,7 +88,7 @@ def layout(config: Any, of_block: Callable[[Any, int], Params] | None = None) ->
 
 
 def block_layout(config: Any) -> Params:
-    """The parameters of a block, of a model with this one's sizes."""
+    """The parameters of a block in a model of this size."""
     return {
         "norm1": parameters.norm(config.width),
         "token_mlp": dense_mlp(config.sequence, config.token_hidden),
@@ -103,7 +103,7 @@ def dense_mlp(width: int, hidden: int) -> Params:
 
 
 def features(run: layers.Forward, params: Params, images: Array, of_block: layers.Block | None = None) -> Array:
-    """The mean over patches, `(N, D)`, of what the blocks make of images. of_block: in place of `block`."""
+    """The mean of the output of the blocks over patches, `(N, D)`. of_block: replaces `block`."""
     B, embedding = run.B, run.compute(params["embedding"])
     x = B.patch_embed(run.compute(images), embedding["kernel"], embedding["bias"])  # (N, S, D)
     x = run.blocks(of_block or (lambda number, p, x: (block(run, p, x, number), [])), params, x)
@@ -111,7 +111,7 @@ def features(run: layers.Forward, params: Params, images: Array, of_block: layer
 
 
 def block(run: layers.Forward, p: Params, x: Array, number: int) -> Array:
-    """Tokens are mixed, then channels: `(N, S, D)` to the same. number: of the block."""
+    """Mixes tokens, then channels: `(N, S, D)` to the same shape. number: the number of the block."""
     B, drop = run.B, run.drop
 
     def branch(name: str, x: Array, half: int) -> Array:

@@ -1,4 +1,4 @@
-"""A model bound to the backend that computes it, and the backend that was chosen at import."""
+"""A model bound to the backend that computes it, and the backend selected at import."""
 
 import importlib
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ __all__ = ["Model", "chosen_backend"]
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A model bound to a backend: `init` gives its NumPy parameters, `forward` runs on arrays of the backend.
+    """A model bound to a backend: `init` returns its NumPy parameters, `forward` runs on arrays of the backend.
 
-    name: what it was created as. config: all of its fields. backend: the module that computes it. classes: the names of the
-    classes in the order of the logits, and images: how a picture becomes an image (`mean`, `std`, `resize`, `background`), where the
-    weights that it was loaded with know them.
+    name: the name passed to `create`. config: all its fields. backend: the module that computes it. classes: class
+    names in the order of the logits, and images: how to preprocess an image (`mean`, `std`, `resize`, `background`), if
+    the loaded weights include them.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Model:
         return f"<Model {self.name!r}: {type(config).__name__}{router}, {size}, backend {self.backend.name}>"
 
     def init(self, seed: int = 0) -> Params:
-        """Initial parameters (NumPy float32); see `init` of the model's own module."""
+        """Initial parameters (NumPy float32); see `init` in the model's module."""
         return cast(Params, families.family(self.config).init(self.config, seed))
 
     def forward(
         self, params: Params, images: Any, *, noise: list[Any] | None = None, train: bool = False
     ) -> layers.Output:
-        """The model on a batch of images; see `forward` of the model's own module."""
+        """The model on a batch of images; see `forward` in the model's module."""
         forward = families.family(self.config).forward
         return cast(layers.Output, forward(self.backend, self.config, params, images, noise=noise, train=train))
 
@@ -51,7 +51,7 @@ class Model:
 
 
 def chosen_backend() -> Backend:
-    """The backend chosen at import of `moespec.backends`."""
-    from moespec import backends  # importing it chooses, which listing models must not
+    """The backend selected at import of `moespec.backends`."""
+    from moespec import backends  # importing it selects one, which listing models must not
 
     return cast(Backend, importlib.import_module(f"moespec.backends.{backends.name}"))

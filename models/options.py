@@ -1,6 +1,6 @@
-"""An option is a field of a dataclass: its type says what it may be, the text below it what it does, and `option` when it applies.
+"""An option is a dataclass field: its type defines the values, the text below it the help, and `option` when it applies.
 
-Configuration, command line, help and errors read options here; nothing about one is written anywhere else.
+Configuration, command line, help and errors all read options from here.
 """
 
 import ast
@@ -18,17 +18,17 @@ __all__ = ["MOE", "Only", "help_texts", "marks", "no_effect", "option"]
 
 @dataclass(frozen=True)
 class Only:
-    """The condition under which an option has an effect: another has `value`, or is not `unless` (a tuple: any of it), or else is set."""
+    """The condition under which an option has an effect: another has `value`, does not have `unless` (tuple: any of it), or else is set."""
 
     name: str
-    """an option of the same section, or of another by its full name, such as training.loss"""
+    """another option of the same section, or of any section by its full name, such as training.loss"""
     value: object = None
     unless: object = None
     why: str = ""
-    """why there is no effect otherwise (default: what the other option is)"""
+    """the reason why there is no effect (default: the value of the other option)"""
 
     def reason(self, section: Any, config: Any, prefix: str) -> str:
-        """Why the condition is not met by the option's section, called by its prefix, or its whole configuration; "" if it is."""
+        """Why the option's section (with `prefix`), or else its whole configuration, does not meet the condition; "" if it does."""
         local = hasattr(section, self.name)
         found: Any = section if local else config
         for part in self.name.split("."):
@@ -42,11 +42,11 @@ class Only:
 
 
 MOE = Only("moe", unless="none")
-"""Of options of MoE blocks, in the configuration of a model."""
+"""For options of MoE blocks, in the configuration of a model."""
 
 
 def _value(section: Any, name: str) -> Any:
-    """A field of a section; one that is None and stands for a default has that default."""
+    """A field of a section. If it is None and means a default, returns that default."""
     value = getattr(section, name)
     return section.default_of(name) if value is None and hasattr(section, "default_of") else value
 
@@ -62,10 +62,10 @@ def option(
     single: bool = False,
     rare: bool = False,
 ) -> Any:
-    """A field of a dataclass: its default, or a function that makes it, and the conditions under which it applies.
+    """A field of a dataclass: its default, or a factory, and the conditions under which it applies.
 
-    On a command line it has `flags` in place of its name, or is `positional`; with `single` each use of the flag adds one value. Help
-    does not list an option that is `rare`.
+    On a command line, `flags` replace its name, or it is `positional`; with `single`, each use of the flag adds one
+    value. Help omits an option that is `rare`.
     """
     about = {
         "only": (only,) if isinstance(only, Only) else tuple(only),
@@ -79,12 +79,12 @@ def option(
 
 
 def marks(kind: Any, name: str) -> Any:
-    """The arguments of `option` by name, of a field that has them; nothing of another."""
+    """The arguments of `option` by name, for a field that has them; empty for any other field."""
     return next((each.metadata for each in fields(kind) if each.name == name), {})
 
 
 def no_effect(config: Any, name: str) -> str:
-    """Why an option (dotted name), or the section that has it, has no effect in a configuration; "" if it has one."""
+    """Why an option (dotted name), or its section, has no effect in a configuration; "" if it has one."""
     section, prefix = config, ""
     for part in name.split("."):
         conditions: tuple[Only, ...] = marks(type(section), part).get("only", ())
@@ -99,14 +99,14 @@ def no_effect(config: Any, name: str) -> str:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module by name, as they are written. `inspect.getsource` of each would read the module again."""
+    """The classes of a module by name, as AST. `inspect.getsource` of each class would read the module again."""
     statements = ast.parse(inspect.getsource(sys.modules[module])).body
     return {statement.name: statement for statement in statements if isinstance(statement, ast.ClassDef)}
 
 
 @cache
 def help_texts(kind: type) -> dict[str, str]:
-    """What each option does, by name: the text below the field, in the class or one of those it is made of, or of options of routers."""
+    """The help text of each option by name: the text below the field, in the class or its bases, or in the options of routers."""
     texts: dict[str, str] = dict(TEXTS) if issubclass(kind, RouterOptions) else {}
     for part in reversed(kind.__mro__[:-1]):
         body = _classes(part.__module__).get(part.__name__)

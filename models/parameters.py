@@ -1,7 +1,7 @@
-"""Parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
+"""The parameters of a model as a layout: a nested dict in which each parameter has its shape and its initial values.
 
-The layout is written down once; shapes, counts and initial arrays are read off it. A Linear has a `kernel` (inputs
-first) and a `bias`; an MLP `w1, b1, w2, b2`; experts are the MLP of one, stacked on a leading axis E.
+The layout is the only definition; shapes, counts and initial arrays are derived from it. A Linear has a `kernel`
+(inputs first) and a `bias`; an MLP has `w1, b1, w2, b2`; experts are the MLP of one, stacked on a leading axis E.
 """
 
 import functools
@@ -24,37 +24,37 @@ Draw = Callable[[np.random.Generator, Shape], NDArray[Any]]
 
 
 class Parameter(NamedTuple):
-    """One parameter: its shape, and how its initial values are drawn."""
+    """One parameter: its shape, and a function that draws its initial values."""
 
     shape: Shape
     draw: Draw
 
 
 def shapes(layout: Params) -> Params:
-    """The layout with shapes in place of parameters."""
+    """The layout with shapes instead of parameters."""
     return _map(layout, lambda path, parameter: parameter.shape)
 
 
 def shaped(shapes: Params) -> Params:
-    """Nested shapes as leaves with the attribute `shape`."""
+    """Wraps nested shapes as leaves with the attribute `shape`."""
     return _map(shapes, lambda path, shape: Shaped(tuple(shape)))
 
 
 class Shaped(NamedTuple):
-    """A shape in place of an array."""
+    """A shape that replaces an array."""
 
     shape: Shape
 
 
 def paths(shapes: Params) -> list[tuple[str, ...]]:
-    """The keys from the root to each parameter, of a nested dict with shapes in place of parameters."""
+    """The keys from the root to each parameter, for a nested dict of shapes."""
     result: list[tuple[str, ...]] = []
     _map(shapes, lambda path, shape: result.append(path))
     return result
 
 
 def count(layout: Params) -> int:
-    """The number of parameters, from their shapes; constants, which are not trained, do not count."""
+    """The number of parameters, from their shapes, without constants, which are not trained."""
     counts: list[int] = []
     _map(layout, lambda path, p: counts.append(0 if is_fixed(path) else math.prod(p.shape)))
     return sum(counts)
@@ -63,8 +63,8 @@ def count(layout: Params) -> int:
 def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
     """Initial parameters: a nested dict of NumPy float32 arrays.
 
-    Each parameter has its own random stream, derived from the seed and the parameter's name, so adding a block leaves
-    the others as they were. lazily: `Drawn` in place of arrays. Raises ConfigError for a negative seed.
+    Each parameter has a separate random stream, derived from the seed and the parameter's name, so adding a block does
+    not change the others. lazily: `Drawn` instead of arrays. Raises ConfigError for a negative seed.
     """
     if seed < 0:
         raise ConfigError(f"seed={seed!r}: expected an integer >= 0")
@@ -77,7 +77,7 @@ def initial(layout: Params, seed: int, *, lazily: bool = False) -> Params:
 
 
 class Drawn:
-    """Initial values that are drawn when slices of them are asked for, and kept until those of another parameter are."""
+    """Initial values that are drawn when slices are requested, and cached until another parameter is drawn."""
 
     dtype = np.dtype(np.float32)
 
@@ -87,7 +87,7 @@ class Drawn:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """All of them."""
+        """All initial values."""
         generator = np.random.default_rng([self._seed, *"/".join(self._path).encode()])
         return np.asarray(self._parameter.draw(generator, self.shape), np.float32)
 
@@ -130,7 +130,7 @@ def lecun_normal(inputs: int) -> Draw:
 
 
 def _stacked(draw: Draw, expert_init: str) -> Draw:
-    """`draw` for E experts at once; "shared" draws one and copies it."""
+    """`draw` for E experts; "shared" draws one expert and copies it."""
     if expert_init == "independent":
         return draw
     return lambda generator, shape: np.broadcast_to(draw(generator, shape[1:]), shape).copy()
@@ -150,15 +150,15 @@ def embedding(patch: int, channels: int, width: int) -> Params:
 
 
 def head(width: int, classes: int, bias: float) -> Params:
-    """The head, 0 but for its bias."""
+    """The head: zeros, except its bias."""
     return {"kernel": Parameter((width, classes), constant(0.0)), "bias": Parameter((classes,), constant(bias))}
 
 
 def mlp(
     width: int, hidden: int, kernel: Callable[[int, int], Draw], bias: Draw, *, gated: bool = False, biased: bool = True
 ) -> Params:
-    """Two linear maps, `width -> hidden -> width`, and of a gated one `w3` besides, as `w1`; `kernel(inputs, outputs)` draws those of
-    a map."""
+    """Two linear maps, `width -> hidden -> width`, and if gated also `w3`, with the shape of `w1`;
+    `kernel(inputs, outputs)` returns the draw of a map."""
     sizes = {"1": (width, hidden), "2": (hidden, width), **({"3": (width, hidden)} if gated else {})}
     layout: Params = {}
     for number, shape in sizes.items():
@@ -168,9 +168,9 @@ def mlp(
 
 
 def moe(router: str, settings: RouterOptions, dense: Params, expert_init: str) -> Params:
-    """The router's parameters and state, which come from the specification, and `settings.experts` copies of the MLP `dense`."""
+    """The router's parameters and state, from the specification, and `settings.experts` copies of the MLP `dense`."""
     route = ROUTERS[router]
-    # The router alone knows its parameters. Asking it for them once is cheap (a kernel of E columns), unlike experts.
+    # Only the router knows its parameters. Drawing them once is cheap (a kernel of E columns), unlike experts.
     params = initial_params(route, np.random.default_rng(0), settings)
     names = {name: np.shape(value) for name, value in params.items()}
 

@@ -1,9 +1,9 @@
-"""The random numbers of a training step, drawn where the model runs: noise of the routers, dropout, stochastic depth.
+"""The random numbers of a training step, drawn where the model runs: router noise, dropout, stochastic depth.
 
-Each is a function of the seed, the step, the use that the model makes of it (`stream`), the image and the token in the
-batch, and the expert, or the entry of a token: see `moespec.spec.threefry`. So it does not depend on how a batch is split,
-nor, up to rounding, on the backend. Of a batch of N images these numbers take an array `(N, 4)` of integers, which `of_step`
-makes: for each image the seed's low and high word, the step and the number of the image in the batch.
+Each is a function of the seed, the step, its use in the model (`stream`), the image and token in the batch, and the
+expert or the entry of a token: see `moespec.spec.threefry`. So it does not depend on how a batch is split nor, up to
+rounding, on the backend. For a batch of N images, the functions take an array `(N, 4)` of integers from `of_step`: for
+each image, the low and high word of the seed, the step, and the image's index in the batch.
 """
 
 import math
@@ -24,13 +24,13 @@ __all__ = ["Draws", "draws_of", "gating_noise", "of_step", "takes_draws"]
 Array = Any
 
 GATING, DROPOUT, DEPTH = range(3)
-"""What the numbers are for."""
+"""The purposes of random numbers."""
 USES = 2**20
-"""A stream is `USES` times its purpose, and the number of the use."""
+"""A stream is `USES` times its purpose plus the number of the use."""
 
 
 def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
-    """The integers that the random numbers of one step are made of, `(images, 4)`."""
+    """The integers from which the random numbers of one step are computed, `(images, 4)`."""
     words = np.array([seed % 2**32, seed >> 32, step, 0], np.int64)
     rows = np.tile(words, (images, 1))
     rows[:, 3] = np.arange(images)
@@ -38,9 +38,9 @@ def of_step(images: int, *, seed: int, step: int) -> NDArray[np.int32]:
 
 
 def gating_noise(B: Backend, wanted: list[Noise], random: Array, images: Array) -> list[Array] | None:
-    """What each MoE layer takes as noise, for images with the integers `random` (N, 4); None if the routers take none.
+    """The noise of each MoE layer, for images with the integers `random` (N, 4); None if the routers take no noise.
 
-    wanted: what a model's `moe_noise` says, shapes `(G, T)` or `(G, T, entries)`.
+    wanted: the result of a model's `moe_noise`, with shapes `(G, T)` or `(G, T, entries)`.
     """
     return [_noise(B, noise, random, images, GATING * USES + layer) for layer, noise in enumerate(wanted)] or None
 
@@ -56,7 +56,7 @@ def _noise(B: Backend, noise: Noise, random: Array, images: Array, stream: int) 
 
 
 def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, columns: int) -> Array:
-    """(rows, columns), in float64 if `like` is, else in float32; each image has its part of the rows."""
+    """(rows, columns), in float64 if `like` is float64, else in float32. Each image has a part of the rows."""
     images = random.shape[0]
     if rows % images:
         raise ShapeError(f"random: {rows} rows do not split into {images} images")
@@ -67,10 +67,10 @@ def _uniform(B: Backend, random: Array, like: Array, stream: int, rows: int, col
 
 @dataclass(frozen=True)
 class Draws:
-    """Dropout and stochastic depth of one forward pass, of a model of which each block has two residual branches.
+    """Dropout and stochastic depth of one forward pass, for a model with two residual branches per block.
 
-    random: `(N, 4)`, see above; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if there is
-    any. dropout, stochastic_depth: their rates. depth: blocks of the model.
+    random: `(N, 4)`, see above; None drops nothing. branches: the draws of stochastic depth, `(N, 2 depth)`, if used.
+    dropout, stochastic_depth: their rates. depth: number of blocks.
     """
 
     B: Backend
@@ -81,7 +81,7 @@ class Draws:
     depth: int = 1
 
     def units(self, x: Array, number: int) -> Array:
-        """Dropout of single entries of `x` `(N, ..., entries)`. number: of the place in the model."""
+        """Dropout of single entries of `x` `(N, ..., entries)`. number: index of the place in the model."""
         if self.random is None or not self.dropout:
             return x
         rows, columns = math.prod(x.shape[:-1]), x.shape[-1]
@@ -89,7 +89,7 @@ class Draws:
         return self.B.dropout(x, drawn.reshape(x.shape), rate=self.dropout)
 
     def branch(self, x: Array, number: int) -> Array:
-        """Stochastic depth of the residual branch `x` `(N, ...)`. number: of the branch, two to each block."""
+        """Stochastic depth of the residual branch `x` `(N, ...)`. number: index of the branch, two per block."""
         rate = branch_rate(self.stochastic_depth, block=number // 2, depth=self.depth)
         if self.branches is None or not rate:
             return x
@@ -100,12 +100,12 @@ class Draws:
 def draws_of(
     B: Backend, config: Any, random: Array | None, images: Array, *, train: bool, like: Array | None = None
 ) -> Draws:
-    """What a model with the fields `depth`, `stochastic_depth` and maybe `dropout` drops: nothing at evaluation.
+    """The dropout and stochastic depth of a model with the fields `depth`, `stochastic_depth` and optionally `dropout`. At evaluation,
+    nothing drops.
 
-    like: an array of the dtype of the parameters, where `images` are ids of texts.
+    like: an array in the dtype of the parameters, if `images` are ids of texts.
 
-    Raises ConfigError where a model that drops has nothing to draw from in training, ShapeError or DtypeError for what is
-    not `(N, 4)` integers.
+    Raises ConfigError if a model that drops has no `random` in training, and ShapeError or DtypeError unless `random` is `(N, 4)` integers.
     """
     if not train or not takes_draws(config):
         return Draws(B, depth=config.depth)

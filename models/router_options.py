@@ -1,6 +1,6 @@
-"""The options of a router in a model: those that the user sets, which are all but those that the model decides.
+"""The router options in a model: all options except those that the model determines.
 
-Each router has the options of its own class `Options` (`moespec.spec.routers`), and no others.
+Each router has exactly the options of its class `Options` (`moespec.spec.routers`).
 """
 
 import re
@@ -23,7 +23,7 @@ PREFIX = "router_options."
 
 
 class Decided(NamedTuple):
-    """What a model says about the options of its routers: names of those that it decides, and other defaults."""
+    """The router options that a model determines, by name, and other defaults."""
 
     names: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
@@ -31,7 +31,7 @@ class Decided(NamedTuple):
 
 @contextmanager
 def named(prefix: str, names: Collection[str]) -> Iterator[None]:
-    """Adds to a ConfigError about one of `names` the prefix with which the user wrote that name."""
+    """Prefixes a ConfigError about one of `names` with the section under which the user wrote the name."""
     try:
         yield
     except ConfigError as error:
@@ -42,7 +42,7 @@ def named(prefix: str, names: Collection[str]) -> Iterator[None]:
 
 
 def named_routers(value: Any) -> Any:
-    """A field `router` or `block`, with the name of each router that is given as a `Router`."""
+    """A field `router` or `block`, with each `Router` object replaced by its name."""
     if isinstance(value, Mapping):
         return {key: named_routers(each) for key, each in value.items()}
     return router_name(value) if isinstance(value, Router) else value
@@ -55,7 +55,7 @@ def options_of(router: str) -> dict[str, Any]:
 
 
 def check_options(router: str, options: Mapping[str, Any], decided: Collection[str]) -> None:
-    """ConfigError for an unknown router, an option that it does not have or that is `decided`, or a wrong value."""
+    """Raises ConfigError for an unknown router, an option that it does not have or that is `decided`, or a wrong value."""
     router_name(router)
     types = {name: hint for name, hint in options_of(router).items() if name not in decided}
     check_names(PREFIX, options, router, types)
@@ -64,10 +64,10 @@ def check_options(router: str, options: Mapping[str, Any], decided: Collection[s
 
 
 def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterOptions:
-    """The options of `router`: those `decided` by the model as far as the router has them, and the user's `options`.
+    """The options of `router`: those that the model `decided`, as far as the router has them, and the user's `options`.
 
-    Raises ConfigError for an unknown router, one that needs what the model does not decide, an option that it does not
-    have, or values that it cannot have.
+    Raises ConfigError for an unknown router, a router that needs what the model does not provide, an option that the
+    router does not have, or values that it cannot have.
     """
     check_options(router, options, tuple(decided))
     needs = ROUTERS[router].needs
@@ -82,7 +82,7 @@ def settings(router: str, options: Mapping[str, Any], **decided: Any) -> RouterO
 
 @dataclass(frozen=True)
 class RouterSection:
-    """The section `model.router_options` of a run's configuration: a class for each router, here that for none.
+    """The section `model.router_options` of a run's configuration. Each router has a subclass; this class is for none.
 
     Raises ConfigError for a value that an option cannot have.
     """
@@ -90,7 +90,7 @@ class RouterSection:
     owner: ClassVar[str] = ""
     decided: ClassVar[tuple[str, ...]] = ()
     described_in: ClassVar[Any]
-    """The class of the router's options, whose fields have the texts for help."""
+    """The class of the router's options. Its fields have the help texts."""
 
     def __post_init__(self) -> None:
         if self.owner:
@@ -104,7 +104,7 @@ class RouterSection:
 
 @cache
 def section(router: str, kind: Any, decided: Decided) -> type[RouterSection]:
-    """The class of the section for a router with options of the class `kind` in a model, without the options that the model decides.
+    """The section class for a router with options of class `kind` in a model, without the options that the model determines.
 
     Raises ConfigError for an option without a default.
     """

@@ -1,4 +1,4 @@
-"""Sparse-MLP: an MLP-Mixer whose last blocks mix tokens and channels by mixtures of experts, for every backend.
+"""Sparse-MLP: an MLP-Mixer whose last blocks mix tokens and channels by mixtures of experts, written once for every backend.
 
     x    = patches(images) @ kernel + bias
     x    = mixer_block(x)                                                         for each dense block
@@ -7,12 +7,12 @@
     x    = rescale2(x)                                                            back to (S, C)
     out  = head(mean over patches of norm(x))
 
-What the token-mixing MoE routes are channels: N C' of them, each S' wide; what the channel-mixing MoE routes are the
-N S' tokens, each C' wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch,
-S' and C' what a sparse block makes of them.
+The token-mixing MoE routes channels: N C' of them, each S' wide. The channel-mixing MoE routes the N S' tokens, each C'
+wide. Letters of the shape comments: N images, S and C patches of one image and channels of a patch, S' and C' the same
+in a sparse block.
 
-Source: Lou et al. 2021 (arXiv 2109.02008). The ambiguity ledger of `moespec.spec.algorithms.sparse_mlp` has the readings that are
-taken where the paper is silent. Initial values are those of the MLP-Mixer.
+Source: Lou et al. 2021 (arXiv 2109.02008). Where the paper is silent, the ambiguity ledger of
+`moespec.spec.algorithms.sparse_mlp` has the readings used here. Initial values are as in the MLP-Mixer.
 """
 
 import math
@@ -49,17 +49,17 @@ Array = Any
 
 
 Mode = Literal["importance_score", "softmax_token_choice"]
-"""How an MoE layer routes: the efficient and the vanilla mode."""
+"""The routing modes of an MoE layer: efficient and vanilla."""
 ROUTERS = get_args(Mode)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMlpConfig(layers.CommonConfig):
-    """The static description of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
+    """The configuration of one Sparse-MLP. Raises ConfigError for a value that has no meaning.
 
-    Of a sparse block the fields of the MLPs of dense blocks, `token_hidden` and `hidden`, are not used. In stochastic depth
-    an image that skips a branch is routed all the same (SL-8), and rescale sub-layers, around which there is no residual
-    connection, are never skipped.
+    Sparse blocks do not use `token_hidden` and `hidden`, the fields of the MLPs in dense blocks. In stochastic depth,
+    an image that skips a branch is still routed (SL-8). Rescale sub-layers have no residual connection around them and
+    are never skipped.
     """
 
     token_hidden: Count
@@ -104,7 +104,7 @@ class SparseMlpConfig(layers.CommonConfig):
         if self.experts and self.choices > self.experts:
             raise ConfigError(f"choices={self.choices!r}: there are experts={self.experts!r}")
         moe_blocks(self)
-        # Made here for the smallest groups, since options are no longer checked when a model is compiled.
+        # Created here for the smallest groups, because options are not checked when a model is compiled.
         object.__setattr__(self, "_options", _settings(self))
 
     @property
@@ -115,12 +115,12 @@ class SparseMlpConfig(layers.CommonConfig):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether an MoE layer routes all images of a batch together, so that no image is independent of the others."""
+        """Whether an MoE layer routes all images of a batch together, so that images depend on each other."""
         return bool(moe_blocks(self)) and (not self.group_size or bool(self.experts and not self.group_images))
 
 
 DECIDED = Decided(("width", "experts", "tokens", "choices"), (("capacity_factor", 1.05),))
-"""What follows from the model, of the options of its routers, and what the paper sets."""
+"""The router options that the model determines, and the default that the paper sets."""
 
 _LARGE: dict[str, Any] = {
     **{"patch_size": 16, "width": 768, "token_hidden": 384, "hidden": 3072, "sparse_tokens": 392, "sparse_width": 384},
@@ -141,10 +141,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "sparse_mlp_b": {**_LARGE, "depth": 12, "moe": "last_2", "token_experts": 8},
     "sparse_mlp_l": {**_LARGE, "depth": 14, "moe": "last_6", "token_experts": 16},
 }
-"""Size -> its fields of `SparseMlpConfig`. `sparse_mlp_tiny` is for images of 8 x 8 pixels, and for tests."""
+"""Size -> its fields of `SparseMlpConfig`. `sparse_mlp_tiny` is for images of 8 x 8 pixels and for tests."""
 
 NAMES = tuple(SIZES)
-"""The names that `named` knows."""
+"""The names that `named` accepts."""
 
 
 def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
@@ -153,9 +153,9 @@ def moe_blocks(config: SparseMlpConfig) -> tuple[int, ...]:
 
 
 def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
-    """The MoE layers in order, one or two for each sparse block, for a batch of `images`.
+    """The MoE layers in order, one or two per sparse block, for a batch of `images`.
 
-    Raises ShapeError when these do not fill the groups.
+    Raises ShapeError if the images do not fill the groups.
     """
     if not moe_blocks(config):
         return []
@@ -178,7 +178,7 @@ def moe_layers(config: SparseMlpConfig, images: int) -> list[MoeLayer]:
 
 
 def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
-    """The options of the token-mixing and of the channel-mixing MoE, of the smallest groups that these can have."""
+    """The options of the token-mixing and of the channel-mixing MoE, for their smallest possible groups."""
     options = {**dict(DECIDED.defaults), **config.router_options}
     has = options_of(config.channel_router)
     of_layers = {
@@ -204,7 +204,7 @@ def _settings(config: SparseMlpConfig) -> dict[str, RouterOptions]:
 
 
 def _settings_of(config: SparseMlpConfig, mixing: str, items: int) -> RouterOptions:
-    """Of the MoE that mixes "tokens" or "channels", which routes so many items together."""
+    """The options of the MoE that mixes "tokens" or "channels", for groups of `items`."""
     of_layers: dict[str, RouterOptions] = config._options  # type: ignore[attr-defined]
     return of_layers[mixing].of_tokens(items)
 
@@ -235,7 +235,7 @@ def _sparse_layout(config: SparseMlpConfig) -> Params:
 
 
 def _rescale_layout(name: str, before: tuple[int, int], after: tuple[int, int]) -> Params:
-    """The maps of tokens and of channels, each if it changes their number; nothing if neither does."""
+    """The maps of tokens and of channels, each only if it changes their number; empty if neither does."""
     layout = {}
     for axis, inputs, outputs in zip(("token", "channel"), before, after, strict=True):
         if inputs != outputs:

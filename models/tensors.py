@@ -1,7 +1,7 @@
-"""The tensors of a safetensors file, each with its dtype. An error names the tensor that is wrong.
+"""The tensors of a safetensors file, each with its dtype. Errors name the invalid tensor.
 
-What moespec writes says in its metadata which version wrote it, `moespec.version`, and has there a checksum of all the rest,
-`moespec.sha256`, which is looked at where there is one: files of others, and of version 0.1, have none.
+The metadata of files from moespec has the version that wrote them, `moespec.version`, and a checksum of everything
+else, `moespec.sha256`. A checksum is verified if present; files from others, and from version 0.1, have none.
 """
 
 import hashlib
@@ -26,21 +26,21 @@ STORED |= {f"{k}{8 * n}": f"<{k.lower()}{n}" for k in "IU" for n in (1, 2, 4, 8)
 
 
 class Found(NamedTuple):
-    """A tensor of a file: its dtype by the name that safetensors gives it, and its numbers, bfloat16 as float32."""
+    """A tensor of a file: the safetensors name of its dtype, and its numbers, with bfloat16 as float32."""
 
     dtype: str
     array: NDArray[Any]
 
 
 def reason(error: Exception) -> str:
-    """What safetensors says, without what it was doing."""
+    """The message of safetensors, without its description of the operation."""
     return re.sub(r"^Error while deserializing( header)?: ", "", str(error))
 
 
 def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
-    """The tensors of a safetensors file with that content; with `half`, float16 is one of the dtypes that it may have.
+    """The tensors of a safetensors file with that content. half: float16 is an allowed dtype.
 
-    Raises ValueError if there is anything that is not such a tensor: damage, a dtype or a shape that NumPy does not have.
+    Raises ValueError for anything else: damage, a dtype or a shape that NumPy does not have.
     """
     try:
         entries = deserialize(content)  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ def decoded(content: bytes, *, half: bool = False) -> dict[str, Found]:
 
 
 def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The content of a safetensors file with its version and checksum in its metadata; the same arrays give the same bytes."""
+    """The content of a safetensors file with its version and checksum in the metadata. The same arrays give the same bytes."""
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     content = safetensors.numpy.save(contiguous, {"moespec.version": json.dumps(version()), **(metadata or {})})
     header, rest = _parts(content)
@@ -73,12 +73,12 @@ def sealed(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | Non
     text = json.dumps(
         {METADATA: dict(sorted(about.items())), **{name: header[name] for name in header if name in arrays}}
     )
-    text += " " * (-len(text) % 8)  # the numbers are aligned
+    text += " " * (-len(text) % 8)  # aligns the numbers
     return b"".join((len(text).to_bytes(8, "little"), text.encode(), rest))
 
 
 def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, see `decoded`. Raises ValueError also for another checksum than it says."""
+    """The tensors and the metadata of a safetensors file, see `decoded`. Also raises ValueError for a wrong checksum."""
     tensors = decoded(content, half=half)
     header, rest = _parts(content)
     metadata: dict[str, str] = header.get(METADATA, {})
@@ -88,13 +88,13 @@ def unsealed(content: bytes, *, half: bool = False) -> tuple[dict[str, Found], d
 
 
 def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header of a safetensors file, and its numbers."""
+    """The header and the numbers of a safetensors file."""
     size = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:size]), memoryview(content)[size:]
 
 
 def _digest(header: Mapping[str, Any], rest: memoryview) -> str:
-    """Of all but the checksum itself."""
+    """The digest of everything except the checksum."""
     about = {name: text for name, text in header.get(METADATA, {}).items() if name != CHECKSUM}
     digest = hashlib.sha256(json.dumps({**header, METADATA: about}, sort_keys=True).encode())
     digest.update(rest)

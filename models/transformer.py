@@ -1,4 +1,4 @@
-"""The pre-norm transformer with mixture-of-experts layers, of images (`vit`) and of texts (`text`), for every backend.
+"""The pre-norm transformer with mixture-of-experts layers, for images (`vit`) and texts (`text`), written once for every backend.
 
     x    = x + attention(norm(x));   x = x + mlp_or_moe(norm(x))          for each block
 
@@ -30,22 +30,22 @@ from moespec.spec.routing import Params, RouterOutput
 
 Array = Any
 Norm = Callable[[Params, Array], Array]
-"""A layer normalisation with the parameters of one."""
+"""A layer normalisation, called with its parameters."""
 Config = TypeVar("Config", bound="TransformerConfig")
 
 DECIDED = Decided(("width", "experts", "tokens", "ids", "images"))
-"""What follows from the model, of the options of its routers."""
+"""The router options that the model determines."""
 
 OF_BLOCK = (
     *("router", "experts", "router_options", "expert_init"),
     *("expert_hidden", "expert_activation", "expert_bias", "shared_experts"),
 )
-"""The fields that a MoE block may have of its own: its router, and its experts."""
+"""The fields that a single MoE block may set: its router and its experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(layers.BlocksConfig):
-    """What the configurations of transformers have. Raises ConfigError for a value that has no meaning."""
+    """The configuration fields of all transformers. Raises ConfigError for a value that has no meaning."""
 
     heads: Count
     """attention heads"""
@@ -89,14 +89,14 @@ class TransformerConfig(layers.BlocksConfig):
         if moe_blocks(self):
             if self.experts < 1:
                 raise ConfigError(f"experts={self.experts!r}: moe={self.moe!r} needs at least one expert")
-            # Made here, since options are no longer checked when a model is compiled.
+            # Created here, because options are not checked when a model is compiled.
             object.__setattr__(self, "_options", self._check_routing())
         else:
             check_options(self.router, self.router_options, DECIDED.names)
         object.__setattr__(self, "_own", {number: self._with_own(number, own) for number, own in self.block.items()})
 
     def _with_own(self, number: str, own: Mapping[str, Any]) -> Self:
-        """The model with the fields of one block."""
+        """The model's configuration with the fields of one block."""
         blocks = [str(block) for block in moe_blocks(self)]
         if number not in blocks:
             expected = ", ".join(map(repr, blocks)) or "of which there are none"
@@ -115,7 +115,7 @@ class TransformerConfig(layers.BlocksConfig):
 
     @property
     def form(self) -> Experts:
-        """What the experts are."""
+        """The form of the experts."""
         hidden = self.expert_hidden or self.hidden
         return Experts(hidden, self.expert_activation, self.expert_bias, self.shared_experts * hidden)
 
@@ -158,13 +158,13 @@ def moe_blocks(config: TransformerConfig) -> tuple[int, ...]:
 
 
 def of_block(config: Config, block: int) -> Config:
-    """The configuration whose router and experts are those of a MoE block."""
+    """The configuration with the router and experts of a MoE block."""
     own: dict[str, Config] = config._own  # type: ignore[attr-defined]
     return own.get(str(block), config)
 
 
 def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLayer]:
-    """The MoE layers, in block order, of so many groups each. items: as of `MoeLayer`."""
+    """The MoE layers, in block order, with `groups` groups each. items: see `MoeLayer`."""
     return [
         MoeLayer(str(block), own.router, router_config(own), groups, items, own.form, f"blocks/{block}/moe")
         for block in moe_blocks(config)
@@ -173,7 +173,7 @@ def moe_layers(config: TransformerConfig, groups: int, items: str) -> list[MoeLa
 
 
 def router_config(config: TransformerConfig) -> RouterOptions:
-    """The options of the routers of the MoE blocks but those with their own, which `of_block` has; there must be MoE blocks."""
+    """The router options of MoE blocks without their own (see `of_block`). The model must have MoE blocks."""
     options: RouterOptions = config._options  # type: ignore[attr-defined]
     return options
 
@@ -191,9 +191,9 @@ def takes_ids(config: TransformerConfig) -> bool:
 def blocks_layout(config: TransformerConfig, *, qkv_bias: bool = True, layer_scale: float = 0.0) -> Params:
     """The parameters of all blocks.
 
-    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels
-    of attention and MLP are Glorot uniform, the slots LeCun normal (truncated at two standard deviations), MLP biases
-    normal(1e-6). layer_scale: initial factors of what attention and MLP add to a token; without them if it is 0.
+    Attention kernels are `(D, heads, D/heads)`, `out` is `(heads, D/heads, D)`; the rest as in `moespec.models.parameters`. Kernels of
+    attention and MLP are Glorot uniform, slots LeCun normal (truncated at two standard deviations), MLP biases normal(1e-6).
+    layer_scale: initial factor of the outputs that attention and MLP add to a token; 0 for no factor.
     """
     D, moe = config.width, moe_blocks(config)
     return {
@@ -246,9 +246,9 @@ def _moe_layout(config: TransformerConfig) -> Params:
 
 
 def blocks(run: layers.Forward, params: Params, x: Array, *, ids: Array | None = None, causal: bool = False) -> Array:
-    """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends to itself and those before it alone.
+    """The tokens `x` `(N, S, D)` after all blocks. causal: a token attends only to itself and earlier tokens.
 
-    ids: of the tokens `(N, S)`, for routers that need them.
+    ids: of the tokens, `(N, S)`, for routers that need them.
     """
     B, config, drop, compute = run.B, run.config, run.drop, run.compute
     norm = partial(layers.layer_norm, B, epsilon=config.norm_epsilon)
@@ -281,7 +281,7 @@ def pooled(B: Backend, config: TransformerConfig, p: Params, x: Array) -> Array:
 
 
 def _attention(B: Backend, p: Params, x: Array, queries: Array | None, norm: Norm, *, causal: bool = False) -> Array:
-    """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x` itself."""
+    """Multi-head attention over `x` `(N, S, D)`, from `queries` `(N, Q, D)` or from `x`."""
     inputs = {"query": x if queries is None else queries, "key": x, "value": x}
     query, key, value = (B.linear(y, p[name]["kernel"], p[name].get("bias")) for name, y in inputs.items())
     if "query_norm" in p:

@@ -8,10 +8,10 @@ A MoE block routes groups of `group_images` images: `(N, S, D)` is reshaped to `
 row-major order, or with T = group_tokens where that is not 0. Letters of the shape comments: N images, S tokens of one
 image, D width, H hidden, G groups, T tokens of one group, E experts.
 
-Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al.
-2024 (routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem: they
-normalise over batches and take ReLU); Darcet et al. 2023 (arXiv 2309.16588,
-registers); timm (`VisionTransformer`) for how the options of its models combine.
+Sources: Dosovitskiy et al. 2021 (ViT); Riquelme et al. 2021 (V-MoE); Puigcerver et al. 2024 (Soft MoE); Liu et al. 2024
+(routers, placement); Touvron et al. 2021 (arXiv 2103.17239, layer scale); Xiao et al. 2021 (arXiv 2106.14881, stem;
+they use batch normalisation and ReLU); Darcet et al. 2023 (arXiv 2309.16588, registers); timm (`VisionTransformer`) for
+how its model options combine.
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +60,7 @@ Array = Any
 
 @dataclass(frozen=True, kw_only=True)
 class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
-    """The static description of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
+    """The configuration of one MoE-ViT. Raises ConfigError for a value that has no meaning."""
 
     stem: int = option(0, rare=True)
     """convolutions with stride 2 before the patches are cut, each of 3 x 3 pixels, with a layer normalisation and a GELU; the
@@ -138,12 +138,12 @@ class VitConfig(layers.CommonConfig, transformer.TransformerConfig):
 
     @property
     def sequence(self) -> int:
-        """Tokens S of one image: its patches, and before them the class token and the registers if there are any."""
+        """Tokens S of one image: the class token and the registers, if any, then the patches."""
         return (self.image_size // self.patch_size) ** 2 + self.prefix
 
     @property
     def prefix(self) -> int:
-        """Tokens before the patches."""
+        """The number of tokens before the patches."""
         return (self.pool == "token") + self.registers
 
 
@@ -160,8 +160,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit_h": {"width": 1280, "depth": 32, "hidden": 5120, "heads": 16},
     "vit_vmoe_s": {"width": 512, "depth": 8, "hidden": 2048, "heads": 8},
 }
-"""Size -> its fields of `VitConfig`. `vit_vmoe_s` is the S of the V-MoE paper, which is not the S of the field; `vit_tiny` is
-for images of 8 x 8 pixels such as the handwritten digits, and for tests."""
+"""Size -> its fields of `VitConfig`. `vit_vmoe_s` is the S of the V-MoE paper, which differs from the usual S.
+`vit_tiny` is for images of 8 x 8 pixels, such as the handwritten digits, and for tests."""
 
 NAMES: tuple[str, ...] = (
     *("vit_tiny", "vit_ti16", "vit_s8", "vit_s14", "vit_s16", "vit_s32", "vit_b16", "vit_b32"),
@@ -171,7 +171,7 @@ NAMES: tuple[str, ...] = (
 
 
 def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
-    """The MoE layers, in block order, for a batch of `images`. Raises ShapeError when these do not fill the groups."""
+    """The MoE layers, in block order, for a batch of `images`. Raises ShapeError if the images do not fill the groups."""
     if not moe_blocks(config):
         return []
     if config.group_tokens:
@@ -182,13 +182,13 @@ def moe_layers(config: VitConfig, images: int) -> list[MoeLayer]:
 
 
 def stem_features(config: VitConfig) -> list[int]:
-    """The channels of an image, and those of what each convolution of the stem makes, up to the width of a token."""
+    """The channels of an image, and of the output of each convolution in the stem, up to the width of a token."""
     halvings = reversed(range(config.stem))
     return [config.channels, *(config.width >> left for left in halvings for _ in range(config.stem_depth))]
 
 
 def regrouped(config: VitConfig, images: int) -> VitConfig:
-    """The model with `images` images in a group. Its routers keep their parameters."""
+    """The model with groups of `images` images. Its routers keep their parameters."""
     other = replace(config, group_images=images, group_tokens=0)
     if moe_blocks(config):
         object.__setattr__(other, "_options", router_config(config).of_tokens(images * config.sequence, images))
@@ -198,9 +198,9 @@ def regrouped(config: VitConfig, images: int) -> VitConfig:
 
 
 def _layout(config: VitConfig) -> Params:
-    """Every parameter of the model, its name, shape and initial values.
+    """Every parameter of the model, with its name, shape and initial values.
 
-    Those of the blocks are in `transformer.blocks_layout`. The patch embedding is LeCun normal (truncated at two standard
+    See `transformer.blocks_layout` for the blocks. The patch embedding is LeCun normal (truncated at two standard
     deviations), positions are normal(0.02).
     """
     D = config.width
@@ -253,7 +253,7 @@ def _features(run: layers.Forward, params: Params, images: Array) -> Array:
 
 
 def _embed(B: Backend, config: VitConfig, params: Params, images: Array) -> Array:
-    """Images to tokens with positions, `(N, S, D)`; the class token comes first."""
+    """Images to tokens with positions, `(N, S, D)`. The class token comes first."""
     compute = layers.compute_dtype(B, config.dtype)
     embedding, pixels = compute(params["embedding"]), compute(images)
     for i in range(config.stem * config.stem_depth):
@@ -290,7 +290,7 @@ def _sincos_positions(B: Backend, config: VitConfig, x: Array) -> Array:
 
 
 def _pool(B: Backend, config: VitConfig, params: Params, x: Array, norm: Norm) -> Array:
-    """The features of an image, `(N, D)`, of what comes out of the last block, with the last normalisation."""
+    """The features of an image, `(N, D)`, from the output of the last block, with the last normalisation."""
     if config.pool == "gap_norm":
         return norm(params["norm"], B.mean(x[:, config.prefix :], 1))
     x = norm(params["norm"], x)

@@ -1,10 +1,10 @@
-"""Formulas whose text is the same for all frameworks, written once.
+"""Formulas shared by all frameworks.
 
-A function takes the array namespace of a framework first (`xp`, see `moespec.backends.common.namespace`). The public ones are
-listed in the `__init__.py` of each backend, and `moespec.backends.binding` fills in that argument. Where JAX and torch compute the same in
-different ways, for the sake of a device, of a compiler or of precision, each has a text of its own. No framework is imported.
+Each function takes a framework's array namespace first (`xp`, see `moespec.backends.common.namespace`). The `__init__.py` of each
+backend lists the public functions, and `moespec.backends.binding` supplies `xp`. Where devices, compilers or precision require
+different code, JAX and torch have separate versions. This package imports no framework.
 
-Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width. Everything is in float32 or better.
+Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width. Everything is computed in float32 or better.
 """
 
 from moespec.backends.common import affinities as affinities

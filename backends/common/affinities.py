@@ -1,4 +1,4 @@
-"""Affinities: logits to scores, each by itself, by softmax and by Sinkhorn. Transport is in `transport.py`."""
+"""Affinities: logits to scores, elementwise, by softmax or by Sinkhorn. Transport is in `transport.py`."""
 
 import math
 
@@ -73,7 +73,7 @@ def router_jitter(xp: Namespace[Array], tokens: Array, noise: Array | None, *, e
 
 
 def gshard_sample(xp: Namespace[Array], logits: Array, noise: Array) -> Array:
-    """logits and noise (G, T, E) -> (G, T, E). That the noise is between 0 and 1 is not checked."""
+    """logits and noise (G, T, E) -> (G, T, E). The function does not check that the noise lies between 0 and 1."""
     check_scores("logits", logits, AXES)
     check_scores("noise", noise, AXES)
     check_same_shape("noise", noise, "logits", logits)
@@ -96,7 +96,7 @@ def sigmoid_affinity(xp: Namespace[Array], logits: Array) -> Array:
 
 
 def sqrt_softplus_affinity(xp: Namespace[Array], logits: Array) -> Array:
-    """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0 there is no gradient."""
+    """logits (G, T, E) -> (G, T, E). Where the softplus underflows to 0, the gradient is 0."""
     check_scores("logits", logits, AXES)
     softplus = xp.softplus(xp.promote(logits))
     return xp.where(softplus > 0, xp.sqrt(xp.where(softplus > 0, softplus, 1.0)), 0.0)
@@ -113,8 +113,8 @@ def sinkhorn_affinity(
 ) -> Array:
     """logits (G, T, E) -> (G, T, E).
 
-    The number of iterations is fixed: with a `tolerance`, a group that has reached it keeps its plan while the others go on.
-    Differentiable through the iterations.
+    The number of iterations is fixed. With a `tolerance`, a group that reaches it keeps its plan while the other groups
+    continue. Differentiable through the iterations.
     """
     check_scores("logits", logits, AXES)
     iterations = check_at_least("iterations", iterations, 1)
@@ -129,7 +129,7 @@ def sinkhorn_affinity(
 
 
 def sinkhorn_plan(xp: Namespace[Array], logits: Array, iterations: int, tolerance: float | None = None) -> Array:
-    """The plan (G, T, E) of logits in float32 or better."""
+    """The Sinkhorn plan (G, T, E) of logits in float32 or better."""
     groups, tokens, experts = logits.shape
     column_mass = tokens / experts
 

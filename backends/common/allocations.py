@@ -1,5 +1,5 @@
-"""Allocations: scores to slots, by Token Choice (Algorithm 1), in any order or among the most important, and Expert
-Choice (2).
+"""Allocations: scores to slots. Token Choice (Algorithm 1) takes tokens in any order or only the most important ones;
+Expert Choice is Algorithm 2.
 
 Selections are integers and carry no gradient; weights do. Ties go to the lower index.
 """
@@ -61,7 +61,7 @@ def normalize_selected(
 
 
 def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, epsilon: float = 0.0) -> Array:
-    """Weights (G, T, E) by the sum or norm, and epsilon, of those that are chosen (G, T, K), where a token has any; E is none."""
+    """Divides weights (G, T, E) by the sum or norm of the chosen ones (G, T, K; E means none), plus epsilon, for tokens with a choice."""
     is_chosen = xp.is_chosen(chosen, weights)
     of_them = xp.where(is_chosen, weights, 0.0)
     total = xp.sum(of_them if norm == "sum" else xp.square(of_them), 2, keepdims=True)
@@ -69,7 +69,7 @@ def _divided(xp: Namespace[Array], weights: Array, chosen: Array, norm: str, eps
     total = total if norm == "sum" else xp.sqrt(total)
     if not epsilon:
         return weights / total
-    # A derivative is divided by the square of the divisor, which of 1e-20 float32 does not have.
+    # The derivative divides by the square of the divisor. For a divisor of 1e-20, the square underflows in float32.
     scale = xp.where(total < 2.0**-32, 2.0**64, 1.0)
     return (weights * scale) / ((total + epsilon) * scale)
 
@@ -101,7 +101,7 @@ def token_choice(
 ) -> BySlot:
     """scores and combine_scores (G, T, E), order (G, T) integers, keep (G, T, tries) booleans -> SlotRouting.
 
-    That `order` is a permutation is not checked.
+    The function does not check that `order` is a permutation.
     """
     combine_scores = _checked(xp, scores, combine_scores)
     if order is not None:
@@ -148,7 +148,7 @@ def _serve(
     slot_order: str = "choice",
     normalize: str | None = None,
 ) -> BySlot:
-    """Token Choice of the first `served` tokens in `order` (G, T), which all the others come after."""
+    """Token Choice for the first `served` tokens in `order` (G, T). All other tokens come after them and get no slot."""
     groups, tokens, experts = scores.shape
     choices = check_choices(choices, experts)
     capacity = check_capacity(capacity)
@@ -171,11 +171,11 @@ def _serve(
             of_others = xp.full((groups, tokens - served, choices), slots, slot)
             slot = xp.concatenate([slot, of_others], 1)
         slot = xp.take_rows(slot, xp.argsort(order))
-    # A request is numbered k * T + t, and K * T marks an empty slot.
+    # Request k * T + t is choice k of token t. K * T marks an empty slot.
     request = xp.invert_index(xp.swapaxes(slot, 1, 2).reshape(groups, -1), slots).reshape(groups, experts, capacity)
     token = xp.where(request < choices * tokens, request % tokens, tokens)
 
-    # Weights. The slot of a choice that got none is that of an expert E.
+    # Weights. A choice without a slot belongs to expert E.
     if normalize is not None:
         check_option("normalize", normalize, NORMS)
         combine_scores = _divided(xp, combine_scores, slot // capacity, normalize)
@@ -193,17 +193,17 @@ def _slots_in_stages(
     *,
     by_token: bool,
 ) -> Array:
-    """The slots `e * C + c` of each token: (G, N, K) int32, E * C for a choice without one.
+    """The slot `e * C + c` of each choice: (G, N, K) int32, E * C for a choice without a slot.
 
-    best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of that shape.
+    best: (G, N, tries) int32, the experts that a token tries, best first. keep: booleans of the same shape.
 
-    by_token: whether a token makes its requests before the next one, in the one stage that there is then.
+    by_token: each token makes all its requests before the next token does, in a single stage.
 
-    The first K stages are one, since no token has K experts before they end.
+    The first K stages are merged, because no token can have K experts before they end.
     """
     groups, tokens, tries = best.shape
     slots = experts * capacity
-    earlier = xp.full((groups, experts + 1), 0, best)  # requests of the stages before; the last is for no expert
+    earlier = xp.full((groups, experts + 1), 0, best)  # requests in earlier stages; the last column is for no expert
     stages_of_slots: list[Array] = []
     for first, last in [(0, choices), *((stage, stage + 1) for stage in range(choices, tries))]:
         asked = best[:, :, first:last]
@@ -247,21 +247,21 @@ def expert_choice(
 
 
 def slots_of_requests(xp: Namespace[Array], requests: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for an expert, E * C for one that finds it full or requests no expert (E).
+    """The slot `e * C + c` of each request, or E * C if the expert is full or the request names no expert (E).
 
-    requests: (G, N) int32; returns the same.
+    requests: (G, N) int32; returns the same shape.
     """
     return _slots_of_places(xp, requests, xp.positions(requests, experts), experts, capacity)
 
 
 def _slots_of_places(xp: Namespace[Array], requests: Array, place: Array, experts: int, capacity: int) -> Array:
-    """The slot `e * C + c` of each request for an expert that has place `c` in line; E * C where there is none."""
+    """The slot `e * C + c` of each request, from its expert `e` and its place `c` in line; E * C beyond the capacity."""
     slots = experts * capacity
     return xp.clip(xp.where(place < capacity, requests * capacity + place, slots), 0, slots)
 
 
 def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) -> Array:
-    """The combine scores (default: `scores`) in float32 or better, after the checks of both."""
+    """The combine scores (default: `scores`) in float32 or better, after checking both."""
     check_scores("scores", scores, AXES)
     if combine_scores is None:
         return xp.promote(scores)
@@ -271,7 +271,7 @@ def _checked(xp: Namespace[Array], scores: Array, combine_scores: Array | None) 
 
 
 def mostly_empty(routing: BySlot) -> bool:
-    """Whether the filled slots are computed alone."""
+    """Whether to compute only the filled slots."""
     if routing.slot is None:
         return False
     _, experts, capacity = routing.token.shape

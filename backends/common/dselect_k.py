@@ -24,7 +24,7 @@ __all__ = [
 def dselect_k_codes(
     xp: Namespace[Array], tokens: Array, bias: Array, kernel: Array | None = None, *, choices: int, experts: int
 ) -> Codes:
-    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K); of a static gate (K, M) and (K,)."""
+    """tokens (G, T, D) -> codes (G, T, K, M) and logits (G, T, K). A static gate returns (K, M) and (K,)."""
     check_scores("tokens", tokens, "groups tokens width")
     bits = check_codes(bias, choices, experts)
     scores = xp.promote(bias)
@@ -37,7 +37,7 @@ def dselect_k_codes(
 
 
 def smooth_step(xp: Namespace[Array], z: Array, *, gamma: float = 1.0) -> Array:
-    """Of any shape."""
+    """z (...) -> (...)."""
     check_scores("z", z, "...")
     return _step(xp, xp.promote(z), check_positive("gamma", gamma))
 
@@ -55,7 +55,7 @@ def dselect_k_selectors(xp: Namespace[Array], codes: Array, *, experts: int, gam
     gamma, codes = check_positive("gamma", gamma), xp.promote(codes)
     pairs = xp.stack([_step(xp, -codes, gamma), _step(xp, codes, gamma)], -1)
     selectors = xp.full((*codes.shape[:-1], 1), 1.0, codes)
-    for bit in range(bits):  # each digit doubles the number of codes
+    for bit in range(bits):  # each bit doubles the number of codes
         doubled = selectors[..., :, None] * pairs[..., bit, None, :]
         selectors = doubled.reshape(*codes.shape[:-1], 2 ** (bit + 1))
     return selectors[..., :experts]
@@ -70,7 +70,7 @@ def dselect_k_gate(xp: Namespace[Array], selectors: Array, logits: Array) -> Arr
 
 
 def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *, like: Array | None = None) -> BySlot:
-    """gate (G, T, E), or (E,) of a static gate, with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
+    """gate (G, T, E), or (E,) for a static gate with like (G, T, D) -> SlotRouting whose `slot` is (G, T, E)."""
     if gate.ndim == 1 and like is not None:
         check_scores("like", like, "groups tokens width")
         gate = xp.broadcast_to(gate, (*like.shape[:2], gate.shape[0]))
@@ -84,14 +84,14 @@ def dselect_k_routing(xp: RoutingNamespace[Array, BySlot, Dense], gate: Array, *
 
 
 def dselect_k_entropy(xp: Namespace[Array], selectors: Array) -> Array:
-    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     r = xp.promote(selectors)
     return -xp.sum(r * xp.log(r + EPSILON)) / groups
 
 
 def dselect_k_reachability(xp: Namespace[Array], selectors: Array) -> Array:
-    """The mean over the groups: selectors (G, T, K, E), or (K, E) of a static gate -> a scalar."""
+    """The mean over the groups: selectors (G, T, K, E), or (K, E) for a static gate -> a scalar."""
     groups = check_selectors(selectors)
     mass = xp.sum(xp.promote(selectors), -1)
     return xp.sum(1 / xp.where(mass < EPSILON, EPSILON, mass)) / groups

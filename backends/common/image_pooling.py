@@ -1,4 +1,4 @@
-"""Whole images in a router: one row for each image, and that row for each of its tokens."""
+"""Image-level routing: pools the tokens of an image into one row, and repeats a row for each token of the image."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.algorithms.image_pooling import POOLS, check_images

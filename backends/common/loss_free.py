@@ -1,4 +1,4 @@
-"""Balance without a loss: biased scores, which carry no gradient, the load that they lead to, and the update of the bias."""
+"""Loss-free balancing: biased scores (without gradient), the load that results from them, and the bias update."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import (
@@ -44,7 +44,7 @@ def balance_bias(xp: Namespace[Array], bias: Array, load: Array, *, rate: float,
 
 
 def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
-    """The sign of `load` less its mean, exact to 2^36 choices: float32 lacks whole numbers from 2^24 on, so that halves are compared."""
+    """The sign of `load` minus its mean, exact up to 2^36 choices. float32 misses integers above 2^24, so the halves are compared."""
     upper = _whole(xp, load / 4096)
     high, low = (load.shape[0] * part - xp.sum(part) for part in (upper, load - 4096 * upper))
     carry = _whole(xp, low / 4096)
@@ -52,5 +52,5 @@ def _excess_sign(xp: Namespace[Array], load: Array) -> Array:
 
 
 def _whole(xp: Namespace[Array], x: Array) -> Array:
-    """`x` without its fraction."""
+    """The integer part of `x`."""
     return xp.where(xp.abs(x) < 2**24, xp.cast(xp.cast(x, "int32"), x.dtype), x)

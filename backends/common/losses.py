@@ -69,16 +69,16 @@ def global_entropy_loss(xp: Namespace[Array], scores: Array, *, threshold: float
 
 
 def _entropy(xp: Namespace[Array], p: Array) -> Array:
-    """`-sum p log p` along the last axis; a term with p = 0 is 0, and has no gradient."""
+    """`-sum p log p` along the last axis. A term with p = 0 is 0 and has no gradient."""
     return -xp.sum(p * xp.log(xp.where(p > 0, p, 1.0)), -1)
 
 
 def squared_variation(xp: Namespace[Array], values: Array) -> Array:
-    """Variance over squared mean (no root, so the gradient at equal values is 0), of (groups, experts)."""
+    """The variance over the squared mean of (groups, experts). Without a root, the gradient at equal values is 0."""
     mean = xp.mean(values, 1, keepdims=True)
     return xp.mean(xp.mean(xp.square(values - mean), 1, keepdims=True) / xp.square(mean))
 
 
 def upper_tail(xp: Namespace[Array], x: Array, std: float = 1.0) -> Array:
-    """The probability that a draw of the normal distribution with this standard deviation is above `x`."""
+    """The probability that a normal variable with this standard deviation exceeds `x`."""
     return 0.5 * xp.erfc(x / (std * math.sqrt(2)))

@@ -1,7 +1,7 @@
-"""What the formulas are computed with: operations on arrays that each framework gives in one module, its array namespace.
+"""The array namespace that formulas use: operations that each framework provides in one module.
 
-Arrays have in common what they need besides: arithmetic, comparisons, indexing by slices, `.shape`, `.ndim`, `.dtype` and `.reshape`.
-A name that NumPy has means what it means there, with `axis` one axis or several.
+Formulas also use what all arrays support: arithmetic, comparisons, slicing, `.shape`, `.ndim`, `.dtype` and `.reshape`.
+Functions named as in NumPy mean the same as in NumPy. `axis` is one axis or several.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Arithmetic(Protocol):
-    """What the arrays of every framework have in common."""
+    """The operations that arrays of all frameworks support."""
 
     @property
     def shape(self) -> Any: ...
@@ -42,11 +42,11 @@ class Arithmetic(Protocol):
 
 
 Array = TypeVar("Array", bound=Arithmetic)
-"""The arrays of the framework."""
+"""The framework's arrays."""
 BySlot = TypeVar("BySlot", bound=Any)
-"""Its record of a sparse routing, by slot."""
+"""The framework's record of a sparse routing, by slot."""
 Dense = TypeVar("Dense", bound=Any)
-"""Its record of a routing that is dense by nature."""
+"""The framework's record of a dense routing."""
 Axis = int | tuple[int, ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -60,15 +60,15 @@ class Namespace(Protocol[Array]):
         """`x` in float32, or in float64 if it is float64."""
 
     def promote_all(self, *arrays: Array) -> Sequence[Array]:
-        """All in float64 if one of them is, else in float32."""
+        """All arrays in float64 if one of them is float64, else in float32."""
 
     def cast(self, x: Array, dtype: Any, /) -> Array:
-        """`x` in a dtype, which is that of another array or "int32"."""
+        """`x` in a dtype, given as the dtype of another array or as "int32"."""
 
     def stop_gradient(self, x: Array, /) -> Array:
         """`x` as a constant."""
 
-    # Arrays like another: on its device and, but for indices, in its dtype.
+    # Arrays like another array: on its device and, except for indices, in its dtype.
 
     def full(self, shape: tuple[int, ...], value: float, like: Array, /) -> Array: ...
     def arange(self, start: int, stop: int, like: Array, /) -> Array: ...
@@ -115,7 +115,7 @@ class Namespace(Protocol[Array]):
     def stack(self, arrays: list[Array], axis: int, /) -> Array: ...
     def swapaxes(self, x: Array, first: int, second: int, /) -> Array: ...
 
-    # Choices along the last axis. They carry no gradient, and among equals the first comes first.
+    # Choices along the last axis. They carry no gradient. Ties go to the lower index.
 
     def argmax(self, x: Array, /) -> Array:
         """The index of the largest entry, int32: (..., n) -> (..., 1)."""
@@ -136,34 +136,34 @@ class Namespace(Protocol[Array]):
         """The entry at an index: (..., n) and (..., 1) -> (..., 1)."""
 
     def is_chosen(self, indices: Array, like: Array, /) -> Array:
-        """Whether an entry is at one of a few indices, of which n is none: (..., k), for entries like (..., n) -> (..., n)
-        booleans."""
+        """Whether each entry is at one of the given indices, where n means none: (..., k), for entries like (..., n) ->
+        (..., n) booleans."""
 
     def count(self, index: Array, size: int, like: Array, /) -> Array:
-        """How often 0, ..., size - 1 are among the entries of `index`: (size,) in the dtype of `like`."""
+        """How often each of 0, ..., size - 1 occurs in `index`: (size,) in the dtype of `like`."""
 
     def put_true(self, indices: Array, like: Array, axis: int, /) -> Array:
-        """Booleans of the shape of `like`, true at many indices along an axis."""
+        """Booleans in the shape of `like`, true at `indices` along an axis."""
 
     def largest(self, x: Array, count: int, /) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-        """The `count` largest entries, descending, and `place`: `place(function)` is the function of them where they stand in
-        `x`, and 0 elsewhere."""
+        """The `count` largest entries, descending, and `place`: `place(function)` applies the function to them at their
+        positions in `x` and is 0 elsewhere."""
 
     # Between tokens and slots; int32.
 
     def positions(self, requests: Array, experts: int, /) -> Array:
-        """How many earlier requests of the group are for the same expert, which `experts` is none of: (G, N) -> (G, N)."""
+        """How many earlier requests of the group are for the same expert; `experts` means no expert: (G, N) -> (G, N)."""
 
     def invert_index(self, index: Array, count: int, /) -> Array:
-        """Where each of 0, ..., count - 1 occurs in `index`, N for one that does not: (G, N) -> (G, count). `count` is none."""
+        """The position of each of 0, ..., count - 1 in `index`, N if absent: (G, N) -> (G, count). `count` in `index` means none."""
 
     def take_rows(self, x: Array, index: Array, /) -> Array:
         """The rows at indices: (G, N, D) and (G, M) -> (G, M, D)."""
 
     def slot_weights(self, scores: Array, token: Array, slot: Array | None, /) -> Array:
-        """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+        """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
 
-    # Products, in full precision.
+    # Products in full precision.
 
     def product(self, x: Array, matrix: Array, /) -> Array:
         """(G, T, D) and (D, S) -> (G, T, S)."""
@@ -173,7 +173,7 @@ class Namespace(Protocol[Array]):
     ) -> Array:
         """`(rows * x) (columns * slots)`: x (G, T, D), slots (D, E, C), rows (G, T, 1), columns (1, E, C) -> (G, T, E, C).
 
-        tokens: `x` before it was widened. A factor of None is 1.
+        tokens: `x` before promotion. A factor of None is 1.
         """
 
     # Loops and random numbers.
@@ -182,20 +182,20 @@ class Namespace(Protocol[Array]):
         """`state = body(step, state)` for the steps 0, ..., count - 1."""
 
     def whole(self, function: Function, /) -> Function:
-        """A function of a namespace, an array and numbers, to an array like it, as one operation: where a compiler would unroll its
-        loops. It has no gradient, but for a Sinkhorn plan."""
+        """Makes a function of a namespace, an array and numbers one operation, where a compiler would unroll its loops.
+        The result is an array like the argument. The operation has no gradient, except for a Sinkhorn plan."""
 
     def threefry(self, key: Array, first: Array, second: Array, /) -> Array:
         """Threefry-2x32-20 of the counters (first, second), which broadcast: key (2,) -> (..., 2). Words are int32."""
 
 
 class RoutingNamespace(Namespace[Array], Protocol[Array, BySlot, Dense]):
-    """The array namespace of a framework, with its records of a routing."""
+    """The array namespace of a framework, with its routing records."""
 
     SlotRouting: type[BySlot]
-    """The record by slot, made of `token`, `weight`, `slot` and `tokens`."""
+    """The record by slot, built from `token`, `weight`, `slot` and `tokens`."""
     SoftRouting: type[Dense]
-    """The dense record, made of `dispatch` and `combine`."""
+    """The dense record, built from `dispatch` and `combine`."""
 
     def by_expert(self, routing: BySlot, values: Array, /) -> Array:
-        """Values of the slots of a record by slot, where their tokens are at their experts, and 0 elsewhere: (G, E, C) -> (G, T, E)."""
+        """The value of each slot, placed at the slot's token and expert, 0 elsewhere: (G, E, C) -> (G, T, E)."""

@@ -1,4 +1,4 @@
-"""What the network operations of the backends have in common: what they check, and the cross-entropies."""
+"""Parts shared by the network operations of the backends: argument checks and cross-entropies."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +12,13 @@ __all__ = ["sigmoid_cross_entropy", "softmax_cross_entropy"]
 
 
 def check_activation(gelu: str, activation: str) -> None:
-    """ConfigError for an unknown activation of experts, or form of GELU."""
+    """Raises ConfigError for an unknown expert activation or form of GELU."""
     check_option("gelu", gelu, ("tanh", "erf"))
     check_option("activation", activation, ACTIVATIONS)
 
 
 Linear = Callable[[Array, Array, Array | None], Array]
-"""`x @ kernel + bias` of each expert, without a bias where it is None."""
+"""`x @ kernel + bias` for each expert. A bias of None is omitted."""
 
 
 def expert_weights(
@@ -30,7 +30,7 @@ def expert_weights(
     experts: int | None = None,
     plain: bool = False,
 ) -> dict[str, Array]:
-    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: as in the specification."""
+    """The checked parameters of `experts` perceptrons (any number if None) in a dtype. plain: exactly `w1`, `b1`, `w2`, `b2`."""
     check_parameter_names(params, plain=plain)
     for name in filter(params.__contains__, AXES):
         check_scores(name, params[name], AXES[name])
@@ -58,7 +58,7 @@ def multi_hash_weights(
 def perceptron(
     x: Array, weights: Mapping[str, Array], linear: Linear[Array], active: Callable[[Array], Array]
 ) -> Array:
-    """The perceptrons of `expert_mlp`, plain or gated, on rows that `linear` knows the experts of."""
+    """Applies the perceptrons of `expert_mlp`, plain or gated. `linear` knows the expert of each row of `x`."""
     hidden = active(linear(x, weights["w1"], weights.get("b1")))
     if "w3" in weights:
         hidden = hidden * linear(x, weights["w3"], weights.get("b3"))
@@ -66,7 +66,7 @@ def perceptron(
 
 
 def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> None:
-    """ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
+    """Raises ShapeError or DtypeError unless query is (N, Q, heads, dim), key and value (N, S, heads, dim); if causal, Q = S."""
     check_scores("query", query, "images queries heads dim")
     check_scores("key", key, "images keys heads dim")
     check_scores("value", value, "images keys heads dim")
@@ -76,7 +76,7 @@ def check_attention(query: Array, key: Array, value: Array, *, causal: bool) -> 
 
 
 def patch_grid(images: Array, kernel: Array, bias: Array | None) -> tuple[int, int]:
-    """Rows and columns of patches of images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
+    """The rows and columns of patches in images (N, height, width, channels), for kernel (patch, patch, channels, D), bias (D,)."""
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "patch patch channels features")
     patch = kernel.shape[0]
@@ -104,7 +104,7 @@ def sigmoid_cross_entropy(xp: Namespace[Array], logits: Array, targets: Array) -
 
 
 def _checked(xp: Namespace[Array], logits: Array, targets: Array) -> Any:
-    """Logits and targets of classes, in one dtype."""
+    """The logits and the class targets in one dtype."""
     check_scores("logits", logits, "... classes")
     check_scores("targets", targets, "... classes")
     check_same_shape("targets", targets, "logits", logits)

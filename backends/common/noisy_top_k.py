@@ -39,14 +39,14 @@ def noisy_top_k_load_loss(
     choices = check_choices(choices, logits.shape[2])
     arrays = xp.promote_all(logits, noise_logits, noisy_logits)
     if choices == logits.shape[2]:
-        return 0.0 * xp.mean(arrays[0])  # every expert is chosen by every token
+        return 0.0 * xp.mean(arrays[0])  # every token chooses every expert
     return squared_variation(xp, xp.sum(choice_probability(xp, *arrays, choices=choices), 1))
 
 
 def choice_probability(
     xp: Namespace[Array], logits: Array, noise_logits: Array, noisy_logits: Array, *, choices: int
 ) -> Array:
-    """P of the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
+    """The probability P in the load loss: logits, noise_logits and noisy_logits (G, T, E) of one dtype -> (G, T, E)."""
     if choices == logits.shape[2]:
         return xp.full(logits.shape, 1.0, logits)
     top = xp.top_indices(noisy_logits, choices + 1)
@@ -65,7 +65,7 @@ def _z_score(xp: Namespace[Array], deviation: Array, scale: Array) -> Array:
 
 
 def _check(logits: Array, **others: Array) -> None:
-    """Each is (groups, tokens, experts), of the shape of the logits."""
+    """Raises ShapeError or DtypeError unless all arrays are (groups, tokens, experts) and have the shape of the logits."""
     check_scores("logits", logits, AXES)
     for name, array in others.items():
         check_scores(name, array, AXES)

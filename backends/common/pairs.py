@@ -1,4 +1,4 @@
-"""Losses that compare the rows of a batch in pairs, and batch normalisation. The rows are those of all devices: no groups."""
+"""Losses that compare the rows of a batch in pairs, and batch normalisation. Rows come from all devices; there is no groups axis."""
 
 from collections.abc import Sequence
 
@@ -91,7 +91,7 @@ def _product(xp: Namespace[Array], first: Array, second: Array) -> Array:
 
 
 def _scalar(xp: Namespace[Array], name: str, value: Array | float, like: Array) -> Array:
-    """A number that may be traced or trained, in float32 or better."""
+    """A scalar that may be traced or trained, in float32 or better."""
     if isinstance(value, int | float):
         return xp.full((), value, like)
     check_scores(name, value, "")

@@ -1,4 +1,4 @@
-"""ReLU routing: gates, the loss that makes them sparse, how many there are too many, the renewed penalty."""
+"""ReLU routing: gates, the loss that makes them sparse, the number of excess gates, and the penalty update."""
 
 from moespec.backends.common.namespace import Array, Namespace
 from moespec.spec.checks import check_choices, check_positive, check_scores
@@ -30,7 +30,7 @@ def excess_gates(xp: Namespace[Array], gates: Array, *, choices: int) -> Array:
     """The sum over the groups: gates (G, T, E) -> a scalar."""
     check_scores("gates", gates, AXES)
     choices = check_choices(choices, gates.shape[2])
-    # Less the choices of each token before the sum, which float32 has not exactly from 2^24 gates on.
+    # Subtract the choices of each token before the sum: float32 is not exact from 2^24 gates on.
     return xp.sum(xp.sum(xp.cast(gates > 0, xp.promote(gates).dtype), 2) - choices)
 
 

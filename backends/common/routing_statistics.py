@@ -1,4 +1,4 @@
-"""Statistics of routings and slots, without gradient; a step of training has only those of `routing_metrics`."""
+"""Statistics of routings and slots, without gradient. A training step computes only `routing_metrics`."""
 
 from moespec.backends.common.namespace import Array, BySlot, Dense, Namespace, RoutingNamespace
 from moespec.backends.common.soft_moe import inverse_norm
@@ -8,7 +8,7 @@ __all__ = ["collapse_metrics", "cumulative_dispatch", "experts_per_token", "slot
 
 
 def collapse_metrics(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
-    """Each the mean over the groups: the scalars dispatch_max and combine_max."""
+    """The scalars dispatch_max and combine_max, each the mean over the groups."""
     if isinstance(routing, xp.SlotRouting):
         weight = xp.by_expert(routing, xp.stop_gradient(routing.weight))
         return {"dispatch_max": xp.mean(_filled(xp, routing)), "combine_max": xp.mean(xp.max(weight, 2))}
@@ -37,7 +37,7 @@ def cumulative_dispatch(xp: RoutingNamespace[Array, BySlot, Dense], routing: ByS
 
 
 def experts_per_token(xp: RoutingNamespace[Array, BySlot, Dense], routing: BySlot | Dense) -> dict[str, Array]:
-    """Each the mean over the groups, scalars."""
+    """Scalars, each the mean over the groups."""
     if isinstance(routing, xp.SlotRouting):
         count = summed_dispatch(xp, routing)
     else:

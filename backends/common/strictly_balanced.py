@@ -1,4 +1,4 @@
-"""Strictly balanced gating: the masks of training and evaluation, the gates that they keep, the loss of the thresholds.
+"""Strictly balanced gating: the masks of training and evaluation, the gates that remain, and the loss of the thresholds.
 
 Masks carry no gradient; gates do.
 """

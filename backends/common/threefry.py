@@ -1,4 +1,4 @@
-"""Random numbers of a counter, as integers of 32 bits."""
+"""Counter-based random numbers, as 32-bit integers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Token ids for hash layers, and the table of a hash. Ids are int32, and their values are not checked.
+"""Token ids for hash layers, and the table of a hash. Ids are int32. Functions do not check their values.
 
 Shape comments: P pixels, V codes or ids.
 """

@@ -1,6 +1,6 @@
 """Sparsity-constrained optimal transport: projections, dual functions, and the reference Adam solver of the router.
 
-Columns are the last axis of a plan here, so that the largest entries of every column of every group are found in one call.
+Here columns are the last axis of a plan, so one call finds the largest entries of every column in every group.
 """
 
 from typing import Generic, NamedTuple
@@ -94,8 +94,8 @@ def sparse_transport_affinity(
 ) -> Array:
     """utility (G, T, E) -> (G, T, E).
 
-    Only by `solver="adam"`; "lbfgs" raises ConfigError. The number of steps is fixed: a group that has reached the
-    `tolerance` keeps its potential while the others go on.
+    Only `solver="adam"` is available; "lbfgs" raises ConfigError. The number of steps is fixed: a group that reaches
+    the `tolerance` keeps its potential while the other groups continue.
     """
     check_scores("utility", utility, AXES)
     check_option("objective", objective, ("semi_dual", "dual"))
@@ -130,7 +130,7 @@ def adam_plan(
     learning_rate: float,
     tolerance: float,
 ) -> Array:
-    """The plan (G, N, M) after Adam on the negative objective from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
+    """The plan (G, N, M) after Adam on the negative objective, from 0: b1 = 0.9, b2 = 0.999, epsilon = 1e-8 outside the root."""
     problem = _Problem(columns, row_mass, column_mass, nonzeros, gamma)
 
     def update(step: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -149,7 +149,7 @@ def adam_plan(
 
 
 class _Problem(NamedTuple, Generic[Array]):
-    """Utility by columns (G, N, M), the masses of rows and columns, the non-zeros of a column, and gamma."""
+    """The utility by columns (G, N, M), the masses of rows and columns, the number of non-zeros per column, and gamma."""
 
     columns: Array
     row_mass: float
@@ -158,7 +158,7 @@ class _Problem(NamedTuple, Generic[Array]):
     gamma: float
 
     def plan(self, xp: Namespace[Array], potential: Array) -> Array:
-        """The plan of the semi-dual at a potential (G, M), or of the dual at one (G, M + N), columns last: (G, N, M)."""
+        """The plan (G, N, M), columns last, of the semi-dual for a potential (G, M), or of the dual for a potential (G, M + N)."""
         rows = self.columns.shape[2]
         shifted = potential[:, None, :rows] + self.columns
         if potential.shape[1] == rows:
@@ -175,17 +175,17 @@ class _Problem(NamedTuple, Generic[Array]):
 
 
 def _thresholded(xp: Namespace[Array], shifted: Array, nonzeros: int, gamma: float) -> Array:
-    """The columns of the dual's plan: the largest entries along the last axis that are positive, divided by gamma."""
+    """The columns of the dual's plan: the largest positive entries along the last axis, divided by gamma."""
     _, place = xp.largest(shifted, nonzeros)
     return place(lambda entries: xp.maximum(entries, 0.0) / gamma)
 
 
 def _project(xp: Namespace[Array], values: Array, nonzeros: int, mass: float) -> Array:
-    """The largest entries `v` along the last axis become `max(v - tau, 0)`, whose sum is the mass; the others 0."""
+    """Replaces the largest entries `v` along the last axis by `max(v - tau, 0)`, which sum to the mass, and the other entries by 0."""
     descending, place = xp.largest(values, nonzeros)
     rank = xp.arange(1, nonzeros + 1, values)
     excess = (xp.cumsum(descending, -1) - mass) / rank
-    # The threshold of the last rank that stays above it; rank 1 always does.
+    # tau is the threshold of the last rank whose entry exceeds it; the entry of rank 1 always does.
     last = xp.max(xp.where(descending > excess, rank, 1.0), -1, keepdims=True)
     tau = xp.sum(xp.where(rank == last, excess, 0.0), -1, keepdims=True)
     return place(lambda entries: xp.maximum(entries - tau, 0.0))

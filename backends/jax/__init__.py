@@ -1,10 +1,10 @@
 """The JAX backend: pure functions on arrays with a leading groups axis, for `jax.jit` on CPU, GPU and TPU.
 
-Sparse routings are stored by slot (`SlotRouting`); nothing of size tokens x experts x capacity is made unless
-`.dense()` is called, except for soft routing, which is dense by nature. Affinities, losses and routing weights are
-in float32 or better whatever the dtype of the model. Invalid shapes, dtypes and options raise while tracing;
-NaN and infinity are not looked for. Results are the same bits on every run of the same program. Outside of `jax.jit` each
-function is a program of its own for each set of shapes, dtypes and options (`moespec.backends.jax.programs`).
+Sparse routings are stored by slot (`SlotRouting`). Only `.dense()` and soft routing, which is inherently dense, create
+arrays of size tokens x experts x capacity. Affinities, losses and routing weights are in float32 or better for every
+model dtype. Invalid shapes, dtypes and options raise during tracing; NaN and infinity are not checked. A program
+returns the same bits on every run. Outside `jax.jit`, each function compiles to one program per set of shapes, dtypes
+and options (`moespec.backends.jax.programs`).
 """
 
 # ruff: noqa: E402, I001 (the sections are a table of contents)
@@ -205,7 +205,7 @@ from moespec.backends.jax.training import export_state as export_state
 from moespec.backends.jax.training import finite_state as finite_state
 from moespec.backends.jax.training import import_state as import_state
 
-# One device, in place of a mesh.
+# The single-device versions of the mesh functions.
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process

@@ -1,4 +1,4 @@
-"""Array operations that models need, and moving arrays to and from NumPy."""
+"""The array operations that models need, and conversion from and to NumPy."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ stop_gradient = lax.stop_gradient
 
 
 def wide(x: Any) -> Array:
-    """`x` in float32 or better: float64 stays, every narrower type becomes float32."""
+    """`x` in float32 or better: float64 stays, narrower types become float32."""
     array: Array = jnp.asarray(x)
     return array.astype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32)
 
@@ -58,12 +58,12 @@ def cast(x: Array, dtype: Any) -> Array:
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """The nearest numbers that bfloat16 has, in the dtype of `x`; gradients are rounded in the same way."""
+    """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded in the same way."""
     return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
 def concatenate(arrays: Sequence[Array], axis: int) -> Array:
-    """`arrays` joined along an axis they have."""
+    """`arrays` joined along an existing axis."""
     return jnp.concatenate(split_alike(arrays), axis=axis)
 
 
@@ -83,12 +83,12 @@ def transpose(x: Array, axes: Sequence[int]) -> Array:
 
 
 def mean(x: Array, axis: int | Sequence[int] | None = None) -> Array:
-    """Mean along `axis` (one or several), or of everything."""
+    """Mean along `axis` (one or several), or over all entries."""
     return jnp.mean(x, axis=axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
 def sum(x: Array, axis: int | Sequence[int] | None = None) -> Array:
-    """Sum along `axis` (one or several), or of everything."""
+    """Sum along `axis` (one or several), or over all entries."""
     return jnp.sum(x, axis=axis if axis is None or isinstance(axis, int) else tuple(axis))
 
 
@@ -99,7 +99,7 @@ def softmax(x: Array, axis: int) -> Array:
 
 def top_indices(scores: Array, count: int) -> Array:
     """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals."""
-    # `lax.top_k` orders -0.0 below 0.0, which are equal scores.
+    # `lax.top_k` orders -0.0 below 0.0, but these scores are equal.
     return _top(jnp.where(scores == 0, jnp.zeros_like(scores), scores), count)[1]
 
 
@@ -109,30 +109,30 @@ def top_values(scores: Array, count: int) -> Array:
 
 
 def _top(scores: Array, count: int) -> tuple[Array, Array]:
-    # Without a barrier XLA joins a later slice of a result with its own, and then sorts all entries; with one barrier for
-    # both results XLA for several devices takes them for the sort itself, and fails.
+    # Without a barrier, XLA merges a later slice of a result with its own slice, and then sorts all entries. With one barrier for
+    # both results, XLA for several devices mistakes them for the sort itself and fails.
     values, indices = lax.top_k(lax.stop_gradient(scores), count)
     return lax.optimization_barrier(values), lax.optimization_barrier(indices)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def with_dtype(dtype: str) -> Iterator[None]:
-    """A context for computing in `dtype`: "float64" needs JAX's switch for it, and float32 is not cut to TF32."""
+    """A context for computing in `dtype`. It enables JAX's float64 for "float64" and disables TF32 for float32."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         yield
 
 
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
-    """Nested dicts, lists and tuples of NumPy arrays (or numbers) as arrays of this backend; None stays None.
+    """Converts nested dicts, lists and tuples of NumPy arrays (or numbers) to arrays of this backend; None stays None.
 
-    `dtype` ("float64", "float32", "bfloat16"), if given, is that of the floating leaves; others keep theirs. Arrays are
-    copied. float64 needs `with_dtype("float64")` or the caller's `jax.enable_x64`; without it JAX stores float32.
+    `dtype` ("float64", "float32", "bfloat16"), if given, applies to floating leaves; other leaves keep their dtype. Arrays are copied.
+    float64 needs `with_dtype("float64")` or the caller's `jax.enable_x64`; otherwise JAX stores float32.
     """
 
     def convert(leaf: Any) -> Array:
         leaf = np.asarray(leaf)
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-        # `jnp.array` compiles a copy for each shape; `device_put` may take the memory of what it is given.
+        # `jnp.array` compiles a copy for each shape. `device_put` may reuse the memory of its argument.
         moved: Array = jax.device_put(np.array(leaf, dtype=dtype if floating else None, copy=True))
         return moved
 
@@ -140,7 +140,7 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
 
 
 def to_numpy(tree: Any) -> Any:
-    """The reverse of `from_numpy`; bfloat16, which NumPy lacks, becomes float32."""
+    """The reverse of `from_numpy`. bfloat16 becomes float32, because NumPy has no bfloat16."""
 
     def convert(leaf: Any) -> np.ndarray:
         return np.array(leaf, dtype=np.float32 if jnp.result_type(leaf) == jnp.bfloat16 else None)

@@ -1,14 +1,14 @@
-"""BASE layers: the balanced assignment, found on the device, the greedy one, and their routing.
+"""BASE layers: the balanced assignment, solved on the device, the greedy assignment, and their routing.
 
 Shape comments: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* works on integers, so that no rounding can unbalance it or turn it in circles. Prices for the experts come
-from Sinkhorn steps at falling temperatures; then each is moved up where more tokens want the expert than it has slots, and
-down where fewer do, in a fixed number of steps. Each token takes its best expert at these prices, which is the best
-assignment of all that have its numbers of tokens per expert. What these numbers still lack of balance is repaired, each
-time along the path of moves from a full expert to one with room that costs least (successive shortest paths, Ahuja,
-Magnanti and Orlin 1993, chapter 9), by as many tokens as lose equally little there; that keeps the assignment the best for
-its numbers. So it is exact for the rounded scores; the gap is that of the scores themselves.
+*The solver* works on integers, so rounding can neither unbalance it nor make it cycle. Sinkhorn steps at falling
+temperatures give prices for the experts. Then, in a fixed number of steps, each price rises where more tokens want the
+expert than it has slots, and falls where fewer do. Each token takes its best expert at these prices. That assignment is
+the best of all with the same number of tokens per expert. A repair removes the remaining imbalance: in each step,
+tokens with the same loss move along the cheapest path of moves from a full expert to one with room (successive shortest
+paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The assignment stays the best for its numbers of tokens per expert.
+The result is therefore exact for the rounded scores; the gap refers to the original scores.
 """
 
 from functools import partial
@@ -25,15 +25,15 @@ from moespec.spec.checks import check_scores, check_size
 __all__ = ["base_assignment"]
 
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
-"""Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
+"""Sinkhorn steps and price moves before the repair. They change the length of the repair, not its result."""
 
 
 def base_assignment(scores: Array, noise: Array | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    Balanced whatever the scores. The gap is 0, up to rounding, where the scores of a token differ by multiples of about
-    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group, else rounding of that size per
-    token.
+    Balanced for all scores. The gap is 0, up to rounding, if the scores of a token differ by multiples of about
+    `E 2^-26` (float64: `2^-52`) of the largest range of a token's scores in the group. Otherwise it is rounding of that
+    size per token.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), wide(scores)
@@ -64,7 +64,7 @@ def _assigned(scores: Array, slots: int) -> Assignment:
 
 
 def _smooth_prices(scores: Array, slots: int) -> Array:
-    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, the temperature falling from
+    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal. The temperature falls from
     2^-2 to 2^-10 of the range of scores (G, T, E)."""
     below = scores - jnp.max(scores, axis=2, keepdims=True)
     reach = -jnp.min(below, axis=(1, 2), keepdims=True)
@@ -85,9 +85,9 @@ def _smooth_prices(scores: Array, slots: int) -> Array:
 
 
 def _levels(scores: Array) -> tuple[Array, Array]:
-    """Scores less the best of the token as integers of at least `-2^bits`, and the exponents (G,) of their unit.
+    """Scores minus the best score of the token, as integers of at least `-2^bits`, and the exponents (G,) of their unit.
 
-    So few bits that no sum along a path overflows.
+    `bits` is small enough that no sum along a path overflows.
     """
     below = scores - jnp.max(scores, axis=2, keepdims=True)
     _, exponent = jnp.frexp(jnp.max(-below, axis=(1, 2)))
@@ -99,21 +99,21 @@ def _levels(scores: Array) -> tuple[Array, Array]:
 
 
 def _word(integer: Any) -> int:
-    """The exponent of a number that is larger than any path, twice which is still a number."""
+    """The exponent of a number that exceeds any path and that can be doubled without overflow."""
     return 61 if integer == jnp.int64 else 29
 
 
 class _State(NamedTuple):
-    """expert (T,), counts (E,) of their tokens, and cost (E, E), the least that a token of expert e loses by going to f."""
+    """expert (T,), counts (E,) of their tokens, and cost (E, E): the least loss of a token of expert e when it moves to f."""
 
     expert: Array
     counts: Array
     cost: Array
 
 
-@partial(jax.jit, static_argnames="slots")  # outside of a jit its loops would be compiled again at every call
+@partial(jax.jit, static_argnames="slots")  # outside jit, every call would compile its loops again
 def _balanced(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
-    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E); from `start` (G, E)."""
+    """The experts (G, T) int32 of the best balanced assignments of `levels` (G, T, E), and prices (G, E). Starts from `start` (G, E)."""
     return jax.vmap(partial(_solve, slots=slots))(levels, start)
 
 
@@ -141,7 +141,7 @@ def _solve(levels: Array, start: Array, slots: int) -> tuple[Array, Array]:
 def _moved(levels: Array, start: Array, slots: int) -> Array:
     """Prices (E,) near `start` at which about as many tokens want each expert as it has slots.
 
-    A step is halved when it went too far (resilient propagation, Riedmiller and Braun 1993).
+    A step that overshoots is halved (resilient propagation, Riedmiller and Braun 1993).
     """
     experts = jnp.arange(levels.shape[1], dtype=jnp.int32)
 
@@ -153,7 +153,7 @@ def _moved(levels: Array, start: Array, slots: int) -> Array:
         price = jnp.clip(price + sign * step, -reach, reach)
         return price, step, jnp.where(sign != 0, sign, last)
 
-    # A price stays within the range of the levels, so that no difference overflows.
+    # Prices stay within the range of the levels, so that no difference overflows.
     reach = -jnp.min(levels)
     step, last = jnp.full(levels.shape[1], jnp.maximum(reach >> 10, 1)), jnp.zeros(levels.shape[1], levels.dtype)
     price = jnp.clip(jnp.round(start).astype(levels.dtype), -reach, reach)
@@ -162,7 +162,7 @@ def _moved(levels: Array, start: Array, slots: int) -> Array:
 
 
 def _losses(levels: Array, expert: Array, source: Array) -> Array:
-    """What each token of the expert `source` loses by going to another, (T, E); far for the other tokens."""
+    """The loss of each token of the expert `source` when it moves to another expert, (T, E); `far` for all other tokens."""
     here = jnp.arange(levels.shape[1]) == source
     own = jnp.sum(jnp.where(here, levels, 0), axis=1, keepdims=True, dtype=levels.dtype)
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
@@ -170,9 +170,9 @@ def _losses(levels: Array, expert: Array, source: Array) -> Array:
 
 
 def _repair(levels: Array, state: _State, slots: int) -> _State:
-    """Tokens more for an expert with room, as many fewer for a full one, along the cheapest path of moves.
+    """Moves tokens along the cheapest path of moves, from a full expert to one with room.
 
-    Those that lose the least by each move go, as many as can all make it: the path stays the cheapest meanwhile.
+    At each move, the tokens that lose least go, as many as can make every move. The path stays the cheapest meanwhile.
     """
     far = jnp.array(2 ** _word(levels.dtype), levels.dtype)
     experts = jnp.arange(levels.shape[1])
@@ -183,7 +183,7 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
         return before[walk[0]] != walk[0]
 
     def movers(target: Array) -> Array:
-        """The tokens (T,) that lose least by going to `target` from its predecessor."""
+        """The tokens (T,) that lose least by moving to `target` from its predecessor."""
         source = before[target]
         loss = jnp.min(jnp.where(experts == target, _losses(levels, state.expert, source), far), axis=1)
         return (loss == state.cost[source, target]) & (state.expert == source)
@@ -213,9 +213,9 @@ def _repair(levels: Array, state: _State, slots: int) -> _State:
 
 
 def _shortest_paths(cost: Array, start: Array, far: Array) -> tuple[Array, Array]:
-    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself (Bellman and Ford).
+    """Distances (E,) from the nearest start, and predecessors (E,); a start is its own predecessor (Bellman and Ford).
 
-    Integers and no negative cycle: a distance that no longer falls is the shortest, and predecessors form trees.
+    Costs are integers without a negative cycle, so a distance that stops falling is the shortest, and predecessors form trees.
     """
     experts = jnp.arange(len(cost), dtype=jnp.int32)
 

@@ -1,6 +1,6 @@
-"""Linear and bilinear functions whose transposes are given, for fast derivatives of every kind and order.
+"""Linear and bilinear functions with explicit transposes, for fast derivatives of every kind and order.
 
-`jax.custom_vjp` allows neither forward mode nor a derivative of the gradient, and `custom_derivatives.linear_call` no `vmap`.
+`jax.custom_vjp` supports neither forward mode nor derivatives of the gradient, and `custom_derivatives.linear_call` no `vmap`.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +40,9 @@ def linear(function: Function, transpose: Function, fixed: Any, arrays: Arrays) 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def bilinear(function: Function, transpose: Function, fixed: Any, left: Any, right: Any) -> Sequence[jax.Array]:
-    """`function(fixed, left, right)`, a tuple: the first is linear in each of two arrays, any others in `right` alone.
+    """`function(fixed, left, right)`, a tuple. Its first result is linear in each of the two arrays, the others only in `right`.
 
-    `transpose(fixed, left, right, *cotangents)` gives the cotangents of the two.
+    `transpose(fixed, left, right, *cotangents)` returns the cotangents of the two.
     """
     return tuple(function(fixed, left, right))
 
@@ -67,7 +67,7 @@ _linear.multiple_results = True
 
 
 def _call(function: Function, transpose: Function, count: int, *flat: Any) -> Arrays:
-    """The primitive: of the arrays, the function is linear in those after the first `count`."""
+    """The primitive. The function is linear in the arrays after the first `count`."""
     result: Arrays = _linear.bind(*flat, jaxpr=jax.make_jaxpr(function)(*flat), transpose=transpose, count=count)
     return result
 

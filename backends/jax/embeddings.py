@@ -1,4 +1,4 @@
-"""Embedding of tokens. The values of ids are not checked: for one that the table does not have, results are undefined."""
+"""Embedding of tokens. Ids are not checked: the result for an id outside the table is undefined."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def _rows(ids: Array, table: Array) -> tuple[Array]:
 
 
 def _transposed(count: int, ids: Array, cotangent: Array) -> tuple[Array]:
-    """Sums over the tokens of each id, in float32 or better and in a fixed order: that of a scatter, but for GPUs."""
+    """Sums over the tokens of each id, in float32 or better and in a fixed order. Uses a scatter, except on GPUs."""
     rows = wide(cotangent.reshape(-1, cotangent.shape[-1]))
     by_scan, by_scatter = (partial(each, count) for each in (_sums_by_scan, _sums_by_scatter))
     flat = ids.reshape(-1)
@@ -39,7 +39,7 @@ def _sums_by_scatter(count: int, rows: Array, ids: Array) -> Array:
 
 
 def _sums_by_scan(count: int, rows: Array, ids: Array) -> Array:
-    """A stable sort brings the rows of an id together, and a scan adds them up; a GPU's scatter adds as its threads come."""
+    """A stable sort groups the rows of each id, and a scan adds them. A GPU's scatter would add in the order of its threads."""
     order = jnp.argsort(ids, stable=True)
     ordered = ids[order]
     begins = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])

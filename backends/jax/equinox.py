@@ -1,15 +1,15 @@
-"""`MoE`, an Equinox module that takes the place of an MLP.
+"""`MoE`, an Equinox module that replaces an MLP.
 
     moe = MoE(384, 1536, experts=16, tokens=196, router="softmax_token_choice")
     y, losses, metrics, _ = moe(x, key=key)
 
-A router that keeps a state, such as the bias of `sigmoid_token_choice`, is given it, and moves it once a step:
+If the router keeps a state, such as the bias of `sigmoid_token_choice`, pass the state in and update it once per step:
 
     state = moe.initial_state()
     y, losses, metrics, statistics = moe(x, state=state)
     state = moe.update(state, statistics)
 
-Equinox is imported here, and nowhere else.
+Only this module imports Equinox.
 """
 
 from typing import Any
@@ -31,9 +31,9 @@ __all__ = ["MoE", "Routed"]
 
 @documented
 class MoE(eqx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    inference: whether it is not training, which has gating noise and the capacity of training; `eqx.nn.inference_mode` sets it.
+    inference: True disables gating noise and the capacity of training; `eqx.nn.inference_mode` sets it.
 
     Router logits, weights and losses are computed in float32 or better. The tables of a hash layer are integers, which
     `eqx.is_inexact_array` does not select.
@@ -82,11 +82,11 @@ class MoE(eqx.Module):  # type: ignore[misc]
         key: Array | None = None,
         inference: bool | None = None,
     ) -> Routed:
-        """x (images, ..., width) to (y, losses, metrics, statistics): the losses are weighted, and to be added to that of the model.
+        """x (images, ..., width) to (y, losses, metrics, statistics). Losses are weighted; add them to the model's loss.
 
-        ids: (images, ...), for a router that needs token ids, the places if None. state: of a router that
-        keeps one. key: of the gating noise of a router that has
-        it. inference: in place of that of the layer. The batch is the layer's own axis, so that it is not put under `jax.vmap`.
+        ids: (images, ...), for a router that needs token ids; default: the token positions. state: for a router that keeps one. key:
+            for gating noise, if the router has it. inference: overrides the layer's setting. The layer handles the batch axis, so do
+            not wrap it in `jax.vmap`.
 
         Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for a missing key.
         """
@@ -95,11 +95,11 @@ class MoE(eqx.Module):  # type: ignore[misc]
         return routed(self.layer, params, x, ids, key, train=train, state=state)
 
     def initial_state(self) -> State:
-        """What the router keeps, before the first step; an empty dict for most."""
+        """The router's state before the first step; an empty dict for most routers."""
         state: State = jax.tree.map(jnp.asarray, B.ROUTERS[self.layer.router].initial_state(self.layer.options))
         return state
 
     def update(self, state: State, statistics: State) -> State:
-        """What the router keeps after a step, of the statistics of its calls, summed. Raises ConfigError if it keeps nothing."""
+        """The router's state after a step, from the summed statistics of its calls. Raises ConfigError if the router keeps no state."""
         new: State = B.ROUTERS[self.layer.router].update(self.layer.options, state, statistics)
         return new

@@ -1,4 +1,4 @@
-"""What experts of other devices are to compute goes there, and comes back: inside of a `shard_map` over a mesh.
+"""Sends the contents of slots to the devices that hold their experts, and back, inside a `shard_map` over a mesh.
 
 Shape comments: G groups of a device, E experts, C capacity, D width, n devices along the axes that split the experts.
 """
@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from jax import Array, lax
 
-# What JAX has declared no types for.
+# JAX declares no types for these.
 collective = cast(Any, lax)
 
 
 def there(slots: Array, axes: str | Sequence[str]) -> Array:
-    """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+    """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
     return cast(Array, collective.all_to_all(slots, axes, 1, 0, tiled=True))
 
 
 def back(slots: Array, axes: str | Sequence[str]) -> Array:
-    """The reverse."""
+    """The reverse of `there`."""
     return cast(Array, collective.all_to_all(slots, axes, 0, 1, tiled=True))

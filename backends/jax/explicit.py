@@ -1,8 +1,8 @@
-"""Functions of groups on arrays whose types say how they are split over a mesh of the user's, by axes that are explicit.
+"""Functions of groups on arrays whose types record a split over explicit axes of the user's mesh.
 
-Where groups are split, each device runs the program of one device on its own, mapped by `jax.shard_map`. Nothing travels
-but the means and sums over all groups, and what goes to experts that other devices have and comes back. What is split in another
-way is left to JAX, which knows how to go on or says what it misses.
+Where groups are split, `jax.shard_map` runs the single-device program on each device. Devices exchange only the means
+and sums over all groups, and the slots of experts on other devices. JAX handles every other split, or reports what it
+lacks.
 """
 
 import functools
@@ -21,13 +21,13 @@ from moespec.spec.errors import ShapeError
 Function = TypeVar("Function", bound=Callable[..., Any])
 Axes = tuple[str, ...]
 
-# What JAX has declared no types for.
+# JAX declares no types for these.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, cast(Any, lax)
 
 
 class Split(NamedTuple):
-    """How the arrays of a call are split: the mesh, and the axes that split the groups, and those that split the experts."""
+    """How the arrays of a call are split: the mesh, the axes that split the groups, and the axes that split the experts."""
 
     mesh: Any
     groups: Axes
@@ -35,16 +35,16 @@ class Split(NamedTuple):
 
     @property
     def axes(self) -> Axes:
-        """The axes that split the groups while they are computed: what splits the experts splits them too."""
+        """The axes that split the groups during the computation. They include the axes that split the experts."""
         return self.groups + tuple(axis for axis in self.experts if axis not in self.groups)
 
 
 def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Function], Function]:
-    """Maps a function over the devices where the types of its arrays say that groups are split, or experts.
+    """Maps a function over the devices if the types of its arrays record a split of groups or experts.
 
-    kinds: "group" for an argument with groups as its first axis, "experts" for the parameters of experts; what else is an
-    array is the same for all groups. The function returns arrays with groups as their first axis, and means over groups, or
-    sums if it is `summed`. Where it takes "experts", its other argument and its result are slots, (G, E, C, D).
+    kinds: "group" for an argument whose first axis is groups, "experts" for the parameters of experts; all groups share
+        every other array. The function returns arrays whose first axis is groups, and means over groups, or sums if it
+        is `summed`. If it takes "experts", its other argument and its result are slots, (G, E, C, D).
     """
 
     def mapped(function: Function) -> Function:
@@ -70,12 +70,12 @@ def by_groups(kinds: Mapping[str, str], *, summed: bool = False) -> Callable[[Fu
 
 
 def is_split(tree: Any) -> bool:
-    """Whether the type of an array in a tree says that it is split over a mesh."""
+    """Whether the type of any array in a tree records a split over a mesh."""
     return any(_axes(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def split_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays, with those that are whole split as the others are, if these are split alike."""
+    """The arrays, with unsplit arrays split like the others, provided that these are split alike."""
     specs = [untyped.typeof(array).sharding.spec if _axes(array) else None for array in arrays]
     (spec, *others) = set(filter(None, specs)) or {None}
     if spec is None or others:
@@ -89,7 +89,7 @@ def _is_of_arrays(value: Any) -> bool:
 
 
 def _axes(leaf: Any) -> dict[int, Axes]:
-    """Of the axes of an array that are split, which explicit axes of a mesh split them."""
+    """For each split axis of an array, the explicit mesh axes that split it."""
     if not isinstance(leaf, jax.Array):
         return {}
     spec = untyped.typeof(leaf).sharding.spec
@@ -97,7 +97,7 @@ def _axes(leaf: Any) -> dict[int, Axes]:
 
 
 def _check_whole_groups(tokens: Any) -> None:
-    """Raises ShapeError where the tokens of a group, (G, T, ...), are split."""
+    """Raises ShapeError if the tokens of a group, (G, T, ...), are split."""
     if axes := _axes(tokens).get(1):
         raise ShapeError(
             f"tokens: the {tokens.shape[1]} tokens of a group are split over {', '.join(axes)} of the mesh: a group is routed on one device"
@@ -105,7 +105,7 @@ def _check_whole_groups(tokens: Any) -> None:
 
 
 def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | None:
-    """How groups and experts are split; None where something else is."""
+    """How groups and experts are split, or None if anything else is split."""
     splits: dict[str, set[Axes]] = {"group": set(), "experts": set()}
     mesh = None
     for name, tree in arrays.items():
@@ -113,7 +113,7 @@ def _split_of(arrays: Mapping[str, Any], kinds: Mapping[str, str]) -> Split | No
             kind, axes = kinds.get(name, ""), _axes(leaf)
             if not axes:
                 continue
-            # Other axes of the parameters of experts are made whole where these compute.
+            # Other axes of expert parameters are gathered where the experts compute.
             if kind not in splits or (kind == "group" and set(axes) != {0}):
                 return None
             mesh = untyped.typeof(leaf).sharding.mesh
@@ -165,7 +165,7 @@ def _mapped(
         },
         check_vma=False,
     )(_resharded(arrays, specs))
-    # Rows that go on as they came.
+    # Restore the split that the groups had before.
     return result if split.axes == split.groups else _resharded(result, PartitionSpec(split.groups))
 
 
@@ -174,7 +174,7 @@ def _resharded(tree: Any, specs: Any) -> Any:
 
 
 def _by_group(function: Callable[..., Any], arrays: dict[str, Any], kinds: Mapping[str, str]) -> Any:
-    """Of each array that `function` returns, whether groups are its first axis: then twice the groups make it twice as long."""
+    """For each array that `function` returns, whether its first axis is groups: doubling the groups doubles that axis."""
 
     def shapes(times: int) -> Any:
         def shape(leaf: Any, is_group: bool) -> Any:

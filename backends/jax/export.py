@@ -1,4 +1,4 @@
-"""A function of images as StableHLO: one artifact for CPU, CUDA and TPU, with a batch of any size."""
+"""A function of images as StableHLO: one artifact for CPU, CUDA and TPU, for any batch size."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def stablehlo_bytes(function: Callable[[Array], Array], image: tuple[int, ...], *, multiple: int = 1) -> bytes:
-    """What `jax.export.deserialize` reads, for the `PLATFORMS`: `function` from images (N, *image) float32 to (N, ...).
+    """The bytes that `jax.export.deserialize` reads, for the `PLATFORMS`: `function` from images (N, *image) float32 to (N, ...).
 
-    N is any multiple of `multiple`; the function is that of `multiple` images, mapped over the batch, so that their
-    number is a constant in it and the batch is none.
+    N is any multiple of `multiple`. The program maps the function of `multiple` images over the batch, so this number is a constant in
+    it, and the batch size is not.
     """
 
     def mapped(images: Array) -> Array:

@@ -1,13 +1,13 @@
 """Rows between tokens and slots: gathers in both directions, each the gradient of the other.
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width; S = E * C slots in one row, where slot
-`e * C + c` is slot `c` of expert `e`, and S itself stands for "none", as T does among tokens.
+`e * C + c` is slot `c` of expert `e`. The index S means "none", as T does among tokens.
 
 A sparse routing is a partial map between tokens and slots, given from both ends: `token` (G, S) and `slot` (G, T, K).
 Rows travel by a gather along one, and their gradients by a gather along the other. In Expert Choice a token may sit in
-any number of slots; then `slot` is None, and a sum over the slots of a token takes them in ascending order, one gather
-for each slot that the most chosen token has. Nothing is added by a scatter: the order of every sum is fixed, so the
-same input gives the same bits on every run, on a GPU too.
+any number of slots. Then `slot` is None, and a sum over the slots of a token takes them in ascending order, with one
+gather per slot of the most chosen token. No sum uses a scatter. Each has a fixed order, so the same input gives the
+same bits on every run, also on a GPU.
 """
 
 import math
@@ -28,7 +28,7 @@ Ends = tuple[Array, Array | None]
 def take_rows(rows: Array, index: Array) -> Array:
     """`rows[g, index[g, ...]]`, 0 where the index is one past the end. rows: (G, N, ...), index: (G, ...).
 
-    The index of a group is flattened to one axis, since a TPU pads a last axis of 2 choices to 128.
+    The index of a group is flattened to one axis, because a TPU pads a last axis of 2 choices to 128.
     """
     flat = index.reshape(len(index), math.prod(index.shape[1:]))
     taken: Array = jax.vmap(lambda row, i: row.at[i].get(mode="fill", fill_value=0))(rows, flat)
@@ -37,14 +37,14 @@ def take_rows(rows: Array, index: Array) -> Array:
 
 @program
 def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | None) -> Array:
-    """The value in the slot that each token has at each expert, 0 for none: (G, E, C) to (G, T, E)."""
+    """The value of each token's slot at each expert, 0 for none: (G, E, C) to (G, T, E)."""
     groups, experts, capacity = values.shape
     if slot is not None:
         # One value per choice, spread over the experts by a mask.
         chosen = slot[..., None] // capacity == jnp.arange(experts, dtype=slot.dtype)
         taken = take_rows(values.reshape(groups, experts * capacity), slot)
         return jnp.sum(jnp.where(chosen, taken[..., None], 0), axis=2)
-    # An expert has a token once at most, and empty slots write past the end, each at a place of its own.
+    # An expert has each token at most once. Empty slots write past the end, each to a different place.
     own = jnp.arange(experts * capacity, dtype=token.dtype).reshape(experts, capacity)
     row = jnp.where(token < tokens, token, tokens + own)
     expert = jnp.arange(experts, dtype=token.dtype)[:, None]
@@ -53,13 +53,13 @@ def values_by_expert(tokens: int, values: Array, token: Array, slot: Array | Non
 
 
 def slot_weights(tokens: int, scores: Array, token: Array, slot: Array | None) -> Array:
-    """The score, for the slot's expert, of the token in each slot: (G, T, E) to (G, E, C); 0 for an empty slot."""
+    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) to (G, E, C)."""
     return linear(_slot_weights, partial(_slot_weights_transposed, tokens), (token, slot), (scores,))[0]
 
 
 def _slot_weights(ends: Ends, scores: Array) -> tuple[Array]:
     groups, tokens, experts = scores.shape
-    # One gather from a row of all scores of a group: with an axis of experts each score would be a tile of its own on a TPU.
+    # One gather from a row of all scores of a group: with an experts axis, each score would be a separate tile on a TPU.
     own = ends[0] * experts + jnp.arange(experts, dtype=ends[0].dtype)[:, None]
     return (take_rows(scores.reshape(groups, tokens * experts), own),)
 
@@ -98,7 +98,7 @@ def _combine_transposed(ends: Ends, rows: Array, weight: Array, cotangent: Array
 
 @program
 def sum_by_token(tokens: int, rows: Array, weight: Array | None, token: Array, slot: Array | None) -> Array:
-    """Each token's (weighted) sum of the rows of its slots, made in float32 or better: (G, S, D) to (G, T, D)."""
+    """The (weighted) sum of the rows of each token's slots, in float32 or better: (G, S, D) to (G, T, D)."""
 
     def take(index: Array) -> Array:
         taken = wide(take_rows(rows, index))

@@ -1,9 +1,9 @@
-"""The layer of perceptrons, on rows of all groups that are sorted by expert.
+"""The layer of perceptrons, on rows of all groups, sorted by expert.
 
-Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
-are multiplied: the work is that of the tokens, not that of the slots. An expert's rows are taken in blocks of at most BLOCK,
-and the number of blocks is a number on the device; on a TPU kernels do it (`megablox`). There the rows of small groups are made by products
-(`one_hot`).
+If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
+are multiplied: the work grows with the tokens, not with the slots. The rows of an expert are taken in blocks of at most
+BLOCK, and the number of blocks is a value on the device. On a TPU, kernels do this (`megablox`), and the rows of small
+groups come from products (`one_hot`).
 
 Shape comments: G groups, T tokens, E experts, C capacity, K choices, D width, H hidden; N = G T K choices.
 """
@@ -33,7 +33,7 @@ from moespec.spec.values import present
 __all__ = ["moe_mlp"]
 
 BLOCK, STEP = 256, 32
-"""Rows of a product: many enough for it to be at its best. The last product of an expert has a multiple of STEP."""
+"""Rows of a product: enough for full speed. The last product of an expert has a multiple of STEP rows."""
 
 
 def moe_mlp(
@@ -47,7 +47,7 @@ def moe_mlp(
 ) -> Array:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    Where most slots are empty, only the filled ones are computed; where experts are split over a mesh, all slots are.
+    If most slots are empty, only the filled slots are computed. If experts are split over a mesh, all slots are computed.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -71,7 +71,7 @@ def affine_layer(tokens: Array, routing: SlotRouting, kernel: Array, bias: Array
 def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Linear[Array]], Array]) -> Array:
     """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (R, D) to (R, D'), of all groups together.
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (R, D) to (R, D'), for all groups together.
     """
     groups, count, width = tokens.shape
     check_size("tokens", tokens, 0, len(routing.token), "the groups of routing")
@@ -90,10 +90,10 @@ def layer_of_rows(tokens: Array, routing: SlotRouting, run: Callable[[Array, Lin
 
 
 class Rows(NamedTuple):
-    """Rows for the experts, those of an expert together, of all groups.
+    """The rows for the experts, from all groups, sorted by expert.
 
-    token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight. row: (1, G T, K)
-    int32, the rows of each token, R for none; None where a token may have any number.
+    token: (1, R) int32, the token `g T + t` of each row, `G T` for none. weight: (1, R), its combine weight.
+    row: (1, G T, K) int32, the rows of each token, R for none; None if a token may have any number of rows.
     """
 
     token: Array
@@ -115,7 +115,7 @@ def rows_of_slots(routing: SlotRouting) -> Rows:
 
 
 def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
-    """The rows of filled slots alone, N and what is missing of whole blocks, and where those of each expert end, (E,)."""
+    """Only the rows of filled slots, padded from N to whole blocks, and the end of each expert's rows, (E,)."""
     of_choice = present("slots.row", slots.row)
     size = -(-of_choice.size // BLOCK) * BLOCK
     filled = slots.token < tokens
@@ -124,13 +124,13 @@ def filled_rows(slots: Rows, tokens: int, experts: int) -> tuple[Rows, Array]:
     slot = xp.invert_index(row, size)
     token = jnp.append(slots.token[0], tokens)[slot]
     weight = dispatch_rows(row.size, slots.weight[..., None], slot, row[..., None])[..., 0]
-    # Flat: a TPU reads whole tiles for a gather whose index has a small last axis.
+    # Flat, because a TPU reads whole tiles for a gather whose index has a small last axis.
     places = jnp.append(row[0], size)[of_choice.reshape(-1)].reshape(of_choice.shape)
     return Rows(token, weight, places), ends
 
 
 def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
-    """rows (E N, D), kernel (E, D, H), bias (E, H) or None -> (E N, H): as many rows for each expert."""
+    """rows (E N, D), kernel (E, D, H), bias (E, H) or None -> (E N, H). All experts have the same number of rows."""
     by_expert = rows.reshape(len(kernel), -1, rows.shape[1])
     y = jnp.einsum("end,edh->enh", by_expert, kernel)
     return (y if bias is None else y + bias[:, None]).reshape(len(rows), -1)
@@ -139,7 +139,7 @@ def batched_linear(rows: Array, kernel: Array, bias: Array | None) -> Array:
 def grouped_linear(rows: Array, kernel: Array, bias: Array | None, ends: Array) -> Array:
     """rows (R, D), kernel (E, D, H), bias (E, H) or None -> (R, H): `rows @ kernel[e] + bias[e]` for the rows up to `ends[e]`.
 
-    R is a number of whole blocks. What is returned for rows of no expert is of no use.
+    R is a number of whole blocks. The results for rows without an expert are meaningless.
     """
     return _products_of(False, rows, kernel, bias, ends)
 
@@ -184,16 +184,16 @@ def _sums_transposed(ends: Array, rows: Array, gradient: Array, kernel: Array, b
 
 
 def _of_device(loop: Callable[..., Any], kernel: Callable[..., Any], rows: Array, *others: Array) -> Any:
-    """`loop` of the arrays; `kernel`, which does the same without loops, where it is compiled for a TPU."""
+    """`loop` on the arrays. On a TPU, `kernel` instead, which does the same without loops."""
     if not megablox.takes(rows):
         return loop(rows, *others)
     return lax.platform_dependent(rows, *others, tpu=kernel, default=loop)
 
 
 def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None, *, turned: bool = False) -> Array:
-    """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`, in the order of the experts.
+    """`rows @ kernel[e] + bias[e]`, or `rows @ kernel[e]^T` if `turned`, in the order of the experts.
 
-    A product may reach into the rows of the next expert, which are written over them after it.
+    A product may reach into the rows of the next expert, whose product then overwrites them.
     """
     axis = 1 if turned else 0
 
@@ -217,7 +217,7 @@ def _products(rows: Array, kernel: Array, ends: Array, bias: Array | None = None
 
 
 def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array, Array]:
-    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
+    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), in float32 or better."""
     exact = wide(gradient).dtype
     rows, gradient = _and_block(rows), _and_block(gradient)
 
@@ -245,7 +245,7 @@ def _sums_of_products(rows: Array, gradient: Array, ends: Array) -> tuple[Array,
 
 
 def _and_block(rows: Array) -> Array:
-    """Rows and a block more, since the last product of an expert reaches past its rows."""
+    """The rows plus one block, because the last product of an expert reaches past its rows."""
     return jnp.pad(rows, ((0, BLOCK), (0, 0)))
 
 
@@ -254,7 +254,7 @@ def _blocks(rows: Array) -> Array:
 
 
 def _branch(rows: Array) -> Array:
-    """Which of `_by_size` is for this many rows, or for a block if there are more."""
+    """The index in `_by_size` for this many rows; a full block for more."""
     return (jnp.clip(rows, 1, BLOCK) - 1) // STEP
 
 

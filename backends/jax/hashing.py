@@ -1,7 +1,7 @@
-"""Hash layers: the routing that a table gives, and MultiHash.
+"""Hash layers: the routing from a table, and MultiHash.
 
-Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. Their
-values are not checked: for an id that the table does not have, or an expert that does not exist, results are undefined.
+Shape comments: G groups, T tokens, V ids, N hashes, E experts, D width, H hidden. Ids are int32. They are not checked:
+results are undefined for an id outside the table or an expert that does not exist.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ __all__ = ["hash_routing", "multi_hash_mlp"]
 def hash_routing(
     ids: Array, table: Array, *, experts: int, capacity: int | None = None, like: Array | None = None
 ) -> SlotRouting:
-    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or float32, the wider of the two."""
+    """ids (G, T), table (V,) -> SlotRouting, its weights in the dtype of `like` or in float32, whichever is wider."""
     experts = check_at_least("experts", experts, 1)
     check_integers("ids", ids, "groups tokens")
     check_integers("table", table, "ids")
@@ -49,8 +49,8 @@ def multi_hash_mlp(
 ) -> Array:
     """tokens (G, T, D), ids (G, T), tables (N, V) -> (G, T, D') in the dtype of `tokens`.
 
-    For each hash the tokens are dispatched to the segments of their experts. Raises ConfigError for experts that are split over
-    a mesh: all are mixed.
+    For each hash, the tokens are dispatched to the segments of their experts. Raises ConfigError if experts are split
+    over a mesh, because this layer mixes all of them.
     """
     if is_split(params):
         raise ConfigError("params: experts that are split over a mesh; MultiHash mixes them, and each device needs all")

@@ -1,7 +1,7 @@
 """Products of rows that are sorted by expert, on a TPU: the kernels of `jax.experimental.pallas.ops.tpu.megablox`.
 
-They read each row once for a tile of the width, and an expert's matrix once for a tile of its rows; no row is padded. The kernels are
-those of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841) as JAX has them. `interpret` runs them on a CPU, for tests.
+They read each row once per tile of the width, and each expert's matrix once per tile of its rows, and pad no rows. They are JAX's
+version of the kernels of Gale et al. 2022 (MegaBlocks, arXiv 2211.15841). `interpret` runs them on a CPU, for tests.
 
 Shape comments: R rows, E experts, D width, H hidden.
 """
@@ -21,7 +21,7 @@ from moespec.backends.jax.arrays import Array, wide
 from moespec.backends.jax.explicit import untyped
 
 TILE = 256
-"""Rows of a tile: enough for its products to take a TPU v5e longer than reading the matrix again (240 operations a byte)."""
+"""Rows of a tile: enough that its products take a TPU v5e longer than rereading the matrix (240 operations per byte)."""
 
 
 _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
@@ -29,7 +29,7 @@ _LEFT_OUT: ContextVar[bool] = ContextVar("_LEFT_OUT", default=False)
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """What is traced inside has no kernels: JAX exports none in a program for several platforms."""
+    """Code traced inside uses no kernels, because JAX cannot export them in a program for several platforms."""
     token = _LEFT_OUT.set(True)
     try:
         yield
@@ -38,7 +38,7 @@ def left_out() -> Iterator[None]:
 
 
 def takes(rows: Array) -> bool:
-    """Whether there are kernels for rows of this dtype."""
+    """Whether the kernels support the dtype of these rows."""
     return not _LEFT_OUT.get() and rows.dtype in (jnp.bfloat16, jnp.float32) and not untyped.config.jax_enable_x64
 
 
@@ -47,7 +47,7 @@ def products(
 ) -> Array:
     """`rows @ kernel[e] + bias[e]`, or turned `rows @ kernel[e]^T`: rows (R, D), kernel (E, D, H), ends (E,), bias (E, H) -> (R, H).
 
-    The rows of expert e end at `ends[e]`; R is a multiple of TILE. Rows of no expert are 0.
+    The rows of expert e end at `ends[e]`; R is a multiple of TILE. The results for rows without an expert are 0.
     """
     width = kernel.shape[1 if turned else 2]
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(width, rows.dtype))
@@ -63,7 +63,7 @@ def products(
 
 
 def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bool = False) -> tuple[Array, Array]:
-    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), made in float32 or better."""
+    """The sums over an expert's rows of `rows^T gradient` (E, D, H), and of `gradient` (E, H), in float32 or better."""
     dtype, exact = gradient.dtype, wide(gradient).dtype
     tiling = (TILE, _tile(rows.shape[1], rows.dtype), _tile(gradient.shape[1], dtype))
     summed = partial(_kernels().tgmm, preferred_element_type=dtype, tiling=tiling, interpret=interpret)
@@ -76,8 +76,8 @@ def sums_of_products(rows: Array, gradient: Array, ends: Array, *, interpret: bo
 
 
 def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
-    """The function, which a compiler that splits a program over devices by itself leaves whole on each, as no kernel can be split, and
-    `vmap` calls for one after the other."""
+    """Runs the function unsplit on each device when a compiler partitions the program, because kernels cannot be split.
+    `vmap` runs it once per item."""
 
     def of_arrays(left: Array, right: Array, sizes: Array) -> Array:
         return function(left, right, sizes)
@@ -94,12 +94,12 @@ def _whole(function: Callable[..., Array], axes: str) -> Callable[..., Array]:
 
 
 def _kernels() -> Any:
-    """Imported where one is traced, since few layers need it."""
+    """Imports the kernels when one is traced, because few layers need them."""
     return importlib.import_module("jax.experimental.pallas.ops.tpu.megablox.gmm")
 
 
 def _expert(row: Array, ends: Array) -> Array:
-    """Whether a row (R, 1) is of an expert, (R, E)."""
+    """Whether each row (R, 1) belongs to each expert, (R, E)."""
     return (row < ends) & (row >= jnp.append(0, ends[:-1]))
 
 
@@ -108,7 +108,7 @@ def _sizes(ends: Array) -> Array:
 
 
 def _tile(width: int, dtype: Any) -> int:
-    """Of a width, what a tile has: at most 2 KiB of a row, in whole lanes of 128 numbers that divide it if there are such."""
+    """The columns of a tile for this width: at most 2 KiB of a row, and if possible whole lanes of 128 numbers that divide the width."""
     most = 2048 // jnp.dtype(dtype).itemsize
     whole = [size for size in range(128, min(width, most) + 1, 128) if width % size == 0]
     return max(whole) if whole else min(width, most)

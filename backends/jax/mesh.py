@@ -1,7 +1,7 @@
-"""Training on a mesh of devices: each runs the program of one device on its images, with the exchanges that `OnMesh` adds.
+"""Training on a mesh of devices: each runs the single-device program on its images, with the exchanges that `OnMesh` adds.
 
-The program is mapped over the devices by `jax.shard_map`; the update of the optimiser is outside of it, where arrays are
-whole and XLA's partitioner finds out that it needs nothing from elsewhere but norms.
+`jax.shard_map` maps the program over the devices. The update of the optimiser runs outside the program, on whole arrays, where XLA's
+partitioner finds that only norms need communication.
 """
 
 import math
@@ -45,30 +45,30 @@ from moespec.spec.errors import ConfigError
 
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
-# What JAX has declared no types for.
+# JAX declares no types for these.
 untyped: Any = jax
 PartitionSpec, collective = untyped.sharding.PartitionSpec, untyped.lax
 
 ROWS, SAME = PartitionSpec(AXES), PartitionSpec()
-"""Of an array by image, and of an array that is the same on all devices."""
+"""The specs of an array by image, and of an array that is the same on all devices."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("axis",))
 class _Part:
-    """What a device has of a parameter whose `axis` is split over `fsdp`."""
+    """A device's part of a parameter whose `axis` is split over `fsdp`."""
 
     def __init__(self, array: Array, axis: int) -> None:
         self.array, self.axis = array, axis
 
 
 def join(process: Process, address: str | None = None, timeout: float = 10.0) -> None:
-    """Joins the other processes, whose devices `jax.devices()` then has too. To be called before JAX is used.
+    """Joins the other processes, so that `jax.devices()` includes their devices. Call it before using JAX.
 
-    address: the IP address that others reach this machine by. By itself gloo takes that of the machine's name, which may be
-        127.0.1.1.
-    timeout: seconds after which a process that says nothing is lost; JAX's own is ten times as long.
+    address: the IP address at which others reach this machine. By default gloo uses the address of the machine's name,
+        which may be 127.0.1.1.
+    timeout: seconds without a heartbeat after which a process counts as lost. JAX's own timeout is set to ten times as long.
 
-    Raises RuntimeError, of JAX, when the others do not come in time.
+    Raises JAX's RuntimeError if the others do not join in time.
     """
     if untyped.config.jax_platforms == "cpu":
         untyped.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -79,25 +79,25 @@ def join(process: Process, address: str | None = None, timeout: float = 10.0) ->
 
 
 def devices() -> int:
-    """The number of devices of all processes. Raises ConfigError where JAX cannot use what JAX_PLATFORMS asks for."""
+    """The number of devices of all processes. Raises ConfigError if JAX cannot use the platforms in JAX_PLATFORMS."""
     try:
         return int(jax.device_count())
-    except (RuntimeError, AssertionError) as error:  # JAX says by the second that a platform has no device
+    except (RuntimeError, AssertionError) as error:  # JAX raises the second if a platform has no device
         said = str(error).partition(". (set JAX_PLATFORMS")[0] or "no device of this platform, or no plugin for it"
         asked = untyped.config.jax_platforms
         raise ConfigError(f"JAX_PLATFORMS={asked!r}: {said}; expected cpu, or nothing for what there is") from error
 
 
 def leave() -> None:
-    """Waits for the other processes and leaves them."""
+    """Waits for the other processes, then leaves them."""
     untyped.distributed.shutdown()
 
 
 class OnMesh(SplitExperts):
     """The JAX backend for models on a mesh of all devices of all processes.
 
-    A state has whole arrays, spread over the devices. A step and what `compile` makes take parameters of a state, and a batch
-    that `put` has spread.
+    A state consists of whole arrays, sharded over the devices. A step, and a function from `compile`, take the
+    parameters of a state and a batch that `put` has sharded.
     """
 
     single = single
@@ -105,13 +105,13 @@ class OnMesh(SplitExperts):
     def __init__(
         self, sizes: MeshSizes, devices: Sequence[jax.Device] | None = None, *, transport: Transport = "model"
     ) -> None:
-        """devices: those of the mesh, such as those of a topology without devices; by default all that there are.
+        """devices: the devices of the mesh, for example of a topology without hardware; default: all devices.
         transport: see `SplitExperts`."""
         there = jax.device_count() if devices is None else len(devices)
         if sizes.devices != there:
             raise ConfigError(f"a mesh of {sizes.devices} devices ({sizes}): JAX has {there}")
         self.sizes, self.transport = sizes, transport
-        # An axis of the mesh may be a part of one of the torus of chips.
+        # A mesh axis may be part of an axis of the torus of chips.
         placed = mesh_utils.create_device_mesh(sizes.shape, devices, allow_split_physical_axes=True)
         self.mesh = Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
         self.bind_routers()
@@ -119,7 +119,7 @@ class OnMesh(SplitExperts):
     # The exchange.
 
     def _there(self, slots: Array) -> Array:
-        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
         return there(slots, "expert")
 
     def _back(self, slots: Array) -> Array:
@@ -130,7 +130,7 @@ class OnMesh(SplitExperts):
         return total
 
     def whole(self, params: Any) -> Any:
-        """Parameters with those that are split over `fsdp` gathered."""
+        """The parameters, with parameters split over `fsdp` gathered."""
         return jax.tree.map(
             lambda leaf: (
                 lax.all_gather(leaf.array, "fsdp", axis=leaf.axis, tiled=True) if isinstance(leaf, _Part) else leaf
@@ -140,14 +140,14 @@ class OnMesh(SplitExperts):
         )
 
     def over_devices(self, by_image: Array, means: Metrics) -> tuple[Array, Metrics]:
-        """The rows of all devices, and the means over all of them."""
+        """The rows of all devices, and the means over all devices."""
         return lax.all_gather(by_image, AXES, tiled=True), collective.pmean(means, AXES)
 
     # Processes.
 
     @property
     def process(self) -> int:
-        """The number of this process."""
+        """The index of this process."""
         return int(jax.process_index())
 
     @property
@@ -156,7 +156,7 @@ class OnMesh(SplitExperts):
         return int(jax.process_count())
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in their order; it waits for all."""
+        """The texts of all processes, in process order. Waits for all processes."""
         if self.processes == 1:
             return [value]
         own = np.frombuffer(value.encode(), np.uint8)
@@ -176,7 +176,7 @@ class OnMesh(SplitExperts):
         return range(min(start for start, _, _ in bounds), max(stop for _, stop, _ in bounds))
 
     def put(self, tree: Any) -> Any:
-        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch; a number is the same everywhere."""
+        """The rows of this process, NumPy arrays in nested dicts, as arrays of the whole batch. Numbers are the same on all processes."""
 
         def spread(leaf: Any) -> Array:
             where = NamedSharding(self.mesh, SAME if np.ndim(leaf) == 0 else ROWS)
@@ -190,13 +190,13 @@ class OnMesh(SplitExperts):
 
     @property
     def by_image(self) -> NamedSharding:
-        """Where an array by image is."""
+        """The sharding of an array by image."""
         return NamedSharding(self.mesh, ROWS)
 
     # Training.
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what its devices need."""
+        """The state that `export_state` of any backend exported. Each process reads only the slices that its devices need."""
         wanted = self.state_shapes(exported["params"], optimizer)
         placed = flatten(wanted.params)
         params = {path: _like(leaf, placed[path]) for path, leaf in leaves(exported["params"])}
@@ -215,8 +215,8 @@ class OnMesh(SplitExperts):
         )
 
     def state_shapes(self, params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-        """A state with shapes, dtypes and places of arrays in place of these, for leaves of `params` that have a shape, and
-        a dtype, float32 if not."""
+        """A state with shapes, dtypes and shardings instead of arrays. Leaves of `params` must have a shape; a missing
+        dtype means float32."""
         shapes = {path: tuple(leaf.shape) for path, leaf in leaves(params)}
         how = {path: split_axes(path, shape, self.sizes) for path, shape in shapes.items()}
 
@@ -239,7 +239,7 @@ class OnMesh(SplitExperts):
         return TrainState(unflatten(placements), moments, average, placed((), jnp.int32, ()), Static(optimizer))
 
     def export_state(self, state: TrainState) -> dict[str, Any]:
-        """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
+        """As on one device, with `Pieces` instead of arrays: the pieces that this process must save."""
         return export_leaves(state, _pieces)
 
     def make_step(
@@ -251,9 +251,9 @@ class OnMesh(SplitExperts):
         averaged: bool = False,
         renew: Renewal | None = None,
     ) -> Step:
-        """As of one device, for a batch that `put` has spread. The loss is a mean over groups and images, as all metrics are.
+        """As on one device, for a batch that `put` has sharded. The loss and the metrics are means over groups and images.
 
-        The gradients of what all devices have are summed together, in one reduction with loss and metrics.
+        A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
         """
 
         def loss(params: Params, batch: Batch, *average: Params) -> Any:
@@ -289,9 +289,9 @@ class OnMesh(SplitExperts):
         return compiled_step(gradients, optimizer, averaged=averaged, renew=renew)
 
     def _means(self, gradients: Leaves, found: Found, how: Mapping[Path, Split]) -> tuple[Leaves, Found]:
-        """The sums over the devices that have the same part of a parameter, over the number of all devices; of sums the sums."""
-        # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
-        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if nothing whole is trained
+        """Sums the gradients over devices with the same part of a parameter, and divides by the number of all devices. Sums stay sums."""
+        # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
+        together: dict[tuple[str, ...], list[Path]] = {AXES: []}  # the metrics, even if no whole parameter is trained
         for path in gradients:
             together.setdefault(tuple(axis for axis in AXES if axis not in how[path]), []).append(path)
         summed: Leaves = {}
@@ -305,9 +305,9 @@ class OnMesh(SplitExperts):
         return gradients, ({name: value / count for name, value in metrics.items()}, sums)
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function(params, rows)`, compiled, for parameters of a state, and an array by image that `put` has spread.
+        """`function(params, rows)`, compiled, for the parameters of a state and an array by image that `put` has sharded.
 
-        What it returns is the same on all devices, as `over_devices` makes it.
+        Its result must be the same on all devices, like a result of `over_devices`.
         """
 
         def run(params: Params, rows: Array) -> Any:
@@ -326,12 +326,12 @@ class OnMesh(SplitExperts):
 
 
 def _marked(flat: Leaves, how: Mapping[Path, Split]) -> dict[Path, Any]:
-    """Leaves with what is a part along `fsdp` marked as such."""
+    """The leaves, with parts along `fsdp` marked."""
     return {path: _Part(leaf, how[path].index("fsdp")) if "fsdp" in how[path] else leaf for path, leaf in flat.items()}
 
 
 def _like(source: Any, like: Any) -> Array:
-    """An array of the dtype and in the place of another, of `source[slices]`."""
+    """An array of `source[slices]`, with the dtype and sharding of `like`."""
     if isinstance(source, jax.Array):
         return jnp.copy(source)
 
@@ -342,6 +342,6 @@ def _like(source: Any, like: Any) -> Array:
 
 
 def _pieces(leaf: Array) -> Pieces:
-    """The parts of an array that this process saves: a part that several devices have is saved by the first of them."""
+    """The parts of an array that this process saves: the first device that has a part saves it."""
     shards = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
     return Pieces(tuple(leaf.shape), np.dtype(leaf.dtype), tuple((start_of(index), array) for index, array in shards))

@@ -1,4 +1,4 @@
-"""The metrics of a routing in every step, without gradient. Shape comments: G groups, T tokens, E experts."""
+"""The routing metrics of every step, without gradient. Shape comments: G groups, T tokens, E experts."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
-    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
+    """Load (E,) and the scalars coverage, dropped and entropy, each the mean over the groups."""
     routing = lax.stop_gradient(routing)
     if isinstance(routing, SlotRouting):
         tokens = routing.tokens
@@ -37,9 +37,9 @@ def routing_metrics(routing: SlotRouting | SoftRouting) -> dict[str, Array]:
 
 
 def _entropy(mass: Array) -> Array:
-    """Mean entropy of the rows of `mass` (G, T, E), normalised to sum 1; 0 for a row without mass.
+    """The mean entropy of the rows of `mass` (G, T, E), normalised to sum 1; 0 for a row without mass.
 
-    The mean comes before the sum: XLA would make one long sum of two, whose rounding errors add up.
+    The mean comes before the sum, because XLA would merge two sums into a long one, whose rounding errors add up.
     """
     total = jnp.sum(mass, axis=-1, keepdims=True)
     share = mass / jnp.where(total > 0, total, 1)

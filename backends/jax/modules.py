@@ -1,4 +1,4 @@
-"""What the layers for Flax and for Equinox compute."""
+"""The computation that the layers for Flax and Equinox share."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from moespec.spec.routing import Noise, Params, State
 
 
 class Routed(NamedTuple):
-    """What a layer makes of x: y, of its shape and dtype, the weighted auxiliary losses by name, metrics for logs, and what the update
-    of a router's state takes."""
+    """The result of a layer for x: y, with x's shape and dtype, the weighted auxiliary losses by name, metrics for
+    logging, and the statistics that update a router's state."""
 
     y: Array
     losses: dict[str, Array]
@@ -33,11 +33,11 @@ def routed(
     train: bool,
     state: State | None = None,
 ) -> Routed:
-    """The layer on x (images, ..., width), with ids (images, ...), or the places of the tokens, where the router needs ids.
+    """The layer on x (images, ..., width), with ids (images, ...), default: the token positions, if the router needs ids.
 
-    params: `router`, `experts`, and `shared`, empty without a shared expert. state: of a router that keeps one. key: of the
-    gating noise, which there is in training alone. Raises ConfigError where
-    it is missing, DtypeError for a state in 16 bits, ShapeError for x of another width or images that do not split into groups.
+    params: `router`, `experts`, and `shared`, empty without a shared expert. state: for a router that keeps one. key:
+        for gating noise, which only training has. Raises ConfigError if the key is missing, DtypeError for a state in
+        16 bits, and ShapeError for x of another width or images that do not split into groups.
     """
     groups, options = layer.options_of(x, train=train)
     router = B.ROUTERS[layer.router]

@@ -32,18 +32,18 @@ softmax, softplus = nn.softmax, nn.softplus
 
 
 def shift_right_logical(words: Array, bits: int) -> Array:
-    """The words moved to lower bits, with zeros in their place; the number has their dtype also where integers have 64 bits."""
+    """The words shifted right, with zeros filled in. `bits` gets their dtype, even where integers default to 64 bits."""
     return lax.shift_right_logical(words, words.dtype.type(bits))
 
 
 def promote_all(*values: Any) -> list[Array]:
-    """All in float64 if one of them is, else in float32."""
+    """All arrays in float64 if one of them is float64, else in float32."""
     dtype = jnp.result_type(jnp.float32, *(promote(value).dtype for value in values))
     return [jnp.asarray(value).astype(dtype) for value in values]
 
 
 def full(shape: tuple[int, ...], value: float, like: Array) -> Array:
-    """The value everywhere, in the dtype of `like`."""
+    """An array filled with the value, in the dtype of `like`."""
     return jnp.full(shape, value, like.dtype)
 
 
@@ -78,34 +78,34 @@ def take(x: Array, index: Array) -> Array:
 
 
 def pick(x: Array, index: Array) -> Array:
-    """The entry at an index, by a mask, so that its gradient is a mask too and not a scatter: (..., 1)."""
+    """The entry at an index: (..., 1). Uses a mask, so that the gradient is a mask too and not a scatter."""
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     return jnp.sum(jnp.where(position == index, x, 0), axis=-1, keepdims=True)
 
 
 def is_chosen(indices: Array, like: Array) -> Array:
-    """Whether an entry is at one of a few indices: (..., k) -> (..., n), by comparisons and not by a scatter."""
+    """Whether each entry is at one of the given indices: (..., k) -> (..., n). Uses comparisons instead of a scatter."""
     return jnp.any(indices[..., None] == jnp.arange(like.shape[-1], dtype=indices.dtype), axis=-2)
 
 
 def count(index: Array, size: int, like: Array) -> Array:
-    """How often 0, ..., size - 1 are among the entries: (size,) in the dtype of `like`."""
+    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     return jnp.zeros(size, like.dtype).at[index.reshape(-1)].add(1)
 
 
 def put_true(indices: Array, like: Array, axis: int) -> Array:
-    """Booleans of the shape of `like`, true at many indices along an axis."""
+    """Booleans in the shape of `like`, true at `indices` along an axis."""
     return jnp.put_along_axis(jnp.zeros(like.shape, bool), indices, True, axis=axis, inplace=False)
 
 
 def largest(x: Array, count: int) -> tuple[Array, Callable[[Callable[[Array], Array]], Array]]:
-    """The `count` largest entries, descending, and `place`, which applies a function to them in `x`, by a mask and no scatter."""
+    """The `count` largest entries, descending, and `place`, which applies a function to them in `x`, by a mask instead of a scatter."""
     if count == x.shape[-1]:
         return -jnp.sort(-x, axis=-1), lambda function: function(x)
     index = top_indices(x, count)
     descending = jnp.take_along_axis(x, index, axis=-1)
-    # Entries equal to the last one kept are kept up to its index. That one itself is known by its index: XLA may compute `x`
-    # again for the comparison, where its entries are rounded differently.
+    # Entries equal to the last kept entry are kept up to its index. The last entry itself is identified by its index, because XLA
+    # may compute `x` again for the comparison, with different rounding.
     position = jnp.arange(x.shape[-1], dtype=index.dtype)
     smallest, last = descending[..., -1:], index[..., -1:]
     mask = (x > smallest) | ((x == smallest) & (position <= last)) | (position == last)
@@ -123,7 +123,7 @@ def _product(x: Array, matrix: Array) -> Array:
 
 
 def _flat_product(x: Array, matrix: Array) -> Array:
-    """One product of matrices, whose gradient XLA for CPUs and GPUs makes by such products too; see `network.linear`."""
+    """One product of matrices, so that XLA for CPUs and GPUs computes the gradient by such products too; see `network.linear`."""
     groups, count, width = x.shape
     flat = jnp.matmul(x.reshape(-1, width), matrix, precision=lax.Precision.HIGHEST)
     return flat.reshape(groups, count, -1)
@@ -132,7 +132,7 @@ def _flat_product(x: Array, matrix: Array) -> Array:
 def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, columns: Array | None) -> Array:
     """`(rows * x) (columns * slots)`: (G, T, D), (D, E, C), (G, T, 1), (1, E, C) -> (G, T, E, C).
 
-    Tokens in bfloat16 are multiplied as such, in half the passes that a TPU needs for float32.
+    bfloat16 tokens are multiplied in bfloat16, with half as many passes on a TPU as for float32.
     """
     slots = slots if columns is None else slots * columns
     rows = jnp.ones((*x.shape[:2], 1), x.dtype) if rows is None else rows
@@ -142,18 +142,18 @@ def scaled_product(tokens: Array, x: Array, slots: Array, rows: Array | None, co
 
 
 def invert_index(index: Array, count: int) -> Array:
-    """Where each of 0, ..., count - 1 occurs, n for one that does not: (G, n) -> (G, count)."""
+    """The position of each of 0, ..., count - 1 in `index`, n if absent: (G, n) -> (G, count)."""
     number = lax.broadcasted_iota(jnp.int32, index.shape, 1)
     return positions_in_expert.invert(index, number, count, fill=index.shape[1])
 
 
 def slot_weights(scores: Array, token: Array, slot: Array | None) -> Array:
-    """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
     return gathers.slot_weights(scores.shape[1], scores, token, slot)
 
 
 def by_expert(routing: slots.SlotRouting, values: Array) -> Array:
-    """Values of the slots where their tokens are at their experts: (G, E, C) -> (G, T, E)."""
+    """The value of each slot, placed at the slot's token and expert: (G, E, C) -> (G, T, E)."""
     return gathers.values_by_expert(routing.tokens, values, routing.token, routing.slot)
 
 
@@ -163,12 +163,12 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def whole(function: Function) -> Function:
-    """The function: XLA does not unroll loops."""
+    """The function unchanged: XLA does not unroll loops."""
     return function
 
 
 def threefry(key: Array, first: Array, second: Array) -> Array:
-    """Threefry-2x32-20: JAX's own, which compiles it for each device as suits that best. Words are int32."""
+    """JAX's Threefry-2x32-20, compiled differently for each device. Words are int32."""
     (low, high), *counter = (
         lax.bitcast_convert_type(word, jnp.uint32) for word in (key, *jnp.broadcast_arrays(first, second))
     )

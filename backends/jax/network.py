@@ -42,7 +42,7 @@ __all__ = [
 
 
 def gelu(x: Array, *, form: str = "tanh") -> Array:
-    """Of any shape."""
+    """x (...) -> (...)."""
     check_option("form", form, ("tanh", "erf"))
     check_scores("x", x, "...")
     return jax.nn.gelu(x, approximate=form == "tanh")
@@ -68,8 +68,8 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, *, epsilon: fl
 def linear(x: Array, kernel: Array, bias: Array | None = None, *, axes: int = 1) -> Array:
     """`x kernel + bias`: x (..., *A), kernel (*A, *B) with `axes` axes A, bias (*B) -> (..., *B).
 
-    On a TPU the axes stay as they are: to join them is to copy, where the sequence is no multiple of 8 or a head no
-    multiple of 128. Elsewhere one product of matrices is faster.
+    On a TPU the axes stay as they are: joining them requires a copy if the sequence is not a multiple of 8 or a head
+    not a multiple of 128. Elsewhere a single matrix product is faster.
     """
     operands = (x, kernel) if bias is None else (x, kernel, bias)
     tpu, default = partial(_product, axes=axes), partial(_flat_product, axes=axes)
@@ -84,7 +84,7 @@ def _product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
 def _flat_product(x: Array, kernel: Array, *bias: Array, axes: int) -> Array:
     inner = math.prod(kernel.shape[:axes])
     outer = x.shape[: x.ndim - axes]
-    # One axis after the other is joined and split, which arrays with explicit axes of a mesh need.
+    # Joins and splits one axis at a time, as arrays with explicit mesh axes require.
     flat = x.reshape(*outer, inner).reshape(-1, inner) @ kernel.reshape(inner, -1)
     flat = sum((each.reshape(-1) for each in bias), start=flat)
     return flat.reshape(*outer, -1).reshape(*outer, *kernel.shape[axes:])
@@ -120,7 +120,7 @@ def expert_mlp(inputs: Array, params: Mapping[str, Array], *, gelu: str = "tanh"
     check_activation(gelu, activation)
     groups, experts, capacity, width = inputs.shape
     weights = expert_weights(xp, params, inputs.dtype, experts=experts, width=width)  # type: ignore[misc]
-    # An expert's rows of all groups in one piece: otherwise XLA transposes what has the hidden width, which is wider.
+    # An expert's rows of all groups in one piece. Otherwise XLA transposes the hidden layer, which is wider.
     rows = jnp.swapaxes(inputs, 0, 1).reshape(experts, groups * capacity, width)
     outputs = perceptron(rows, weights, _linear_of_experts, activate(gelu, activation))
     return jnp.swapaxes(outputs.reshape(experts, groups, capacity, outputs.shape[2]), 0, 1)
@@ -132,12 +132,12 @@ def _linear_of_experts(rows: Array, kernel: Array, bias: Array | None) -> Array:
 
 
 def activate(form: str, activation: str) -> Callable[[Array], Array]:
-    """The activation of experts, with this form of GELU."""
+    """The activation of experts, with the given form of GELU."""
     return {"silu": jax.nn.silu, "quick_gelu": quick_gelu}.get(activation, partial(gelu, form=form))
 
 
 def quick_gelu(x: Array) -> Array:
-    """The approximation of the GELU that CLIP has."""
+    """CLIP's approximation of GELU."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 
@@ -156,8 +156,8 @@ def rescale(x: Array, params: Mapping[str, Array]) -> Array:
 def convolution(images: Array, kernel: Array, bias: Array, *, stride: int = 1) -> Array:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    One product over the squares of pixels. They are made, which takes size^2 / stride^2 times the memory of the images, and
-    is faster than the convolution of XLA on a CPU.
+    One product over squares of pixels. Creating the squares takes size^2 / stride^2 times the memory of the images, but
+    is faster than XLA's convolution on a CPU.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")

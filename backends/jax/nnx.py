@@ -1,17 +1,17 @@
-"""`MoE`, a module of Flax nnx that takes the place of an MLP.
+"""`MoE`, a Flax nnx module that replaces an MLP.
 
     block.mlp = MoE(384, 1536, experts=16, tokens=196, router="softmax_token_choice", rngs=rngs)
     ...
     logits, losses = nnx.capture(model, AuxiliaryLoss)(images)
     loss = criterion(logits, targets) + auxiliary_loss(losses)
 
-What a router keeps besides parameters, such as the bias of `sigmoid_token_choice`, is a `RouterState`, which moves once a step:
+A router's state, such as the bias of `sigmoid_token_choice`, is a `RouterState`. Update it once per step:
 
     logits, losses, statistics = nnx.capture(model, AuxiliaryLoss, RoutingStatistic)(images)
     ...
     update_states(model, statistics)
 
-Flax is imported here, and nowhere else.
+Only this module imports Flax.
 """
 
 from typing import Any
@@ -45,39 +45,39 @@ AXES = {
     **dict.fromkeys(("b1", "b3"), ("expert", "mlp")),
     **{"w2": ("expert", "mlp", "embed"), "b2": ("expert", "embed")},
 }
-"""The logical axes of the parameters of experts; of a shared one all but the first."""
+"""The logical axes of expert parameters. A shared expert has all but the first."""
 
 
 class AuxiliaryLoss(nnx.Variable):  # type: ignore[misc]
-    """`losses`, the weighted auxiliary losses of a layer by name, for each call; to be added to the loss of the model."""
+    """`losses`, a layer's weighted auxiliary losses by name, for each call. Add them to the loss of the model."""
 
 
 class RoutingMetric(nnx.Variable):  # type: ignore[misc]
-    """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logs."""
+    """`metrics` of a layer by name, for each call: load, coverage, dropped, entropy, ..., for logging."""
 
 
 class RouterState(nnx.Variable):  # type: ignore[misc]
-    """What a router keeps from step to step and no optimiser touches."""
+    """The state that a router keeps from step to step. Optimisers do not change it."""
 
 
 class RoutingStatistic(nnx.Variable):  # type: ignore[misc]
-    """`statistics` of a layer by name, for each call in training: sums, of which `update_states` makes the next state."""
+    """`statistics` of a layer by name, for each training call: sums from which `update_states` computes the next state."""
 
 
 class Constant(nnx.Variable):  # type: ignore[misc]
-    """What is saved with the parameters and not trained: the tables of a hash layer."""
+    """Arrays that are saved with the parameters but not trained: the tables of a hash layer."""
 
 
 @documented
 class MoE(nnx.Module):  # type: ignore[misc]
-    """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    deterministic: whether it is not training, which has gating noise and the capacity of training; `model.eval()` sets it.
-    rngs: what gating noise is drawn from, its stream `gating`. It makes no initial values.
+    deterministic: True disables gating noise and the capacity of training; `model.eval()` sets it.
+    rngs: the source of gating noise, stream `gating`. It does not affect the initial values.
 
-    Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and `RoutingMetric`
-    gives the losses and the metrics. The parameters of experts have the logical axes "expert", "embed" and "mlp". They are placed
-    at once where a mesh and logical axis rules are set, as Flax does.
+    Router logits, weights and losses are computed in float32 or better. `nnx.capture` with `AuxiliaryLoss` and
+    `RoutingMetric` returns the losses and the metrics. Expert parameters have the logical axes "expert", "embed" and
+    "mlp". With a mesh and logical axis rules set, Flax shards them at creation.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class MoE(nnx.Module):  # type: ignore[misc]
     ) -> Array:
         """x (images, ..., width) to the same shape and dtype.
 
-        ids: (images, ...), for a router that needs token ids, the places if None. deterministic, rngs: in place of those of the
-        layer; rngs may be a key too.
+        ids: (images, ...), for a router that needs token ids; default: the token positions. deterministic, rngs:
+            override the layer's settings; rngs may also be a key.
 
         Raises ShapeError for x of another width or a batch that does not split into groups, ConfigError for missing rngs.
         """
@@ -133,8 +133,8 @@ class MoE(nnx.Module):  # type: ignore[misc]
         key = _key(self.rngs if rngs is None else rngs) if noisy else None
         params = {part: _arrays(getattr(self, part)) for part in PARTS}
         y, losses, metrics, statistics = routed(self.layer, params, x, ids, key, train=train, state=_arrays(self.state))
-        if hasattr(self, "__captures__"):  # inside of `nnx.capture`; elsewhere nothing is kept
-            # One name for each kind: of what two kinds have of the same name, capture loses one.
+        if hasattr(self, "__captures__"):  # inside `nnx.capture`; elsewhere nothing is stored
+            # Each kind has a different name, because capture loses one of two kinds with the same name.
             self.sow(AuxiliaryLoss, "losses", losses)
             self.sow(RoutingMetric, "metrics", metrics)
             if train and statistics:
@@ -143,21 +143,21 @@ class MoE(nnx.Module):  # type: ignore[misc]
 
 
 def auxiliary_loss(captured: Any) -> Array:
-    """The sum of what `nnx.capture(model, AuxiliaryLoss)` found: a scalar, 0 when there is nothing."""
+    """The sum of all losses from `nnx.capture(model, AuxiliaryLoss)`: a scalar, 0 if there are none."""
     return sum(jax.tree.leaves(captured), start=jnp.zeros(()))
 
 
 def update_states(model: nnx.Module, captured: Any) -> None:
-    """Moves what the routers of a model keep, by what `nnx.capture(model, RoutingStatistic)` found in a step; to be called once a step.
+    """Updates a model's router states from a step's statistics, `nnx.capture(model, RoutingStatistic)`. Call it once per step.
 
-    The statistics of several parts of a batch add: `jax.tree.map(jnp.add, first, second)`; those of several devices, too.
+    Add the statistics of several parts of a batch, or of several devices: `jax.tree.map(jnp.add, first, second)`.
     """
     for path, module in nnx.iter_modules(model):
         found = captured
         for name in path:
             found = found.get(name, {})
         if isinstance(module, MoE) and "statistics" in found:
-            first, *others = found["statistics"].get_value()  # one for each call
+            first, *others = found["statistics"].get_value()  # one per call
             total = jax.tree.map(lambda *each: sum(each), first, *others)
             layer = module.layer
             for name, value in B.ROUTERS[layer.router].update(layer.options, _arrays(module.state), total).items():

@@ -1,8 +1,8 @@
-"""Rows of small groups, on a TPU: products with one-hot rows in place of gathers.
+"""Rows of small groups, on a TPU: products with one-hot rows instead of gathers.
 
-A TPU reads the tile of eight rows that a gathered row lies in. A product with the one-hot rows of the slots reads each row once, for
-2 S T D operations more of S slots and T tokens: exact in bfloat16, whose products are added in float32. On another device,
-and in larger groups, rows are gathered.
+A TPU reads a tile of eight rows for each gathered row. A product with the one-hot rows of the slots reads each row
+once, at the cost of 2 S T D more operations for S slots and T tokens. It is exact in bfloat16, because products are
+added in float32. On other devices, and in larger groups, rows are gathered.
 
 Shape comments: G groups, T tokens, E experts, C capacity, D width; R = E G C rows, in this order.
 """
@@ -20,11 +20,11 @@ from moespec.backends.jax.gathers import combine_rows, dispatch_rows, sum_by_tok
 from moespec.backends.jax.products import in_three_parts
 
 SMALL, FEW = 256, 4
-"""Tokens of a group, and slots for each token, up to which a layer was found to move fewer bytes by products (docs/speed.md)."""
+"""Tokens per group, and slots per token, up to which products moved fewer bytes in measurements of a layer (docs/speed.md)."""
 
 
 def pays(tokens: Array, token: Array) -> bool:
-    """Whether tokens (G, T, D) and slots (G, E, C) meet in products where they are compiled for a TPU."""
+    """Whether products dispatch and combine tokens (G, T, D) and slots (G, E, C), when compiled for a TPU."""
     _, count, _ = tokens.shape
     return tokens.dtype == jnp.bfloat16 and count <= SMALL and token.shape[1] * token.shape[2] <= FEW * count
 

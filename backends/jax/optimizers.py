@@ -1,6 +1,6 @@
 """The optimisers through optax, on the trained parameters as a flat dict: path -> array.
 
-What each computes is said in `moespec.backends.numpy.optimizers`.
+`moespec.backends.numpy.optimizers` defines their updates.
 """
 
 import functools
@@ -21,11 +21,11 @@ from moespec.spec.own import find_own, is_own
 Leaves = dict[Path, jax.Array]
 
 FIELDS = {"mu": "mu", "nu": "nu", "trace": "trace", "ema": "mu", "v_row": "row", "v_col": "column", "v": "nu"}
-"""Field of a state of optax -> slot of an exported state."""
+"""Field of an optax state -> slot of an exported state."""
 
 
 def transformation(optimizer: OptimizerConfig) -> Any:
-    """Gradients to updates, before the learning rate."""
+    """Maps gradients to updates, before the learning rate."""
     own: Any = optimizer.own
     decayed = optax.stateless(functools.partial(_decayed, optimizer))
     if optimizer.name == "sgd":
@@ -50,7 +50,7 @@ def transformation(optimizer: OptimizerConfig) -> Any:
 
 
 def exported(state: Any, optimizer: OptimizerConfig, params: Leaves) -> dict[str, Leaves]:
-    """What `state` keeps of each of the trained `params`, by slot."""
+    """The arrays that `state` keeps for the trained `params`, by slot."""
     slots: dict[str, Leaves] = {}
     for part in _parts(state):
         for field in _kept(part):
@@ -66,9 +66,9 @@ def imported(
     step: int,
     array: Callable[[Any, jax.Array], jax.Array] = lambda value, like: jnp.array(value, like.dtype, copy=True),
 ) -> Any:
-    """`state` with what was kept, after `step` steps; what a slot has not is as in `state`.
+    """`state` after `step` steps, with the given slots restored. Missing arrays stay as in `state`.
 
-    array: makes an array of a value, with the dtype and in the place of another.
+    array: makes an array of a value, with the dtype and sharding of another array.
     """
 
     def filled(part: Any) -> Any:
@@ -94,7 +94,7 @@ def _kept(part: Any) -> list[str]:
 
 
 def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any]) -> Any:
-    """`function(slot, path, leaf)` of each array of a state; slot and path are None for what is not kept of a parameter."""
+    """`function(slot, path, leaf)` for each array of a state. slot and path are None for arrays that belong to no parameter."""
 
     def of_part(part: Any) -> Any:
         if not hasattr(part, "_fields"):
@@ -112,7 +112,7 @@ def by_leaf(state: Any, function: Callable[[str | None, Path | None, Any], Any])
 
 
 def _own(own: Optimizer) -> Any:
-    """The transformation of one of the user's own, in the state of optax's Adam, of which a slot that it has not is empty."""
+    """The transformation of a user-defined optimiser. It uses the state of optax's Adam, with unused slots empty."""
     adam, none = optax.scale_by_adam(), {slot: dict[Path, Any]() for slot in OWN_SLOTS if slot not in own.slots}
 
     def update(updates: Leaves, state: Any, params: Leaves) -> tuple[Leaves, Any]:
@@ -128,7 +128,7 @@ def _own(own: Optimizer) -> Any:
 
 
 def _kept_in(dtype: str, field: str, inner: Any) -> Any:
-    """`inner`, whose `field` is kept in `dtype`, and computed with in the dtype of the gradient."""
+    """`inner`, with `field` stored in `dtype` and computed in the dtype of the gradient."""
     if dtype != "bfloat16":
         return inner
 

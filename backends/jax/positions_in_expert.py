@@ -1,4 +1,4 @@
-"""Requests for experts: their places in line, and maps of them to slots the other way round.
+"""Requests for experts: their places in line, and the inverse map from slots to requests.
 
 Shape comments: G groups, N requests, E experts.
 """
@@ -14,7 +14,7 @@ ONE_HOT_EXPERTS = 32
 
 
 def positions(requests: Array, experts: int) -> Array:
-    """How many earlier requests of the group went to the same expert. requests: (G, N) int32; returns the same."""
+    """How many earlier requests of the group are for the same expert. requests: (G, N) int32; returns the same shape."""
     return (position_by_sum if experts <= ONE_HOT_EXPERTS else position_by_sort)(requests, experts)
 
 
@@ -37,7 +37,7 @@ def position_by_sort(requests: Array, experts: int) -> Array:
 
 def invert(index: Array, value: Array, size: int, *, fill: int) -> Array:
     """`out[g, index[g, n]] = value[g, n]`, `fill` elsewhere: (G, N) to (G, size). An index of `size` writes nothing."""
-    # The unused writes get a place of their own past the end, so that all indices are unique.
+    # Each unused write goes to a separate place past the end, so that all indices are unique.
     index = jnp.where(index < size, index, size + lax.broadcasted_iota(jnp.int32, index.shape, 1))
     empty = jnp.full((size,), fill, value.dtype)
     return jax.vmap(lambda i, v: empty.at[i].set(v, mode="drop", unique_indices=True))(index, value)

@@ -1,7 +1,7 @@
 """Products of bfloat16 rows and a float32 matrix, to float32 accuracy where only bfloat16 is fast.
 
-A TPU makes six bfloat16 products of one of float32 (`Precision.HIGHEST`), three parts of each side against each other. Rows
-that come in bfloat16 are one part, so three products are enough, if what scales the rows is applied to the result.
+A TPU computes a float32 product (`Precision.HIGHEST`) as six bfloat16 products of the three parts of each side. Rows in
+bfloat16 have one part, so three products suffice if the factor of the rows is applied to the result.
 """
 
 import jax
@@ -17,11 +17,11 @@ Three = tuple[Array, Array, Array]
 def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
     """`(factor * tokens) @ slots`: tokens (G, T, D) that are exact in bfloat16, factor (G, T, 1), slots (D, E, C).
 
-    All are float32, as is the result, (G, T, E, C). The gradients are products at `Precision.HIGH`: three passes on a TPU
-    with an error of 2^-16, TF32 on a GPU. Those that come in here, and the gradient of the tokens, are rounded to bfloat16
-    in a layer of bfloat16 tokens, which is 2^-8.
+    Arguments and result, (G, T, E, C), are float32. The gradients are products at `Precision.HIGH`: three passes on a
+    TPU with an error of 2^-16, TF32 on a GPU. A layer of bfloat16 tokens rounds the incoming gradients and the gradient
+    of the tokens to bfloat16 anyway, which is 2^-8.
     """
-    # The parts are summed inside one product: as three sums of their own they would be written and read again.
+    # The parts are summed inside one product. Three separate sums would be written and read again.
     rows = tokens.astype(jnp.bfloat16)
     product = jnp.einsum(
         "pgtd,pdec->gtec",
@@ -33,8 +33,8 @@ def scaled_product(tokens: Array, factor: Array, slots: Array) -> Array:
 
 
 def in_three_parts(x: Array) -> Array:
-    """Three bfloat16 arrays, stacked, whose sum is `x`: of its 24 bits, 8 each; the smallest first."""
-    # By `reduce_precision`: XLA may drop a cast to bfloat16 and back.
+    """Three bfloat16 arrays, stacked, whose sum is `x`: each has 8 of its 24 bits, the smallest first."""
+    # Uses `reduce_precision`, because XLA may drop a cast to bfloat16 and back.
     high = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
     middle = lax.reduce_precision(x - high, exponent_bits=8, mantissa_bits=7)
     return jnp.stack([x - high - middle, middle, high]).astype(jnp.bfloat16)

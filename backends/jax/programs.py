@@ -1,8 +1,8 @@
-"""Public functions as programs: one for each set of shapes, dtypes and options, whoever calls them.
+"""Public functions as programs: one per set of shapes, dtypes and options, shared by all callers.
 
-Outside of `jax.jit` JAX compiles every operation by itself, for each shape that it meets, and a function has a hundred.
-As a program it is compiled once, several times as fast, and called without the way of each operation through Python.
-Inside of a `jit` nothing changes: the operations become part of the program that is traced.
+Outside `jax.jit`, JAX compiles every operation separately for each shape, and a function has a hundred operations. As a
+program, a function compiles once, several times as fast, and a call does not run each operation through Python. Inside
+`jit` nothing changes: the operations become part of the traced program.
 """
 
 import functools
@@ -16,17 +16,17 @@ from moespec.backends.jax.explicit import by_groups
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Static = tuple[tuple[str, type, Any], ...]
-"""Arguments that are not arrays. The type is that of the value, since 2, 2.0 and True are equal and not all are valid."""
+"""The arguments that are not arrays, each with its type, because 2, 2.0 and True are equal but not all valid."""
 NO_KINDS: Mapping[str, str] = {}
 
 
 def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: bool = False) -> Function:
-    """`function`, whose calls with arrays of JAX, and options that can be told from each other, are compiled.
+    """`function`, compiled for calls with JAX arrays and with options that `==` can compare.
 
-    kinds, summed: which arguments have groups, as `array_arguments` says, and whether the result adds: see `by_groups`.
+    kinds, summed: which arguments have groups, from `array_arguments`, and whether the result is summed; see `by_groups`.
 
-    Others, with arrays of NumPy or functions among the arguments, are made as they are, as are those that do not fit the
-    signature, whose errors are the function's own.
+    Calls with NumPy arrays or functions among the arguments run uncompiled. So do calls that do not match the
+    signature, which raise the function's own errors.
     """
     signature = inspect.signature(function)
     function = by_groups(kinds, summed=summed)(function)
@@ -53,11 +53,11 @@ def program(function: Function, kinds: Mapping[str, str] = NO_KINDS, summed: boo
 
 
 def _is_of_arrays(value: Any) -> bool:
-    """Whether a value is an array of JAX or a tree of nothing else."""
+    """Whether a value is a JAX array or a tree of JAX arrays only."""
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def _is_option(value: Any) -> bool:
-    """Whether a value can be told from others by `==`, which NaN cannot and a subclass may define."""
+    """Whether `==` distinguishes the value from others. It does not for NaN, and a subclass may redefine it."""
     return value is None or (type(value) in (bool, int, float, str) and value == value)

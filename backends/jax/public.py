@@ -1,4 +1,4 @@
-"""What makes a function public in the JAX backend: a program of its own, with the docstring of the specification."""
+"""Makes a function public in the JAX backend: as a program, with the docstring of the specification."""
 
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def public(function: Function) -> Function:
-    """A function that the specification has too. One that groups are computed by is a program (see `programs`)."""
+    """Publishes a function that the specification also has. If it works on groups, it becomes a program (see `programs`)."""
     original = getattr(spec, function.__name__)
     kinds = array_arguments(original)
     if set(kinds.values()) - {"shared"}:
@@ -28,5 +28,5 @@ def public(function: Function) -> Function:
 def formula(
     function: Callable[Concatenate[RoutingNamespace[Array, SlotRouting, SoftRouting], Parameters], Result],
 ) -> Callable[Parameters, Result]:
-    """A formula of `moespec.backends.common`, on arrays of JAX."""
+    """A formula of `moespec.backends.common`, on JAX arrays."""
     return public(bound(function, namespace))

@@ -52,7 +52,7 @@ def _dense(routing: SlotRouting) -> Routing:
 
 
 class SoftRouting(NamedTuple):
-    """A routing that is dense by nature: `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
+    """An inherently dense routing: `dispatch` and `combine`, each (G, T, E, C) in float32 or better."""
 
     dispatch: Array
     combine: Array
@@ -75,7 +75,7 @@ def moe_layer(tokens: Array, routing: SlotRouting | SoftRouting, experts: Callab
 def _dispatched(tokens: Array, routing: SlotRouting | SoftRouting) -> Array:
     """(G, T, D) to (G, E, C, D)."""
     if not isinstance(routing, SlotRouting):
-        # In the dtype of the tokens, so that a model in bfloat16 multiplies in bfloat16; the sums are wider.
+        # In the dtype of the tokens, so that a bfloat16 model multiplies in bfloat16; sums are wider.
         return jnp.einsum("gtec,gtd->gecd", routing.dispatch.astype(tokens.dtype), tokens)
     groups, experts, capacity = routing.token.shape
     rows = dispatch_rows(routing.tokens, tokens, routing.token.reshape(groups, -1), routing.slot)

@@ -47,13 +47,13 @@ def compile(function: Callable[..., Any]) -> Any:
 
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
-"""Options of XLA with which it takes less time to compile for a CPU."""
-if jax.__version_info__ < (0, 11):  # later there is no such option
+"""XLA options that shorten compilation for a CPU."""
+if jax.__version_info__ < (0, 11):  # later versions lack this option
     QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile` without XLA's optimisations, for a program that runs once. In another program it is `function` itself."""
+    """`compile` without XLA's optimisations, for a program that runs once. Inside another program it is `function` itself."""
     compiled = jax.jit(function, compiler_options=QUICK)
 
     def call(*args: Any) -> Any:
@@ -64,9 +64,9 @@ def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TrainState(NamedTuple):
-    """Parameters, the state and the configuration of the optimiser, and the average of those parameters that have one.
+    """The parameters, the optimiser's state and configuration, and the average of the parameters that have one.
 
-    A step donates it: do not use a state after giving it to a step.
+    A step donates it: do not use a state after passing it to a step.
     """
 
     params: Params
@@ -79,7 +79,7 @@ class TrainState(NamedTuple):
 Step = Callable[[TrainState, Batch, float], tuple[TrainState, Metrics]]
 Renewal = Callable[[Params, Any], Params]
 Found = tuple[Metrics, list[Any]]
-"""Metrics with "loss", means over parts and devices, and what the loss returns besides: sums."""
+"""Metrics including "loss", means over parts and devices, and the sums that the loss also returns."""
 Gradients = Callable[..., tuple[Leaves, Found]]
 
 
@@ -91,7 +91,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Static:
-    """The configuration of the optimiser, which is no array."""
+    """The configuration of the optimiser, which is not an array."""
 
     optimizer: OptimizerConfig
 
@@ -101,18 +101,18 @@ def init_state(params: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainSt
     owned = _copied(dict(params))
     trained, _ = split_params(owned, optimizer)
     average = _copied(trained) if optimizer.ema is not None else {}
-    # Jitted, so that the zeros of all shapes are one program.
+    # Jitted, so that a single program creates the zeros of all shapes.
     slots = jax.jit(transformation(optimizer).init)(trained)
     return TrainState(owned, slots, average, jnp.zeros((), jnp.int32), Static(optimizer))
 
 
 def state_params(state: TrainState) -> Params:
-    """The parameters, for a forward pass; valid until the state is given to a step."""
+    """The parameters, for a forward pass; valid until a step takes the state."""
     return state.params
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters with the average in place of those that have one; valid as long as `state_params` is."""
+    """The parameters, with averages substituted for those that have one; valid as long as `state_params`."""
     return unflatten({**flatten(state.params), **state.average})
 
 
@@ -126,7 +126,7 @@ def make_step(
 ) -> Step:
     """A compiled `step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    Another learning rate compiles nothing anew.
+    A new learning rate causes no compilation.
     """
     return compiled_step(gradients_of(loss_function, accumulate), optimizer, averaged=averaged, renew=renew)
 
@@ -134,7 +134,7 @@ def make_step(
 def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
     """`gradients(trained, frozen, batch) -> (gradients of the trained parameters, (metrics and "loss", sums))`; see `make_step`.
 
-    The leaves of an average come after the batch, where the loss is one of it.
+    If the loss takes an average, its leaves come after the batch.
     """
     accumulate = check_at_least("accumulate", accumulate, 1)
 
@@ -165,7 +165,7 @@ def gradients_of(loss_function: LossFunction, accumulate: int) -> Gradients:
 def compiled_step(
     gradients_of: Gradients, optimizer: OptimizerConfig, *, averaged: bool = False, renew: Renewal | None = None
 ) -> Step:
-    """The step of `make_step`, whose gradients and metrics `gradients_of` computes."""
+    """The step of `make_step`, with the gradients and metrics that `gradients_of` computes."""
     chain = transformation(optimizer)
 
     def step(state: TrainState, batch: Batch, learning_rate: Any) -> tuple[TrainState, Metrics]:
@@ -192,7 +192,7 @@ def compiled_step(
 
     @functools.wraps(compiled)
     def call(state: TrainState, batch: Batch, learning_rate: float) -> tuple[TrainState, Metrics]:
-        # Always a plain number: another type of number would be another program.
+        # Always a plain number, because another type of number would need another program.
         return compiled(state, batch, float(learning_rate))
 
     return call
@@ -201,7 +201,7 @@ def compiled_step(
 def export_state(state: TrainState) -> dict[str, Any]:
     """The state as nested dicts of NumPy arrays, bit for bit: `params`, the slots in use, and the int `step`.
 
-    What is kept in bfloat16 is exported in float32, which has the same numbers.
+    bfloat16 arrays are exported in float32, which represents them exactly.
     """
     return export_leaves(state, np.array)
 
@@ -231,7 +231,7 @@ def export_leaves(state: TrainState, array: Callable[[jax.Array], Any]) -> dict[
 
 
 def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
+    """The state that `export_state` of any backend exported, bit for bit."""
     state = init_state(exported["params"], optimizer)
     slots = {name: flatten(tree) for name, tree in exported.items() if name not in ("params", "step")}
     average = _copied(slots.pop("ema", {}))
@@ -243,13 +243,13 @@ def import_state(exported: Mapping[str, Any], optimizer: OptimizerConfig) -> Tra
 
 
 def _copied(tree: Any) -> Any:
-    # `may_alias` is heeded for arrays of JAX; those of NumPy are copied before.
+    # `may_alias` applies only to JAX arrays; NumPy arrays are copied before.
     owned = jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf, copy=True), tree)
     return jax.device_put(owned, may_alias=False)
 
 
 def split_params(params: Params, optimizer: OptimizerConfig) -> tuple[Leaves, Leaves]:
-    """The parameters that are trained and those that are frozen."""
+    """The trained parameters and the frozen parameters."""
     leaves = flatten(params)
     trained = {path: leaf for path, leaf in leaves.items() if optimizer.rate_of(path)}
     return trained, {path: leaf for path, leaf in leaves.items() if path not in trained}

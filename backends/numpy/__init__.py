@@ -1,7 +1,7 @@
-"""The specification as a backend: float64 NumPy, one group after another, with exact gradients by the complex step.
+"""The specification as a backend: float64 NumPy, one group at a time, with exact gradients by the complex step.
 
-It computes what the compiled backends must compute, at a speed for tests. The routers are the specification's own, not
-the composition that the compiled backends share.
+It computes what the compiled backends must compute, at a speed for tests. Its routers come directly from the
+specification, not from the composition that the compiled backends share.
 """
 
 # ruff: noqa: E402, I001 (the sections are a table of contents)
@@ -193,7 +193,7 @@ from moespec.backends.numpy.training import export_state as export_state
 from moespec.backends.numpy.training import finite_state as finite_state
 from moespec.backends.numpy.training import import_state as import_state
 
-# One device, in place of a mesh.
+# The single-device versions of the mesh functions.
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process

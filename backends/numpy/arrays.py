@@ -1,4 +1,4 @@
-"""The array operations that models need, in float64 (complex for the complex step), and moving arrays in and out."""
+"""The array operations that models need, in float64 (complex for the complex step), and conversion from and to NumPy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,20 +34,20 @@ __all__ = [
 Array = NDArray[Any]
 
 checks_values = True
-"""NaN and infinity are errors, as in the specification; compiled backends do not look at values."""
+"""NaN and infinity are errors, as in the specification. Compiled backends do not check values."""
 
 
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
-    """A nested dict, list or tuple of arrays with floating arrays in float64; integers, complex and None unchanged.
+    """Converts floating arrays in a nested dict, list or tuple to float64; integers, complex arrays and None do not change.
 
-    Raises ConfigError for a dtype other than "float64" or None: this backend computes in no other.
+    Raises ConfigError for a dtype other than "float64" or None: this backend computes only in float64.
     """
     _check_dtype(dtype)
     return tree_map(_as_float64, tree)
 
 
 def to_numpy(tree: Any) -> Any:
-    """The same arrays: they are NumPy's own."""
+    """Returns its argument, which consists of NumPy arrays already."""
     return tree_map(np.asarray, tree)
 
 
@@ -60,7 +60,7 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def round_to_bfloat16(x: Array) -> Array:
-    """The nearest numbers of 8 binary digits, of two equally near the even one. Gradients are not rounded."""
+    """Rounds to 8 binary digits, ties to even. Gradients are not rounded."""
     fraction, exponent = np.frexp(x.real)
     rounded: Array = np.ldexp(np.rint(np.ldexp(fraction, 8)), exponent - 8)
     return rounded + 1j * x.imag if x.dtype.kind == "c" else rounded
@@ -68,7 +68,7 @@ def round_to_bfloat16(x: Array) -> Array:
 
 def einsum(subscripts: str, *arrays: Array) -> Array:
     """Einstein summation."""
-    # Looking for a BLAS call costs more than a small contraction.
+    # Searching for a BLAS call takes longer than a small contraction.
     result: Array = np.einsum(subscripts, *arrays, optimize=arrays[0].size > 4096)
     return result
 
@@ -107,7 +107,7 @@ def sum(x: Array, axis: int | tuple[int, ...] | None = None) -> Array:
 
 
 def arange(count: int, like: Array) -> Array:
-    """`0, 1, ..., count - 1` in the widest floating dtype that goes with `like`, on its device."""
+    """`0, 1, ..., count - 1` in float64."""
     return np.arange(count, dtype=np.float64)
 
 
@@ -138,7 +138,7 @@ def softmax(x: Array, axis: int = -1) -> Array:
 
 def _as_float64(array: Any) -> Any:
     array = np.asarray(array)
-    # bfloat16 of ml_dtypes has kind "V"; it is floating all the same.
+    # ml_dtypes gives bfloat16 the kind "V", but it is a floating dtype.
     is_floating = array.dtype.kind == "f" or array.dtype.name == "bfloat16"
     return array.astype(np.float64, copy=False) if is_floating else array
 

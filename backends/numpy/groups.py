@@ -1,8 +1,8 @@
-"""A function of the specification, which is of one group, as the function of all groups that a backend has.
+"""Turns a specification function, which takes one group, into a backend function, which takes all groups.
 
-The type of an argument says whether it has a groups axis or is shared (see `moespec.backends.binding`). What the groups give
-becomes one result: a sparse routing the record by slot, named results and arrays a stack with a leading axis of groups
-(integers as int32), a scalar and a dict of metrics the mean over the groups, what is `Summed` the sum.
+The type of an argument says whether it has a groups axis or is shared (see `moespec.backends.binding`). The results of the groups are
+joined: a sparse routing into the record by slot, named results and arrays into a stack with a leading groups axis (integers as int32),
+a scalar and a dict of metrics into the mean over the groups, and a `Summed` result into the sum.
 """
 
 import functools
@@ -33,7 +33,7 @@ class SlotRouting(NamedTuple):
 
     token: (G, E, C) int32, the token in each slot, or `tokens` for an empty slot.
     weight: (G, E, C), its combine weight, 0 for an empty slot.
-    slot: None; compiled backends keep the slot of each choice of a token here.
+    slot: None. Compiled backends keep the slot of each choice here.
     tokens: T.
     """
 
@@ -49,7 +49,7 @@ class SlotRouting(NamedTuple):
 
 
 class SoftRouting(NamedTuple):
-    """A routing that is dense by nature: `dispatch` and `combine`, each (G, T, E, C)."""
+    """An inherently dense routing: `dispatch` and `combine`, each (G, T, E, C)."""
 
     dispatch: Array
     combine: Array
@@ -60,7 +60,7 @@ class SoftRouting(NamedTuple):
 
 
 def batched(function: Function) -> Function:
-    """`function` applied to each group, with the results joined; `function` itself if its arrays have no groups."""
+    """`function` applied to each group, with the results joined; `function` unchanged if no argument has a groups axis."""
     kinds = array_arguments(function)
     if "group" not in kinds.values():
         return function
@@ -81,7 +81,7 @@ def batched(function: Function) -> Function:
 def groups(**arrays: Any) -> list[dict[str, Any]]:
     """The arguments of each group: row g of every array or routing; None stays None.
 
-    Raises ShapeError if there are no groups, or if the arrays have different numbers of them.
+    Raises ShapeError if there are no groups or if the arrays differ in their number of groups.
     """
     rows = {name: _rows(name, array) for name, array in arrays.items() if array is not None}
     first = next(iter(rows))
@@ -101,7 +101,7 @@ def _rows(name: str, array: Any) -> Any:
 
 
 def together(results: Sequence[Any], *, is_dense: bool = False, is_sum: bool = False) -> Any:
-    """One result from those of the groups."""
+    """Joins the results of the groups."""
     first = results[0]
     if is_sum:
         return summed(results)
@@ -123,7 +123,7 @@ def summed(results: Sequence[Any]) -> Any:
 
 
 def by_slot(routings: Sequence[Routing]) -> SlotRouting:
-    """The record of the dense sparse routings of all groups."""
+    """The record by slot of the groups' sparse routings, which are in dense form."""
     token = _stack([spec.slot_tokens(routing) for routing in routings])
     weight = np.stack([routing.combine.sum(axis=0) for routing in routings])  # a slot holds at most one token
     return SlotRouting(token, weight, None, len(routings[0].dispatch))
@@ -135,9 +135,9 @@ def _stack(values: Sequence[Array]) -> Array:
 
 
 def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
-    """A router of the specification, run group by group. Those of the compiled backends are compared with it.
+    """Runs a router of the specification group by group. The compiled backends' routers are compared with the result.
 
-    With a balance loss of all groups it is `of_all`, composed of the batched functions as theirs are.
+    With a balance loss over all groups it is `of_all`, which is composed of the batched functions like the compiled routers.
     """
 
     def route(
@@ -157,7 +157,7 @@ def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
             for group in groups(tokens=tokens, noise=noise, **needed)
         ]
         routings = [output.routing for output in outputs]
-        # A slot that mixes tokens has no record by slot.
+        # Slots that mix tokens have no record by slot.
         is_dense = any((np.count_nonzero(routing.dispatch, axis=0) > 1).any() for routing in routings)
         return RouterOutput(
             together(routings, is_dense=is_dense),
@@ -170,7 +170,7 @@ def router_of_groups(router: Router[Any], of_all: Router[Any]) -> Router[Any]:
 
 
 def routers_of_groups(B: Any) -> Routers:
-    """The routers by name, of the specification, for `B`. Their losses and metrics are means over the groups."""
+    """The specification's routers by name, for `B`. Losses and metrics are means over the groups."""
     of_all = composed(B)
 
     def own(name: str, router: Router[Any]) -> Router[Any]:

@@ -1,12 +1,12 @@
-"""The updates of the optimisers: what all backends compute, in NumPy, one function for each.
+"""The updates of the optimisers in NumPy, one function each: the reference for all backends.
 
-A function takes the parameter `p`, its gradient `g` (after the clip), what is kept of it (`kept`, zeros before the first
-step), the number `n = 1, 2, ...` of the step, the decay `d` of the parameter, and the options. It returns the update `u`,
-and what is kept for the next step. Around it, for all alike (see `moespec.backends.optimizer`):
+A function takes the parameter `p`, its gradient `g` (after the clip), the arrays that the optimiser keeps for it (`kept`, zeros before
+the first step), the step number `n = 1, 2, ...`, the decay `d` of the parameter, and the options. It returns the update `u` and the new
+kept arrays. The update is applied in the same way for all (see `moespec.backends.optimizer`):
 
     p <- p - learning rate * rate(path) * u
 
-A tensor of several experts is one parameter: LAMB takes one norm of it, and Adafactor may factor along its experts.
+A tensor of several experts is one parameter: LAMB takes one norm of it, and Adafactor may factor along its experts axis.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,14 +24,14 @@ Update = Callable[[Array, Array, Mapping[str, Array], int, float, Any], tuple[Ar
 
 
 def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
-    """AdamW: the decay is outside of what is scaled.
+    """AdamW: the decay is not scaled by the moments.
 
         mu <- b1 mu + (1 - b1) g
         nu <- b2 nu + (1 - b2) g^2
         u   = (mu / (1 - b1^n)) / (sqrt(nu / (1 - b2^n)) + epsilon) + d p
 
-    The first moment is kept rounded to `momentum_dtype`, as optax's `mu_dtype`; the update has it before it is rounded. The
-    second is not: with b2 = 0.999 a step adds less than half of what bfloat16 can tell apart.
+    The first moment is stored rounded to `momentum_dtype`, like optax's `mu_dtype`; the update uses it before rounding.
+    The second moment is not rounded: with b2 = 0.999, a step adds less than half of bfloat16's resolution.
 
     Source: Loshchilov and Hutter 2019, Algorithm 2 (decoupled decay, times the learning rate, as in optax and torch). It is
     the `adam` of google-research/vmoe, vmoe/train/optimizer.py, create_optimizer: scale_by_adam, then add_decayed_weights.
@@ -41,9 +41,9 @@ def adamw(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, optio
 
 
 def adam(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
-    """Adam with the decay in the gradient: `adamw` without decay, of the gradient `g + d p`.
+    """Adam with the decay in the gradient: `adamw` without decay, applied to the gradient `g + d p`.
 
-    The global norm was clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
+    The global norm is clipped before, without the decay. Source: Kingma and Ba 2015, Algorithm 1; the decay as in
     torch.optim.Adam. Neither google-research/vmoe nor big_vision has it: their Adam is `adamw`.
     """
     return _adam(g + d * p, kept, n, options)
@@ -57,12 +57,12 @@ def _adam(g: Array, kept: Mapping[str, Array], n: int, options: Any) -> tuple[Ar
 
 
 def _rounded(momentum: Array, options: Any) -> Array:
-    """The momentum as it is kept."""
+    """The momentum as stored, rounded to `momentum_dtype`."""
     return round_to_bfloat16(momentum) if options.momentum_dtype == "bfloat16" else momentum
 
 
 def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
-    """Stochastic gradient descent with momentum `b`; the decay does not go through the momentum.
+    """Stochastic gradient descent with momentum `b`. The decay bypasses the momentum.
 
         trace <- b trace + g
         u      = trace + d p            or, with Nesterov's momentum, g + b trace + d p
@@ -78,12 +78,12 @@ def sgd(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options
 
 
 def lamb(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, options: Any) -> tuple[Array, Kept]:
-    """LAMB: the update of `adamw`, decay and all, scaled to the norm of the parameter.
+    """LAMB: the update of `adamw`, including its decay, scaled to the norm of the parameter.
 
         v = the update of adamw
-        u = v ||p||_2 / ||v||_2,        and v itself where one of the norms is 0
+        u = v ||p||_2 / ||v||_2,        or v itself where one of the norms is 0
 
-    Source: You et al. 2020, Algorithm 2, with the identity for phi; optax.lamb, which scales tensors without decay, too.
+    Source: You et al. 2020, Algorithm 2, with the identity for phi; optax.lamb, which also scales tensors without decay.
     """
     v, moments = adamw(p, g, kept, n, d, options)
     size, length = np.sqrt(np.sum(p * p)), np.sqrt(np.sum(v * v))
@@ -101,9 +101,9 @@ def adafactor(p: Array, g: Array, kept: Mapping[str, Array], n: int, d: float, o
         mu     <- b mu + (1 - b) g / sqrt(v)
         u       = mu + d p
 
-    A parameter whose two largest axes have not both `factored_from` has `nu <- c nu + (1 - c) s` for v. The momentum is
-    kept rounded to `momentum_dtype`; the update has it before it is rounded. `b mu` is computed in the dtype of the
-    gradient, where optax multiplies in bfloat16, unless XLA leaves that rounding out.
+    Unless both of the two largest axes have at least `factored_from` entries, v is `nu <- c nu + (1 - c) s`. The
+    momentum is stored rounded to `momentum_dtype`; the update uses it before rounding. `b mu` is computed in the dtype
+    of the gradient; optax multiplies in bfloat16, unless XLA drops that rounding.
 
     Source: google-research/big_vision, big_vision/optax.py, scale_by_adafactor; Zhai et al. 2022, section 3.2 (the momentum
     in half precision, decay_cap). vmoe/train/optimizer.py, scale_by_big_vision_adafactor, keeps the momentum in float32.

@@ -1,4 +1,4 @@
-"""The few functions of a backend that are not the specification's, applied group by group."""
+"""Backend functions whose shapes differ from the specification's functions, applied group by group."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -42,17 +42,17 @@ def _along_rows(function: Callable[[Array], Array], values: Array) -> Array:
 
 
 def dselect_k_entropy(selectors: Array) -> Array:
-    """The mean over the groups: (G, T, K, E), or (K, E) of a static gate, which is one group."""
+    """The mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_entropy(selectors) / check_selectors(selectors)
 
 
 def dselect_k_reachability(selectors: Array) -> Array:
-    """The mean over the groups: (G, T, K, E), or (K, E) of a static gate, which is one group."""
+    """The mean over the groups: (G, T, K, E), or (K, E) for a static gate, which counts as one group."""
     return spec.dselect_k_reachability(selectors) / check_selectors(selectors)
 
 
 def dselect_k_routing(gate: Array, *, like: Array | None = None) -> SlotRouting:
-    """gate (G, T, E), or (E,) of a static gate; like (G, T, D)."""
+    """gate (G, T, E), or (E,) for a static gate; like (G, T, D)."""
     if np.ndim(gate) == 1 and like is not None:
         tokens = as_array("like", like, "groups tokens width")
         gate = np.broadcast_to(gate, (*tokens.shape[:2], len(gate)))

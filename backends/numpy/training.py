@@ -1,7 +1,7 @@
-"""Gradients by the complex step and the training step: the reference that compiled training is compared with.
+"""Gradients by the complex step, and the training step: the reference for compiled training.
 
-A forward pass with one parameter moved by `1e-30i` gives the exact derivative of the loss in its imaginary part. A full
-gradient takes one for each number in the parameters, 64 of them at once (see `directions`). Small models only.
+A forward pass with one parameter moved by `1e-30i` has the exact derivative of the loss in its imaginary part. A full
+gradient needs one direction per number in the parameters; one pass takes 64 (see `directions`). Small models only.
 """
 
 from collections.abc import Callable
@@ -42,11 +42,11 @@ def compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(params, *args) -> (loss, aux)` becomes `-> ((loss, aux), gradient)`, gradient shaped like `params`.
+    """Turns `function(params, *args) -> (loss, aux)` into `-> ((loss, aux), gradient)`, with the gradient shaped like `params`.
 
         gradient[i] = imag(loss(params + 1e-30i * unit(i))) / 1e-30
 
-    exact to rounding wherever the loss is analytic in the parameters (discrete selections are taken on real parts).
+    exact to rounding wherever the loss is analytic in the parameters (discrete selections use the real parts).
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Any, Any], Params]:
@@ -61,7 +61,7 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Params:
-    """`function(leaf, place)` of each leaf, with the numbers of its entries among those of all leaves."""
+    """`function(leaf, place)` for each leaf. `place` numbers the entries of the leaf among the entries of all leaves."""
     flat: dict[Path, Array] = {}
     size = 0
     for path, leaf in leaves(tree):
@@ -71,13 +71,13 @@ def _at_places(tree: Params, function: Callable[[Array, Array], Array]) -> Param
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` itself: nothing is kept for the complex step."""
+    """`function` itself: the complex step stores no intermediate results."""
     return function
 
 
 def init_state(params: Params, optimizer: OptimizerConfig) -> State:
-    """The state of training at step 0: float64 copies of `params`, what the optimiser keeps of them, which is zeros, and
-    the average, which is a copy, too."""
+    """The training state at step 0: float64 copies of `params`, the arrays that the optimiser keeps (zeros), and the
+    average (another copy)."""
     owned = _copied(params)
     slots: dict[str, dict[Path, Array]] = {}
     for path, leaf in leaves(owned):
@@ -143,7 +143,7 @@ def _update(state: State, gradient: Params, norm: float, learning_rate: float, o
 
 
 def export_state(state: State) -> dict[str, Any]:
-    """The state as nested dicts of NumPy arrays, to be saved: `params`, the slots in use, and the int `step`."""
+    """The state as nested dicts of NumPy arrays, ready to save: `params`, the slots in use, and the int `step`."""
     slots = [name for name in ("params", *SLOTS) if name in state]
     return {**{name: _copied(state[name]) for name in slots}, "step": int(state["step"])}
 
@@ -156,25 +156,25 @@ def finite_state(state: State) -> bool:
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> State:
-    """The inverse of `export_state`, also of another backend's; float32 becomes float64 without loss."""
+    """The inverse of `export_state` of any backend; float32 becomes float64 without loss."""
     return export_state(exported)
 
 
 def state_params(state: State) -> Params:
-    """The parameters, as `forward` takes them."""
+    """The parameters in the form that `forward` takes."""
     params: Params = state["params"]
     return params
 
 
 def state_average(state: State) -> Params:
-    """The parameters with the average in place of those that have one."""
+    """The parameters, with averages substituted for those that have one."""
     return unflatten({**flatten(_copied(state["params"])), **flatten(state.get("ema", {}))})
 
 
 def _copied(tree: Params) -> Params:
     return unflatten(
         {path: np.array(leaf, np.float64, order="C") for path, leaf in leaves(tree)}
-    )  # as a file gives it back
+    )  # as read from a file
 
 
 def _sum(trees: list[Params]) -> Params:
@@ -187,7 +187,7 @@ def _mean(trees: list[Params]) -> Params:
 
 
 def _part(batch: Any, part: int, parts: int) -> Any:
-    """Part number `part` of `parts` equal parts of every array of a nested batch, along its leading axis."""
+    """Part number `part` of `parts` equal parts of every array in a nested batch, along its leading axis."""
     if batch is None:
         return None
     if isinstance(batch, dict):

@@ -1,9 +1,9 @@
-"""The routers that JAX and torch share: each is composed of the functions of a backend, on arrays with a leading axis of groups.
+"""The routers that JAX and torch share, composed of a backend's functions on arrays with a leading groups axis.
 
     route(B, params, tokens, options, *, noise=None, train=False)
 
-`B` is the backend. `moespec.spec.routers` defines what a router computes, in text that no backend runs: the vectors come from
-there, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
+`B` is the backend. `moespec.spec.routers` defines each router in separate code that no backend runs. The vectors come
+from there, so a composition that confuses two scores, drops a loss or forgets an option fails the conformance suite.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ UPDATES: Mapping[str, Callable[..., State]] = {
 
 
 def composed(B: Any) -> Routers:
-    """The routers by name, computed by the functions of `B`, a backend or a module with the names of one."""
+    """The routers by name, computed by `B`, a backend or a module with a backend's functions."""
 
     def bound(router: Router[Any], compose: Any, update: Any) -> Router[Any]:
         return replace(router, route=partial(compose, B), update=partial(update, B) if update else router.update)

@@ -1,4 +1,4 @@
-"""Routers without a choice by scores alone: BASE, hash layers, Soft MoE and DSelect-k."""
+"""Routers that do not choose by scores alone: BASE, hash layers, Soft MoE and DSelect-k."""
 
 from moespec.backends.blocks import Array, Blocks
 from moespec.backends.routers.composition import Losses, kernel_logits, output
@@ -18,7 +18,7 @@ __all__ = ["base", "dselect_k", "hash", "soft_moe"]
 def base(
     B: Blocks, params: Params, tokens: Array, options: Base, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """The best balanced assignment if `train`, with its gap among the metrics; else the greedy one."""
+    """The best balanced assignment if `train`, with its gap among the metrics; otherwise the greedy assignment."""
     scores = kernel_logits(B, params, tokens, options)
     if not train:
         return output(B, options, B.base_routing(scores, B.base_greedy(scores), capacity=options.tokens))
@@ -38,7 +38,7 @@ def hash(
     train: bool = False,
     ids: Array | None = None,
 ) -> RouterOutput:
-    """Each token goes to the expert of its id. Without ids, the place of a token is its id."""
+    """Each token goes to the expert of its id. The default id of a token is its position."""
     if options.hashes != 1:
         raise ConfigError(
             f"hashes: {options.hashes} hashes mix experts inside their MLP and have no routing; see multi_hash_mlp"
@@ -73,7 +73,7 @@ def soft_moe(
 def dselect_k(
     B: Blocks, params: Params, tokens: Array, options: DSelectK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Each token goes to the experts that its selectors are on."""
+    """Each token goes to the experts that its selectors select."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     kernel = params["kernel"] if options.selector_gate == "token" else None
     codes = B.dselect_k_codes(tokens, params["bias"], kernel, choices=options.choices, experts=options.experts)

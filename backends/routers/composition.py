@@ -1,4 +1,4 @@
-"""What compositions share: logits, Token Choice with its order and weights, losses, and the output."""
+"""The steps that compositions share: logits, Token Choice with its order and weights, losses, and the output."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 Losses = Mapping[str, Callable[[], Array]]
-"""Losses by name, in the order in which they are summed; the option `<name>_weight` weights each."""
+"""Losses by name, in the order of their sum. The option `<name>_weight` weights each loss."""
 
 
 def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: Array | None = None) -> Array:
-    """Logits of the kernel. Raises ShapeError unless they have the number of tokens and experts that the options say."""
+    """Logits of the kernel. Raises ShapeError unless their numbers of tokens and experts match the options."""
     clean = B.router_logits(tokens, params["kernel"], **({} if bias is None else {"bias": bias}))
     check_size("tokens", clean, -2, options.tokens, "options.tokens")
     check_size("kernel", clean, -1, options.experts, "options.experts")
@@ -33,14 +33,14 @@ def kernel_logits(B: Blocks, params: Params, tokens: Array, options: Any, bias: 
 
 
 def logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> Array:
-    """Logits with a bias and a cap, of tokens with jitter, of which `noise` is the draw, where the options have them."""
+    """Logits with the bias, cap and token jitter of the options, if any. `noise` is the draw of the jitter."""
     tokens = B.router_jitter(tokens, noise, epsilon=options.jitter) if options.jitter else tokens
     clean = kernel_logits(B, params, tokens, options, params["bias"] if options.bias else None)
     return B.cap_logits(clean, cap=options.logit_cap) if options.logit_cap else clean
 
 
 def noisy_logits(B: Blocks, params: Params, tokens: Array, options: Any, noise: Array | None) -> tuple[Array, Array]:
-    """Logits without and with gating noise; with jitter there is no other noise, and both have it."""
+    """Logits without and with gating noise. With jitter there is no gating noise, and both results include the jitter."""
     clean = logits(B, params, tokens, options, noise)
     return clean, B.add_gating_noise(clean, None if options.jitter else noise, multiplier=options.noise_multiplier)
 
@@ -59,10 +59,10 @@ def token_choice(
     after: bool = False,
     **extensions: Any,
 ) -> Any:
-    """Token Choice by `scores`, with the order and the capacity of the options; `extensions` are passed on to it, but for None.
+    """Token Choice by `scores`, with the order and the capacity of the options. It receives the `extensions` that are not None.
 
-    priority: the scores of which tokens have their priority, `scores` if None. Weights are divided by their `norm`, with
-    `epsilon` added, before choices are dropped or `after`, and then multiplied with `scale`.
+    priority: the scores that rank the tokens (default: `scores`). Weights are divided by their `norm` plus `epsilon`, before choices
+        are dropped or `after`, and then multiplied by `scale`.
     """
     given = {name: value for name, value in extensions.items() if value is not None}
     if options.batch_priority != "none":
@@ -80,13 +80,13 @@ def token_choice(
 
 
 def several_choices(options: Any) -> dict[str, Any]:
-    """The arguments of `token_choice` that matter where a token may choose two experts or more."""
+    """The arguments of `token_choice` that matter only if a token may choose two or more experts."""
     slot_order = None if options.slot_order == "choice" else options.slot_order
     return {"norm": options.normalize_norm, "after": options.normalize_when == "after", "slot_order": slot_order}
 
 
 def balance(B: Blocks, scores: Array, scope: str, choices: int | None = None) -> Array:
-    """The balance loss of scores, with the load of a scope, which counts first choices alone or so many of a token."""
+    """The balance loss of scores, with the load of a scope. The load counts first choices, or the first `choices` of each token."""
     counted = {} if choices is None else {"choices": choices}
     if scope == "group":
         return B.balance_loss(scores, **counted)
@@ -112,8 +112,8 @@ def noisy_losses(
     choices: int = 1,
     counted: int | None = None,
 ) -> Losses:
-    """The losses of a router with gating noise. The load loss, of so many `choices`, exists only with noise, so not at
-    evaluation; the balance loss counts `counted` choices."""
+    """The losses of a router with gating noise. The load loss, for `choices` per token, exists only with noise, so not
+    at evaluation. The balance loss counts `counted` choices."""
     std = options.noise_multiplier / options.experts
     load = {"load": lambda: B.load_loss(clean, noisy, choices=choices, noise_std=std)}
     balanced = noisy if options.balance_logits == "noisy" else clean
@@ -126,7 +126,7 @@ def noisy_losses(
 
 
 def output(B: Blocks, options: Any, routing: Any, losses: Losses | None = None) -> RouterOutput:
-    """The routing with its weighted losses (those with a weight), and with the unweighted ones among the metrics."""
+    """The routing with its weighted losses (those with a nonzero weight). The metrics include the unweighted losses."""
     weights = {name: getattr(options, f"{name}_weight") for name in losses or {}}
     values = {name: loss() for name, loss in (losses or {}).items() if weights[name]}
     weighted = {name: weights[name] * value for name, value in values.items()}

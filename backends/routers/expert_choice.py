@@ -18,7 +18,7 @@ __all__ = [
 def softmax_expert_choice(
     B: Blocks, params: Params, tokens: Array, options: Softmax, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the noisy softmax, or with a cap by the capped affinity of it; the noisy softmax combines."""
+    """Expert Choice by the noisy softmax or, with a cap, by its capped affinity. The noisy softmax weights the outputs."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores, capacity, cap = B.softmax_affinity(noisy), options.capacity(train=train), options.cap
     if cap is None:
@@ -40,7 +40,7 @@ def batch_expert_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, else of as many tokens as are predicted."""
+    """Expert Choice by the softmax if `train`, otherwise among the tokens predicted to exceed the thresholds."""
     scores = B.softmax_affinity(kernel_logits(B, params, tokens, options))
     capacity, by = options.capacity(train=train), scores
     losses: Losses = {}
@@ -68,7 +68,7 @@ def batch_expert_choice_update(B: Blocks, options: Batch, state: State, statisti
 def mixture_of_depths(
     B: Blocks, params: Params, tokens: Array, options: Depths, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the logits, which combine too, or their sigmoid does."""
+    """Expert Choice by the logits. The logits or their sigmoid weight the outputs."""
     scores = kernel_logits(B, params, tokens, options)
     weights = B.sigmoid_affinity(scores) if options.weights == "sigmoid" else scores
     routing = B.expert_choice(scores, capacity=options.capacity(train=train), combine_scores=weights)
@@ -78,7 +78,7 @@ def mixture_of_depths(
 def strictly_balanced(
     B: Blocks, params: Params, tokens: Array, options: Balanced, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Expert Choice by the softmax if `train`, else of all gates above the thresholds."""
+    """Expert Choice by the softmax if `train`, otherwise all gates above the thresholds."""
     clean, thresholds = kernel_logits(B, params, tokens, options), params["thresholds"]
     gates, capacity = B.softmax_affinity(clean), options.capacity(train=train)
     losses: Losses = clean_losses(B, options, clean)
@@ -102,7 +102,7 @@ def relu(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """All tokens with a gate above 0, weighted by it, and the loss with the penalty."""
+    """All tokens with a gate above 0, weighted by the gate, and the loss with the penalty."""
     gates = B.relu_affinity(kernel_logits(B, params, tokens, options))
     routing = B.expert_choice(gates, capacity=options.capacity(train=train), drop_zero=True)
     loss = B.relu_loss(gates, state["penalty"], choices=options.choices)

@@ -1,4 +1,4 @@
-"""Routers that select by a plan, whose tokens or experts choose by it."""
+"""Routers whose tokens or experts choose by a transport plan."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = [
 def s_base(
     B: Blocks, params: Params, tokens: Array, options: SBase, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of one expert, by the Sinkhorn plan if `train`, else by the softmax."""
+    """Token Choice of one expert, by the Sinkhorn plan if `train`, otherwise by the softmax."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(noisy)
     gates = scores if options.combine_with == "softmax" else B.sigmoid_affinity(noisy)
@@ -55,7 +55,7 @@ def sinkhorn_expert_choice(
 def sparsity_constrained_token_choice(
     B: Blocks, params: Params, tokens: Array, options: SparseTC, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the plan of the softmax with at most K experts for each token."""
+    """Token Choice by the plan of the softmax with at most K experts per token."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     plan = sparse_plan(B, options, B.softmax_affinity(noisy), capacity=options.choices, sparsity="token")
     combine = combine_scores(B, options, clean, noisy, plan)
@@ -93,13 +93,13 @@ def _by_tokens(
 
 
 def _sinkhorn_plan(B: Blocks, options: Any, noisy: Array) -> Array:
-    """The plan of the noisy logits. One that only selects is cut off from the gradient before its iterations."""
+    """The plan of the noisy logits. If the plan only selects, the gradient stops before its iterations."""
     planned = noisy if options.combine_with == "plan" else B.stop_gradient(noisy)
     return B.sinkhorn_affinity(planned, iterations=options.sinkhorn_iterations)
 
 
 def sparse_plan(B: Blocks, options: Any, scores: Array, **constraint: Any) -> Array:
-    """The plan of the scores, which carries no gradient; `constraint` says what is sparse, and how much."""
+    """The plan of the scores, without gradient. `constraint` names the sparse axis and its number of non-zeros."""
     objective, steps = options.transport_objective, options.transport_steps
     return B.sparse_transport_affinity(B.stop_gradient(scores), objective=objective, steps=steps, **constraint)
 

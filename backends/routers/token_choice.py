@@ -54,7 +54,7 @@ def switch(
 def gshard(
     B: Blocks, params: Params, tokens: Array, options: GShard, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice of two experts by the softmax; in training the second is kept at random, or sampled."""
+    """Token Choice of two experts by the softmax. In training, the second is kept at random, or sampled."""
     clean = logits(B, params, tokens, options, noise)
     scores = B.softmax_affinity(clean)
     selection, combine, plan = scores, None, several_choices(options)
@@ -93,7 +93,7 @@ def sigmoid_token_choice(
     noise: Array | None = None,
     train: bool = False,
 ) -> RouterOutput:
-    """Token Choice by the scores and the bias, among the experts of the best groups, combined with the scores alone."""
+    """Token Choice by the scores plus the bias, among the experts of the best groups. Only the scores weight the outputs."""
     clean = kernel_logits(B, params, tokens, options)
     scores = getattr(B, f"{options.affinity}_affinity")(clean)
     selection = B.biased_scores(scores, state["bias"])
@@ -108,7 +108,7 @@ def sigmoid_token_choice(
         sums = {"required": B.required_biases(scores, state["bias"], choices=options.choices, bins=options.bias_bins)}
 
     def shares() -> Array:
-        """The scores, with the sum 1."""
+        """The scores, normalised to sum 1."""
         plain = options.affinity == "softmax"
         return scores if plain else B.normalize_selected(scores, choices=options.experts, epsilon=options.epsilon)
 
@@ -132,7 +132,7 @@ def sigmoid_token_choice_update(B: Blocks, options: Sigmoid, state: State, stati
 def image_choice(
     B: Blocks, params: Params, tokens: Array, options: Image, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the softmax of an image's logits, the same for all its tokens."""
+    """Token Choice by the softmax of an image's logits, which all its tokens share."""
     check_size("tokens", tokens, -2, options.tokens, "options.tokens")
     clean = B.router_logits(B.pool_images(tokens, images=options.images, pool=options.pool), params["kernel"])
     check_size("kernel", clean, -1, options.experts, "options.experts")
@@ -143,7 +143,7 @@ def image_choice(
 def importance_score(
     B: Blocks, params: Params, tokens: Array, options: Importance, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy softmax among the most important tokens."""
+    """Token Choice by the noisy softmax, for only the most important tokens."""
     clean, noisy = noisy_logits(B, params, tokens, options, noise)
     capacity, choices = options.capacity(train=train), options.choices
     routing = B.importance_score_choice(
@@ -155,7 +155,7 @@ def importance_score(
 def noisy_top_k(
     B: Blocks, params: Params, tokens: Array, options: NoisyTopK, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the noisy logits H, combined with the gates G."""
+    """Token Choice by the noisy logits H, weighted by the gates G."""
     clean = kernel_logits(B, params, tokens, options)
     scales = B.router_logits(tokens, params["noise_kernel"])
     noisy = B.noisy_top_k_logits(clean, scales, noise)
@@ -174,7 +174,7 @@ def noisy_top_k(
 def hierarchical_top_k(
     B: Blocks, params: Params, tokens: Array, options: Hierarchical, *, noise: Array | None = None, train: bool = False
 ) -> RouterOutput:
-    """Token Choice by the gates. A gate is the product of the gates of both levels, and also the weight."""
+    """Token Choice by the gates. A gate is the product of the gates of both levels, and is also the weight."""
     branches, choices = options.levels[0], options.choices_per_level
     clean = B.router_logits(tokens, params["kernel"])
     check_size("tokens", clean, -2, options.tokens, "options.tokens")

@@ -1,11 +1,11 @@
 """The torch backend: the public functions of the specification on tensors, batched over groups.
 
-Every function runs op by op and under `torch.compile(fullgraph=True)`: shapes never depend on values, nothing is read
-back from the device, iteration counts are fixed. Invalid shapes, dtypes and options raise the specification's errors;
-values (NaN, infinity, an order that is not a permutation) are not checked. `moespec.backends.torch.nn` has modules.
+Every function runs op by op and under `torch.compile(fullgraph=True)`: shapes never depend on values, nothing is read back from the
+device, and iteration counts are fixed. Invalid shapes, dtypes and options raise the specification's errors. Values (NaN, infinity, an
+order that is not a permutation) are not checked. `moespec.backends.torch.nn` has modules.
 
-Letters of shapes: G groups, T tokens, E experts, C capacity, K choices, D width; N images, S tokens of an image, and in
-hash layers N hashes, V ids.
+Letters of shapes: G groups, T tokens, E experts, C capacity, K choices, D width; N images, S tokens of an image, and in hash layers N
+hashes, V ids.
 """
 
 # ruff: noqa: E402, I001 (the sections are a table of contents)
@@ -201,7 +201,7 @@ from moespec.backends.torch.training import export_state as export_state
 from moespec.backends.torch.training import finite_state as finite_state
 from moespec.backends.torch.training import import_state as import_state
 
-# One device, in place of a mesh.
+# The single-device versions of the mesh functions.
 from moespec.backends.single_device import exchanged as exchanged
 from moespec.backends.single_device import over_devices as over_devices
 from moespec.backends.single_device import process as process

@@ -1,4 +1,4 @@
-"""Tensors to and from NumPy, the precision that routing is computed in, and the array operations that models use."""
+"""Conversion from and to NumPy, the precision of routing computations, and the array operations that models use."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -41,7 +41,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """float64 if one of the dtypes is float64, else float32: what affinities, losses and weights are computed in."""
+    """The dtype of affinities, losses and weights: float64 if one of the dtypes is float64, else float32."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -59,10 +59,10 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def default_device() -> torch.device:
-    """The CUDA device if there is one, else the CPU: where `from_numpy` puts arrays.
+    """The device where `from_numpy` puts arrays: the CUDA device if there is one, else the CPU.
 
-    One of several processes on a machine has the device of its number (`use_device`), on all of its threads; a process alone the
-    current device.
+    In each of several processes on a machine, it is the device set by `use_device`, on all threads. In a single
+    process, it is the current device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -73,17 +73,17 @@ _number: int | None = None
 
 
 def use_device(number: int) -> None:
-    """Makes a CUDA device the one of this process."""
+    """Sets the CUDA device of this process."""
     global _number
     _number = number
     torch.cuda.set_device(number)
 
 
 def from_numpy(tree: Any, dtype: str | None = None) -> Any:
-    """Copies of the arrays of a nested dict, list or tuple, on `default_device()`.
+    """Copies the arrays of a nested dict, list or tuple to `default_device()`.
 
-    They are in row-major order: how the numbers of an array lie in memory changes how sums over them round, and a file
-    does not keep it. Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even)
+    The copies are in row-major order, because the memory layout of an array, which files do not keep, affects how sums
+    over it round. Floating arrays are cast to `dtype` ("float64", "float32", "bfloat16"; rounded to the nearest even)
     if it is given; integers and booleans keep their dtype, and None stays None.
     """
     if dtype is not None:
@@ -102,7 +102,7 @@ def from_numpy(tree: Any, dtype: str | None = None) -> Any:
 
 
 def to_numpy(tree: Any) -> Any:
-    """Copies of the tensors of a nested container as NumPy arrays; bfloat16 and float16 become float32."""
+    """Copies the tensors of a nested container to NumPy arrays; bfloat16 and float16 become float32."""
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -147,12 +147,12 @@ def arange(count: int, like: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str | torch.dtype) -> Tensor:
-    """`x` in another dtype ("int32" too), given by its name or as an array's `.dtype`."""
+    """`x` in another dtype ("int32" is allowed), given by its name or as an array's `.dtype`."""
     return x.to({**DTYPES, "int32": torch.int32}[dtype] if isinstance(dtype, str) else dtype)
 
 
 def round_to_bfloat16(x: Tensor) -> Tensor:
-    """The nearest numbers that bfloat16 has, in the dtype of `x`; gradients are rounded in the same way."""
+    """`x` rounded to the nearest bfloat16 numbers, in the dtype of `x`. Gradients are rounded in the same way."""
     return x.bfloat16().to(x.dtype)
 
 

@@ -1,16 +1,16 @@
-"""BASE layers: the balanced assignment, the greedy one, and their routing.
+"""BASE layers: the balanced assignment, the greedy assignment, and their routing.
 
 Shapes: G groups, T tokens, E experts. Assignments are integers and carry no gradient.
 
-*The solver* runs on the CPU, inside one operator that a compiler takes whole: the scores of a group go there and its
-experts come back, the only time that a device waits for the host. It works on integers, so that no rounding can
-unbalance it or turn it in circles. Prices for the experts come from Sinkhorn steps at falling temperatures; then each
-is moved up where more tokens want the expert than it has slots, and down where fewer do, in a fixed number of steps. Each
-token takes its best expert at these prices, which is the best assignment of all that have its numbers of tokens per
-expert. What these numbers still lack of balance is repaired, each time along the path of moves from a full expert to one
-with room that costs least (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9), by as many tokens as
-lose equally little there; that keeps the assignment the best for its numbers. So it is exact for the rounded scores; the
-gap is that of the scores themselves.
+*The solver* runs on the CPU, inside one operator that is opaque to compilers. The scores of a group go there and its
+experts come back; only then does a device wait for the host. The solver works on integers, so rounding can neither
+unbalance it nor make it cycle. Sinkhorn steps at falling temperatures give prices for the experts. Then, in a fixed
+number of steps, each price rises where more tokens want the expert than it has slots, and falls where fewer do. Each
+token takes its best expert at these prices. That assignment is the best of all with the same number of tokens per
+expert. A repair removes the remaining imbalance: in each step, tokens with the same loss move along the cheapest path
+of moves from a full expert to one with room (successive shortest paths, Ahuja, Magnanti and Orlin 1993, chapter 9). The
+assignment stays the best for its numbers of tokens per expert. The result is therefore exact for the rounded scores;
+the gap refers to the original scores.
 """
 
 from functools import partial
@@ -29,12 +29,12 @@ from moespec.spec.checks import check_scores, check_size
 __all__ = ["base_assignment"]
 
 SMALL = 256
-"""Tokens of a group up to which SciPy's solver is the fastest."""
+"""The number of tokens in a group up to which SciPy's solver is fastest."""
 SMOOTH_STEPS, PRICE_STEPS = 16, 32
-"""Sinkhorn steps and moves of the prices before the repair. More or fewer change its length, not its result."""
+"""Sinkhorn steps and price moves before the repair. They change the length of the repair, not its result."""
 
 FAR = 2**61
-"""Longer than any path."""
+"""A length that exceeds every path."""
 
 Integers = NDArray[np.int64]
 
@@ -42,7 +42,7 @@ Integers = NDArray[np.int64]
 def base_assignment(scores: Tensor, noise: Tensor | None = None, *, shards: int = 1) -> Assignment:
     """scores (G, T, E), noise (G, T) -> expert (G, T) int32, objective (G,), gap (G,).
 
-    Balanced whatever the scores.
+    Balanced for all scores.
     """
     check_scores("scores", scores, "groups tokens experts")
     slots, scores = even_slots(scores, shards), widen(scores)
@@ -88,7 +88,7 @@ def _(scores: Tensor, slots: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
-    """Prices (G, E) at which the experts' shares of the tokens' softmax are nearly equal, of scores (G, T, E)."""
+    """Prices (G, E), for scores (G, T, E), at which the experts' shares of the tokens' softmax are nearly equal."""
     below = scores.float() - scores.float().amax(dim=2, keepdim=True)
     reach = -below.amin(dim=(1, 2), keepdim=True)
     reach = torch.where(reach > 0, reach, 1)
@@ -104,9 +104,9 @@ def _smooth_prices(scores: Tensor, slots: int) -> Tensor:
 
 
 def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
-    """Scores less the best of the token as integers of at least `-2^bits`, and the exponent of their unit.
+    """Scores minus the best score of the token, as integers of at least `-2^bits`, and the exponent of their unit.
 
-    So few bits that a path is shorter than `FAR`.
+    `bits` is small enough that every path is shorter than `FAR`.
     """
     bits = min(59 - scores.shape[1].bit_length(), 52)
     below = scores - scores.max(axis=1, keepdims=True)
@@ -116,13 +116,13 @@ def _levels(scores: NDArray[np.float64]) -> tuple[Integers, int]:
 
 
 def _solve_small(levels: Integers, exponent: int, slots: int) -> tuple[Integers, NDArray[np.float64]]:
-    """`_solve` by SciPy's assignment of tokens to slots, whose time grows with the cube of the tokens."""
-    from scipy.optimize import linear_sum_assignment  # which takes half a second, and few routers need
+    """`_solve` by SciPy's assignment of tokens to slots. Its time grows with the cube of the number of tokens."""
+    from scipy.optimize import linear_sum_assignment  # takes half a second, and few routers need it
 
     _, slot = linear_sum_assignment(np.repeat(levels.astype(np.float64), slots, axis=1), maximize=True)
     experts = np.arange(levels.shape[1])
     held = levels[np.argsort(slot)].reshape(len(experts), slots, -1)
-    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least that a token of each loses
+    cost: Integers = (held[experts, :, experts][..., None] - held).min(axis=1)  # the least loss of each expert's tokens
     return slot // slots, _proof(cost, exponent)
 
 
@@ -133,7 +133,7 @@ def _solve(
     experts = levels.shape[1]
     expert = np.argmax(levels - _moved(levels, np.ldexp(start, -exponent), slots), axis=1)
     count = np.bincount(expert, minlength=experts)
-    # cost[e, f]: the least that a token of expert e loses by going to f.
+    # cost[e, f]: the least loss of a token of expert e when it moves to f.
     cost = np.full((experts, experts), FAR)
 
     def loss(source: int, target: int) -> Integers:
@@ -151,7 +151,7 @@ def _solve(
         path = [last]
         while before[path[-1]] != path[-1]:
             path.append(int(before[path[-1]]))
-        # Those that lose the least by each move. As many as can all make it: the path stays the cheapest meanwhile.
+        # The tokens that lose least at each move go, as many as can make every move. The path stays the cheapest meanwhile.
         moves = [
             (target, np.flatnonzero((expert == source) & (loss(source, target) == cost[source, target])))
             for target, source in pairwise(path)
@@ -167,7 +167,7 @@ def _solve(
 
 
 def _proof(cost: Integers, exponent: int) -> NDArray[np.float64]:
-    """Prices (E,) at which no token gains by going elsewhere, from the least losses (E, E) of the best assignment."""
+    """Prices (E,) at which no token gains by moving, from the least losses (E, E) in the best assignment."""
     price = np.zeros(len(cost), np.int64)
     while (price != (price := (cost + price).min(axis=1))).any():
         pass
@@ -190,7 +190,7 @@ def _moved(levels: Integers, start: NDArray[np.float64], slots: int) -> Integers
 
 
 def _shortest_paths(cost: Integers, start: NDArray[np.bool_]) -> tuple[Integers, Integers]:
-    """Distances (E,) from the nearest start, and predecessors (E,), a start's own being itself."""
+    """Distances (E,) from the nearest start, and predecessors (E,); a start is its own predecessor."""
     distance, before = np.where(start, 0, FAR), np.arange(len(cost))
     while True:
         through = np.where(distance[:, None] < FAR, distance[:, None] + cost, FAR)

@@ -1,10 +1,10 @@
-"""What processes exchange in a program: torch's functional collectives, which `torch.compile` traces, with their gradients.
+"""Communication between processes within a program: torch's functional collectives, which `torch.compile` traces, with gradients.
 
     exchange    all-to-all along the first axis      gradient: `exchange`
-    gather      the parts of all, along an axis      gradient: of the sum over all, the part that was given
+    gather      the parts of all, along an axis      gradient: this process's part of the sum over all
     add         the sums over all                    no gradient
 
-`Devices` has the groups of processes of a mesh; each process has one device.
+`Devices` has the process groups of a mesh; each process has one device.
 """
 
 import itertools
@@ -21,30 +21,30 @@ from moespec.backends.torch.private import collectives
 
 
 class Group(NamedTuple):
-    """Processes that exchange something: the name that torch knows them by, and how many they are."""
+    """A group of communicating processes: its name in torch, and its size."""
 
     name: str
     size: int
 
 
 ALONE = Group("", 1)
-"""One process, which exchanges nothing."""
+"""A single process, which exchanges nothing."""
 
 
 def exchange(x: Tensor, group: Group) -> Tensor:
-    """`x` (n A, ...) in n parts, of which process i gets part i: the parts of the n processes, in their order, (n A, ...)."""
+    """Splits `x` (n A, ...) into n parts and sends part i to process i. Returns the parts received, in process order: (n A, ...)."""
     result: Tensor = _Exchange.apply(x, group.name, group.size)  # type: ignore[no-untyped-call]
     return result
 
 
 def gather(x: Tensor, axis: int, group: Group) -> Tensor:
-    """The `x` of all processes, in their order, joined along an axis."""
+    """The `x` of all processes, in process order, joined along an axis."""
     result: Tensor = _Gather.apply(x, axis, group.name, group.size)  # type: ignore[no-untyped-call]
     return result
 
 
 def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
-    """The sums over the processes of a list of tensors, in one reduction, each in its dtype."""
+    """The sums of each tensor over the processes, in a single reduction. Each keeps its dtype."""
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
     total = collectives.wait_tensor(collectives.all_reduce(flat, "sum", group.name))
     pieces = total.split([x.numel() for x in tensors])
@@ -52,8 +52,8 @@ def add(tensors: list[Tensor], group: Group) -> list[Tensor]:
 
 
 class Devices:
-    """The devices of a mesh, as this process sees them: its `place` along each axis, and its group along each set of axes
-    that have several devices."""
+    """The devices of a mesh from the view of this process: its `place` along each axis, and its group along each set of
+    axes with several devices."""
 
     def __init__(self, sizes: MeshSizes) -> None:
         self.sizes = sizes
@@ -68,21 +68,21 @@ class Devices:
                 self.groups[axes] = Group(group.group_name, group.size())
 
     def group(self, axes: Sequence[str]) -> Group | None:
-        """The devices along some axes, None if this is the only one."""
+        """The devices along some axes, or None if there is only this one."""
         return self.groups.get(tuple([axis for axis in AXES if axis in axes and getattr(self.sizes, axis) > 1]))
 
     def sums(self, tensors: list[Tensor], axes: Sequence[str]) -> list[Tensor]:
-        """The sums of tensors over the devices along some axes, in one reduction."""
+        """The sums of tensors over the devices along some axes, in a single reduction."""
         group = self.group(axes)
         return add(tensors, group) if tensors and group else tensors
 
     def means(self, tensors: dict[str, Tensor], axes: Sequence[str]) -> dict[str, Tensor]:
-        """The means of tensors over the devices along some axes, in one reduction."""
+        """The means of tensors over the devices along some axes, in a single reduction."""
         sums = self.sums(list(tensors.values()), axes)
         return {name: total / self.sizes.size(axes) for name, total in zip(tensors, sums, strict=True)}
 
     def index(self, shape: Sequence[int], split: Split) -> tuple[slice, ...]:
-        """Where the part of this device is in an array of a shape."""
+        """The slices of this device's part of an array of `shape`."""
         index = []
         for length, axis in zip(shape, split, strict=True):
             size = length // getattr(self.sizes, axis) if axis else length

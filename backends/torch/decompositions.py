@@ -1,7 +1,7 @@
-"""Our operators as operations of ATen, for programs that run where this package is not installed. For inference.
+"""moespec's operators as ATen operations, for inference programs that run where this package is not installed.
 
-An operator whose function changes nothing but its own tensors and reads no value on the host is decomposed into what the
-function does. The others have another function here, of the same arguments and results.
+If a function changes only its own tensors and reads no value on the host, its operator is decomposed into what the
+function does. The other operators have a replacement here, with the same arguments and results.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ from moespec.backends.torch.arrays import wide
 from moespec.backends.torch.operators import FUNCTIONS, NAMESPACE
 
 DEFINING = (gathers, grouped, products, rng, selection, solvers)
-"""Modules that define operators: `FUNCTIONS` has them once these are imported."""
+"""Modules that define operators. Importing them fills `FUNCTIONS`."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Operator of torch -> the function that it stands for. Those of training are left out."""
+    """Maps each torch operator to the function that replaces it, without training operators."""
     return {overload(name): OTHERS.get(name, function) for name, function in FUNCTIONS.items() if name != "balanced"}
 
 
 def overload(name: str) -> Any:
-    """The operator `name` as it stands in a program."""
+    """The operator `name` in the form that a program contains."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
@@ -49,7 +49,7 @@ def _sum(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None) -> Ten
 
 
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor, ends: Tensor) -> Tensor:
-    """The rows of each expert are a slice, whose size is known when the program runs."""
+    """The rows of each expert are a slice. Its size is known when the program runs."""
     count, start, parts = rows.shape[0], 0, []
     for expert in range(kernel.shape[0]):
         end: Any = ends[expert].item()

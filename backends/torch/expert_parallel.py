@@ -1,4 +1,4 @@
-"""Experts split among the processes of a group: what is in their slots goes there and comes back."""
+"""Experts split among the processes of a group: the contents of slots travel to their experts and back."""
 
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 class SplitOverGroup(SplitExperts):
     """The torch backend, with experts split over a group of processes.
 
-    What is sent has all slots of an expert together, as `moe_layer` has them in memory; what comes is by sender, and is
-    copied into that order.
+    Sent slots are ordered by expert, as `moe_layer` has them in memory. Received slots are ordered by sender and copied
+    into that order.
     """
 
     single = single
 
     def __init__(self, group: Group, sizes: MeshSizes | None = None) -> None:
-        """sizes: of a mesh whose axis `expert` the group is, by default of one with no other axis."""
+        """sizes: the sizes of a mesh whose axis `expert` is this group; default: a mesh with no other axis."""
         self.group, self.sizes = group, MeshSizes(expert=group.size) if sizes is None else sizes
 
     def _there(self, slots: Tensor) -> Tensor:
-        """(G, E, C, D) of the device's groups to (n G, E / n, C, D) of its experts."""
+        """Sends (G, E, C, D), the slots of the device's groups, to the devices of their experts: (n G, E / n, C, D)."""
         groups, experts, *place = slots.shape
         n = self.group.size
         by_sender = exchange(slots.transpose(0, 1), self.group)
@@ -42,13 +42,13 @@ class SplitOverGroup(SplitExperts):
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is a DTensor, told by its mesh: the class brings sympy, which takes half a second to import."""
+    """Whether a tensor is a DTensor. Looks for its mesh, because importing the class imports sympy, which takes half a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def mean_gradient(parameter: Tensor, group: Group) -> Tensor:
-    """The part that this process has of a parameter of split experts. Its gradient is that of the mean over the group of the
-    processes' losses: the exchange brings the sum, so that here it is divided by their number."""
+    """This process's part of a split expert parameter, with the gradient of the mean of the processes' losses over the
+    group. The exchange sums gradients, so this function divides by the number of processes."""
     local = parameter.to_local() if is_split(parameter) else parameter
     mean: Tensor = _MeanGradient.apply(local, group.size)  # type: ignore[no-untyped-call]
     return mean

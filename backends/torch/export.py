@@ -1,7 +1,7 @@
-"""A module as a program of its own: one that torch loads, or of ONNX, with a batch of any size.
+"""A module as a standalone program, for torch or in ONNX, for any batch size.
 
-Neither needs this package where it runs: operators of ours are decomposed into operations of ATen. In ONNX a stable sort is
-TopK of all entries, whose standard has our rule for equal ones: the lower index comes first.
+Neither requires this package at run time: moespec's operators are decomposed into ATen operations. In ONNX, a stable
+sort becomes TopK over all entries. Its standard breaks ties as moespec does: the lower index comes first.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ __all__ = ["export_onnx", "export_pt2"]
 
 OPSET = 18
 IMAGES = 3
-"""Batches of the example that is traced. A tracer takes a size of 0 or 1 for a constant."""
+"""The number of batches in the traced example. Tracers take a size of 0 or 1 as a constant."""
 LARGEST = 2**31 - 2**20
-"""Bytes of the parameters in a file of ONNX, a message of protobuf, which has fewer than 2^31."""
+"""The largest size of the parameters in an ONNX file, in bytes. The file is a protobuf message, which must stay below 2^31."""
 HALVES = (torch.bfloat16, torch.float16)
 
 Example = Tensor | tuple[Tensor, ...]
@@ -36,17 +36,17 @@ def export_pt2(
 ) -> bytes:
     """The content of a file of `torch.export.save`: the module as a program, with its parameters.
 
-    `torch.export.load(path).module()(images)` computes what `module(images)` does at evaluation, to rounding, where this package is
-    not installed, and for any number of images that is a multiple of `multiple` (from twice it on, where it is not 1).
+    `torch.export.load(path).module()(images)` computes the same as `module(images)` at evaluation, to rounding. It does not require
+    this package, and takes any number of images that is a multiple of `multiple` (for multiples above 1, at least twice that).
 
-    module: any `torch.nn.Module`, with our layers (`MoE`, `Model`) or without, in evaluation mode. It is not changed.
-    example: a tensor (images, ...), or a tuple of them, the positional arguments of `module`; their first axes are the same free
-        number of images. What counts are the other axes and the dtype; one image is enough.
-    metadata: further files in it, text by name (`torch.export.load(path, extra_files={name: ""})`).
-    multiple: images that are routed together; by default what the `MoE` layers in the module say (`group_images`), else 1.
+    module: any `torch.nn.Module`, with moespec layers (`MoE`, `Model`) or without, in evaluation mode. It is not changed.
+    example: a tensor (images, ...), or a tuple of tensors, the positional arguments of `module`. Their first axes are the same free
+        number of images. Only the other axes and the dtype matter; one image is enough.
+    metadata: additional files in it, text by name (`torch.export.load(path, extra_files={name: ""})`).
+    multiple: images that are routed together; default: the `group_images` of the `MoE` layers in the module, else 1.
 
-    Raises ConfigError for what is not a module, a module in training mode (noise and dropout are drawn there) and an example
-    that the module does not take, before anything is traced. What `torch.export` cannot trace is an error of torch's own.
+    Raises ConfigError, before tracing, for an argument that is not a module, a module in training mode (which draws noise and dropout)
+    and an example that the module does not accept. If `torch.export` cannot trace the module, torch's own error is raised.
 
     Source: docs.pytorch.org/docs/stable/export.html.
     """
@@ -60,18 +60,18 @@ def export_pt2(
 def export_onnx(
     module: nn.Module, example: Example, *, metadata: Mapping[str, str] | None = None, multiple: int | None = None
 ) -> bytes:
-    """The content of a file of ONNX, opset 18: `images` (images, ...) -> `logits`, the first input and the first output of `module`.
+    """The content of an ONNX file, opset 18: `images` (images, ...) -> `logits`, the first input and output of `module`.
 
-    `onnxruntime.InferenceSession(content).run(None, {"images": images})` computes what `module(images)` does at evaluation, to
-    rounding, with the routers' rule for equal scores. Further inputs have the names of the arguments of `forward`.
+    `onnxruntime.InferenceSession(content).run(None, {"images": images})` computes the same as `module(images)` at evaluation, to
+    rounding, with the routers' tie-breaking. Further inputs have the names of the arguments of `forward`.
 
-    module, example, multiple: as of `export_pt2`, but that the module is of float32 (or float64).
+    module, example, multiple: as for `export_pt2`, but the module must be in float32 or float64.
     metadata: its `metadata_props`.
 
-    Raises ConfigError as `export_pt2` does, for parameters in bfloat16 or float16, whose operators runtimes lack on a CPU, for
-    parameters of more than 2 GB, which such a file cannot hold, and where the packages onnx and onnxscript are not installed.
+    Raises ConfigError as `export_pt2` does, for parameters in bfloat16 or float16 (CPU runtimes lack their operators), for parameters
+    of more than 2 GB (the limit of the format), and if onnx or onnxscript is not installed.
 
-    Source: the ONNX operators (onnx.ai/onnx/operators) TopK, whose rule for equal values is that of the routers, and Gather.
+    Source: the ONNX operators (onnx.ai/onnx/operators) TopK, which breaks ties like the routers, and Gather.
     """
     for package in ("onnx", "onnxscript"):
         if importlib.util.find_spec(package) is None:
@@ -115,7 +115,7 @@ def _check_module(module: Any) -> None:
 
 
 def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
-    from moespec.backends.torch.nn.reporting import Reporting  # the modules are made of this package
+    from moespec.backends.torch.nn.reporting import Reporting  # the modules depend on this package
 
     _check_module(module)
     examples = example if isinstance(example, tuple) else (example,)
@@ -140,14 +140,14 @@ def _exported(module: nn.Module, example: Any, multiple: int | None) -> Any:
         program = torch.export.export(module, inputs, dynamic_shapes=tuple({0: batch} for _ in inputs))
     finally:
         for layer in layers:
-            layer.forget()  # what it keeps of a pass that was traced has no values
+            layer.forget()  # after tracing, the stored losses have no values
     program.graph_module.graph.eliminate_dead_code()  # losses and metrics
     return program
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings of the exporter about its own insides, and of losses that a module keeps for its user."""
+    """Suppresses the exporter's warnings about its internals, and about losses that a module keeps for its user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -159,7 +159,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-# Operations of ONNX. The exporter calls them to write a part of the graph.
+# ONNX operations. The exporter calls them to write a part of the graph.
 
 
 def _ops() -> Any:
@@ -181,7 +181,7 @@ def _top_indices(scores: Any, count: int) -> Any:
 
 
 def _searchsorted(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """How many entries of the row (..., n) are below each value (..., m)."""
+    """The number of entries in the row (..., n) below each value (..., m)."""
     op = _ops()
     last, before = op.Constant(value_ints=[-1]), op.Constant(value_ints=[-2])
     below = op.Less(op.Unsqueeze(sorted_sequence, before), op.Unsqueeze(self, last))

@@ -1,18 +1,18 @@
-"""Moving rows between tokens and slots: gathers whose gradient is a sum in a fixed order, and sums whose gradient is a gather.
+"""Moving rows between tokens and slots: gathers with a fixed-order sum as gradient, and sums with a gather as gradient.
 
-Each operation is an opaque custom operator, so that a compiler cannot fuse it with its neighbours (fusions of gathers,
-reductions and scatters have been miscompiled), and so that no gradient becomes an atomic addition: results do not
-depend on the order in which threads run. An index equal to the number of rows means "no row": it reads zeros.
+Each operation is an opaque custom operator. A compiler therefore cannot fuse it with its neighbours (fusions of
+gathers, reductions and scatters have been miscompiled), and no gradient becomes an atomic addition: results do not
+depend on the order of threads. An index equal to the number of rows means "no row": it reads zeros.
 
     gather_rows    out[m] = rows[index[m]]                              gradient: `sum_rows`
     sum_rows       out[n] = sum of rows[m] with index[m] == n           gradient: `gather_rows`
     combine_rows   out[n] = sum of weight[m] rows[m], index[m] == n     gradient: `combine_gradients`
     take_scores    out[g, e, c] = scores[g, token[g, e, c], e]          gradient: `put_scores`, and the reverse
-    invert_index   the position at which each value occurs in an index
+    invert_index   the position of each value in an index
 
-The first three take the inverse of `index` too, if it has one: `inverse` (N, K) holds, for each n, the K places in `index` (M,)
-that name it, M for none. Then the K rows are added in that order; without it, in the order of the rows. Sums are made in float32
-or better. On a GPU the operators run the kernels of `kernels`, each of which reads what it needs once.
+The first three also take the inverse of `index`, if it has one: `inverse` (N, K) holds, for each n, the K places in `index` (M,) that
+name it, M for none. Then the K rows are added in that order; without it, in the order of the rows. Sums are in float32 or better. On a
+GPU the operators run the kernels of `kernels`, each of which reads its inputs only once.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ from moespec.backends.torch.operators import differentiable, mapped, operator, u
 
 @operator
 def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
-    """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D). `inverse` (N, K) is for the gradient."""
+    """`rows` (N, D) at `index` (M,), where N reads a row of zeros: (M, D). The gradient uses `inverse` (N, K)."""
     return _gather(rows, index)
 
 
@@ -39,7 +39,7 @@ def _gather(rows: Tensor, index: Tensor) -> Tensor:
         return rows.new_zeros(len(index), rows.shape[1])
     taken = rows.index_select(0, index.clamp(max=len(rows) - 1))
     missing = index == len(rows)
-    if rows.device.type == "cpu":  # where a list of the few costs nothing
+    if rows.device.type == "cpu":  # where a list of a few rows costs nothing
         return taken.index_fill_(0, missing.nonzero()[:, 0], 0)
     return taken.masked_fill_(missing[:, None], 0)
 
@@ -51,7 +51,7 @@ def _(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
 
 @operator
 def sum_rows(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) -> Tensor:
-    """Sums of the `rows` (M, D) with equal `index` (M,): (count, D); rows with the index `count` are left out."""
+    """Sums of the `rows` (M, D) with equal `index` (M,): (count, D). Rows with the index `count` are left out."""
     return _sum(rows, None, index, count, inverse, rows.dtype)
 
 
@@ -64,7 +64,7 @@ def _(rows: Tensor, index: Tensor, count: int, inverse: Tensor | None = None) ->
 def combine_rows(
     rows: Tensor, weight: Tensor, index: Tensor, count: int, inverse: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """As `sum_rows`, of the rows times their `weight` (M,), in `dtype`."""
+    """Like `sum_rows`, on the rows times their `weight` (M,), in `dtype`."""
     return _sum(rows, weight, index, count, inverse, dtype)
 
 
@@ -97,12 +97,12 @@ def _sum(
 
 
 def _sum_serially(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """For the CPU, where `index_add_` adds one row after the other."""
+    """For the CPU, where `index_add_` adds one row at a time."""
     return rows.new_zeros(count + 1, rows.shape[1]).index_add_(0, index, rows)[:count].contiguous()
 
 
 def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
-    """One thread adds up the rows of a sum in order."""
+    """One thread adds the rows of a sum, in order."""
     order, edges = _segments(index, count)
     return torch.segment_reduce(
         rows.index_select(0, order), "sum", lengths=edges.diff(), axis=0, unsafe=True, initial=0.0
@@ -110,7 +110,7 @@ def _sum_segments(rows: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def _segments(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """A stable sort of the integers brings the rows of a sum together: their order, and where each sum begins."""
+    """The order of rows in which each sum's rows are contiguous, by a stable sort of the integers, and the start of each sum."""
     ordered, order = torch.sort(index, stable=True)
     return order, torch.searchsorted(ordered, torch.arange(count + 1, device=index.device, dtype=index.dtype))
 
@@ -119,9 +119,9 @@ def _segments(index: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def combine_gradients(
     gradient: Tensor, rows: Tensor, weight: Tensor, index: Tensor, inverse: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Those of `combine_rows`: weight[m] gradient[index[m]] (M, D), and its product with rows[m] in place of weight[m] (M,).
+    """The gradients of `combine_rows`: weight[m] gradient[index[m]] (M, D) for rows, and rows[m] times gradient[index[m]] (M,) for weights.
 
-    Both are 0 where there is no such gradient, whatever is in the row.
+    Both are 0 where `index` names no gradient, whatever the row contains.
     """
     if uses_kernel(rows):
         from moespec.backends.torch import kernels
@@ -158,7 +158,7 @@ def _(scores: Tensor, token: Tensor) -> Tensor:
 
 @operator
 def put_scores(values: Tensor, token: Tensor, tokens: int) -> Tensor:
-    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has a token at most once."""
+    """`values` (G, E, C) at (g, token[g, e, c], e) of zeros (G, tokens, E). An expert has each token at most once."""
     if uses_kernel(values):
         from moespec.backends.torch import kernels
 
@@ -176,7 +176,7 @@ def _(values: Tensor, token: Tensor, tokens: int) -> Tensor:
 @mapped
 @operator
 def invert_index(index: Tensor, count: int) -> Tensor:
-    """Where each of `0 .. count - 1` occurs in `index` (..., M), or M if it does not: (..., count) int32.
+    """The position of each of `0 .. count - 1` in `index` (..., M), or M if absent: (..., count) int32.
 
     The value `count` in `index` is ignored; any other value occurs at most once.
     """
@@ -228,7 +228,7 @@ def _combine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _gradients_backward(ctx: Any, of_rows: Tensor, of_weight: Tensor) -> tuple[Tensor | None, ...]:
-    """Both are products of the gradient with one of the two others, so that these change places."""
+    """Both are products of the gradient with one of the two other arguments, so these two change places."""
     gradient, rows, weight, index, inverse = ctx.saved_tensors
     to_rows, to_weight = combine_gradients(gradient, of_rows.contiguous(), of_weight.contiguous(), index, inverse)
     arguments = (index, len(gradient), inverse, gradient.dtype)

@@ -1,14 +1,14 @@
-"""The layer of perceptrons, and products of rows that are sorted by expert, each expert's with its matrix.
+"""The layer of perceptrons, and products of rows, sorted by expert, with the matrix of their expert.
 
-Where a routing has far more slots than choices, because an expert has room for every token, the rows of the filled slots alone
-are multiplied: the work is that of the tokens, not that of the slots.
+If a routing has far more slots than choices, because an expert has room for every token, only the rows of filled slots
+are multiplied: the work grows with the tokens, not with the slots.
 
     grouped_rows     out[n] = rows[n] @ kernel[expert of n]
     grouped_kernels  out[e] = sum over the rows n of expert e of rows[n]^T gradient[n]
     grouped_sums     out[e] = sum over the rows n of expert e of rows[n]
 
-The rows of expert e are those from `ends[e - 1]` to `ends[e]`. There may be further rows, which belong to none: their results
-are whatever was in memory, and nothing reads them.
+The rows of expert e run from `ends[e - 1]` to `ends[e]`. Further rows belong to no expert. Their results are
+uninitialised memory, which nothing reads.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,8 +45,8 @@ def moe_mlp(
 ) -> Tensor:
     """tokens (G, T, D), params as in the specification -> (G, T, D') in the dtype of `tokens`.
 
-    Where most slots are empty, only the filled ones are computed. On a GPU that is so in 16 bits with widths that are multiples of
-    8; in float32 all slots are computed there, since torch's grouped product would wait for the host.
+    If most slots are empty, only the filled slots are computed. A GPU does so in 16 bits with widths that are multiples
+    of 8. In float32 it computes all slots, because torch's grouped product would wait for the host.
     """
     check_scores("tokens", tokens, "groups tokens width")
     check_activation(gelu, activation)
@@ -87,7 +87,7 @@ def affine_layer(tokens: Tensor, routing: SlotRouting, kernel: Tensor, bias: Ten
 
 
 def can_group(tokens: Tensor, *widths: int) -> bool:
-    """Whether a grouped product of the device needs no size on the host: on a GPU that of 16-bit rows of whole 16 bytes."""
+    """Whether the device's grouped product needs no size on the host. On a GPU, this holds for 16-bit rows of a multiple of 16 bytes."""
     if tokens.device.type != "cuda":
         return True
     return _dtype(tokens) in (torch.bfloat16, torch.float16) and all(width % 8 == 0 for width in widths)
@@ -96,7 +96,7 @@ def can_group(tokens: Tensor, *widths: int) -> bool:
 def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, Linear[Tensor]], Tensor]) -> Tensor:
     """The layer whose experts are `run(rows, linear)`, with `linear(rows, kernel, bias)` for `rows @ kernel[e] + bias[e]`.
 
-    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` from (N, D) to (N, D') for the N = G T K choices.
+    tokens (G, T, D) -> (G, T, D') in the dtype of `tokens`; `run` maps (N, D) to (N, D') for the N = G T K choices.
     """
     groups, _, width = tokens.shape
     experts = routing.token.shape[1]
@@ -104,7 +104,7 @@ def grouped_layer(tokens: Tensor, routing: SlotRouting, run: Callable[[Tensor, L
     choices, count = slot.numel(), groups * routing.tokens
     filled = token < count
     ends = filled.reshape(experts, -1).sum(dim=1).cumsum(dim=0).int()
-    # The rows are the filled slots in their order, so that those of an expert are neighbours.
+    # The rows are the filled slots in order, so the rows of an expert are contiguous.
     row_of_slot = torch.where(filled, filled.cumsum(dim=0).int() - 1, choices)
     slot_of_row = invert_index(row_of_slot, choices)
     token_of_row = _at(token, slot_of_row, fill=count)
@@ -123,7 +123,7 @@ def _at(values: Tensor, index: Tensor, *, fill: int) -> Tensor:
 
 
 def _dtype(rows: Tensor) -> torch.dtype:
-    """The dtype of products of `rows`: that of autocast, or its own."""
+    """The dtype of products of `rows`: the dtype of autocast, or of the rows."""
     kind = rows.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
@@ -138,7 +138,7 @@ def grouped_linear(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tens
 
 @operator
 def affine_rows(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
-    """`grouped_rows` plus the bias of the expert, if there is one."""
+    """`grouped_rows` plus the bias of the expert, if any."""
     if rows.is_cuda:
         if bias is None:
             return _product(rows, kernel, ends)
@@ -160,7 +160,7 @@ def _(rows: Tensor, kernel: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor
 
 @operator
 def grouped_rows(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
-    """rows (N, D), kernel (E, H, D) -> (N, H): the kernels are transposed."""
+    """rows (N, D), kernel (E, H, D) -> (N, H). The kernels are transposed."""
     if rows.is_cuda:
         return _product(rows, kernel.mT, ends)
     result = rows.new_empty(len(rows), kernel.shape[1])
@@ -211,7 +211,7 @@ def _product(rows: Tensor, kernel: Tensor, ends: Tensor) -> Tensor:
 
 
 def _parts(ends: Tensor) -> Iterator[tuple[int, slice]]:
-    """The experts and their rows, where the numbers are on the host."""
+    """The experts and their rows, if the sizes are on the host."""
     start = 0
     for expert, end in enumerate(ends.tolist()):
         yield expert, slice(start, end)

@@ -1,21 +1,21 @@
-"""Triton kernels: what a GPU runs where torch's own operations would write and read arrays that nobody needs.
+"""Triton kernels, used on a GPU where torch's own operations would write and read unnecessary arrays.
 
     add_rows           out[n] = sum over p of weight[index[p]] rows[index[p]], p from edges[n] to edges[n + 1]
     combine_gradients  out[m] = weight[m] gradient[token[m]] and the product of rows[m] with gradient[token[m]]
-    parts              out = the three parts in bfloat16 of float32 numbers, side by side
+    parts              out = the three bfloat16 parts of float32 numbers, side by side
     split_product      out = tokens (small + middle + high), the parts of a matrix
     take_scores        out[g, e, c] = scores[g, token[g, e, c], e], and `put_scores` the reverse
     invert_index       out[n] = the m with index[m] == n
     sinkhorn           the Sinkhorn plan of a group, by one program
     threefry           the random words of pairs of counters
 
-The operators of `rows`, `products`, `solvers` and `threefry` call them on a GPU, and have plain operations beside them for everything
-else. An index equal to the number of rows means "no row": it reads zeros by a mask, so that no row is written twice. A sum is made by one
-program in one order, in float32 or better, so there is no atomic addition; 16-bit rows are widened in registers, so there is no
-float32 copy of them. Where nothing else is said, a program has a tile of TALL rows by WIDE columns.
+The operators of `gathers`, `products`, `solvers` and `rng` call these kernels on a GPU, and plain operations elsewhere.
+An index equal to the number of rows means "no row": a mask reads zeros, so that no row is written twice. One program
+computes each sum in one order, in float32 or better, so there is no atomic addition. 16-bit rows are widened in
+registers, without a float32 copy. Unless noted, a program has a tile of TALL rows by WIDE columns.
 
-Importing this module imports Triton, which torch's builds for CUDA bring. With TRITON_INTERPRET=1 the kernels run on tensors
-on the CPU. Beside plain operations their speed has not been measured.
+Importing this module imports Triton, which torch's CUDA builds include. With TRITON_INTERPRET=1 the kernels run on CPU
+tensors. Their speed has not been compared with plain operations.
 """
 
 import math
@@ -30,7 +30,7 @@ from moespec.spec.algorithms.threefry import INJECTIONS, PARITY, ROTATIONS
 
 TOTAL = {torch.float32: tl.float32, torch.float64: tl.float64}
 OPTIONS = {"enable_fp_fusion": True}
-"""Products are added without being rounded. Triton 3.10 would do so only if it is told."""
+"""Adds products without rounding them first. Triton 3.10 does so only on request."""
 
 
 def add_rows(
@@ -38,7 +38,7 @@ def add_rows(
 ) -> Tensor:
     """The sums of the rows (M, D) that `index` names, times their `weight` (M,), in the order of `index`: (N, D).
 
-    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all of them in one row, those of sum n from edges[n] on.
+    index: (N, K), the rows of each sum; or, with `edges` (N + 1,), all rows in a single axis, where sum n starts at edges[n].
     """
     count, choices = (len(edges) - 1, 0) if edges is not None else index.shape
     width = rows.shape[1]
@@ -63,7 +63,7 @@ def add_rows_kernel(
     rows, index, edges, weight, out, row_count, count, width,
     CHOICES: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Step by step all rows of the tile add their next one, as long as one of them has any."""
+    """At each step, all rows of the tile add their next row, as long as any of them has one."""
     n = tl.program_id(0) * TALL + tl.arange(0, TALL)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)[None, :]
     if edges is None:
@@ -86,7 +86,7 @@ def add_rows_kernel(
 
 
 def combine_gradients(gradient: Tensor, rows: Tensor, weight: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """gradient (N, D), rows (M, D), weight (M,), token (M,) -> (M, D) in the dtype of the rows, (M,) in that of the weights."""
+    """gradient (N, D), rows (M, D), weight (M,), token (M,) -> (M, D) in the dtype of the rows, (M,) in the dtype of the weights."""
     to_rows, to_weight = rows.new_empty(rows.shape), weight.new_empty(weight.shape)
     if not len(rows):
         return to_rows, to_weight
@@ -105,7 +105,7 @@ def combine_gradients_kernel(
     gradient, rows, weight, token, to_rows, to_weight, token_count, row_count, width,
     TALL: tl.constexpr, WIDE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """A program goes along the whole width of TALL rows. What is in the rows of no token is not read."""
+    """A program covers the full width of TALL rows. It does not read rows without a token."""
     m = tl.program_id(0) * TALL + tl.arange(0, TALL)
     n = tl.load(token + m, mask=m < row_count, other=token_count)
     inside_tokens = n < token_count
@@ -129,9 +129,9 @@ def _tile(width: int) -> tuple[int, int]:
 
 
 def parts(x: Tensor) -> Tensor:
-    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle, whose first three add up to x.
+    """x (N, S) in float32 -> (N, 5, S') in bfloat16: small, middle, high, high, middle. The first three add up to x.
 
-    S' is S in whole 32 bytes, with zeros, so that a product reads 16 bytes at a time: 196 slots would be read by twos.
+    S' is S padded with zeros to a multiple of 32 bytes, so that a product reads 16 bytes at a time. It would read 196 slots two at a time.
     """
     columns, stride = x.shape[1], -(-x.shape[1] // 16) * 16
     out = x.new_empty(len(x), 5, stride, dtype=torch.bfloat16)
@@ -160,12 +160,12 @@ def parts_kernel(x, out, count, columns, stride, WIDE: tl.constexpr):
 
 
 def split_product(tokens: Tensor, parts: Tensor, columns: int) -> Tensor:
-    """tokens (N, D) in bfloat16, `parts` of a matrix (D, 5, S'), its columns S -> (N, S) in float32."""
+    """tokens (N, D) in bfloat16, `parts` of a matrix (D, 5, S') with `columns` columns S -> (N, S) in float32."""
     count, width = tokens.shape
     out = tokens.new_empty(count, columns, dtype=torch.float32)
     if not out.numel():
         return out
-    # tl.dot takes at least 16 of each axis.
+    # tl.dot requires at least 16 entries along each axis.
     wide_tile = min(max(triton.next_power_of_2(columns), 16), 128)
     grid = (triton.cdiv(columns, wide_tile), triton.cdiv(count, 128))
     with torch.cuda.device_of(tokens):
@@ -182,9 +182,9 @@ def split_product_kernel(
     tokens, parts, out, count, width, columns, stride,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Each tile of tokens is read once and multiplied by its three tiles of parts, into one sum in float32.
+    """Reads each tile of tokens once and multiplies it by its three tiles of parts, into one sum in float32.
 
-    EXACT: the dtype that is multiplied in, bfloat16, or float32 for the interpreter, which takes bfloat16 for integers there.
+    EXACT: the dtype of the multiplication, bfloat16. The interpreter treats bfloat16 as integers, so it uses float32.
     """
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)[None, :]
     n = (tl.program_id(1) * TALL + tl.arange(0, TALL))[:, None]
@@ -237,7 +237,7 @@ def scores_kernel(
 
 
 def invert_index(index: Tensor, count: int) -> Tensor:
-    """index (..., M) -> (..., count) int32, M where a value is not in the index."""
+    """index (..., M) -> (..., count) int32, M where `index` lacks a value."""
     size = index.shape[-1]
     out = index.new_full((*index.shape[:-1], count), size, dtype=torch.int32)
     if index.numel() and count:

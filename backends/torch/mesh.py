@@ -1,8 +1,8 @@
-"""Training on a mesh of processes, each with one device: it runs the program of one device on its images, with the exchanges
-that `OnMesh` adds.
+"""Training on a mesh of processes with one device each: every process runs the single-device program on its images,
+with the exchanges that `OnMesh` adds.
 
-What is reduced in the update (gradients, the norm of the whole gradient, norms and means that an optimiser takes of a whole
-parameter) is outside of the program, see `moespec.backends.torch.sharded_state`.
+The reductions of the update (gradients, the norm of the complete gradient, an optimiser's norms and means over a
+complete parameter) run outside the program, see `moespec.backends.torch.sharded_state`.
 """
 
 import os
@@ -35,18 +35,18 @@ from moespec.spec.errors import ConfigError
 __all__ = ["OnMesh", "devices", "join", "leave"]
 
 SIOCGIFADDR = 0x8915
-"""What asks Linux for the address of an interface."""
+"""The ioctl request for an interface's address on Linux."""
 
 Metrics = dict[str, Tensor]
 
 
 def join(process: Process, address: str | None = None, timeout: float = 180.0) -> None:
-    """Joins the other processes. The device of this one is the GPU of its number on its machine, or the CPU.
+    """Joins the other processes. This process uses the GPU with its local index, or the CPU.
 
-    address: the IP address that others reach this machine by; gloo takes its network unless GLOO_SOCKET_IFNAME names another.
-    timeout: seconds after which a process that says nothing is lost; torch's own is at least ten times as long.
+    address: the IP address at which others reach this machine. gloo uses its network unless GLOO_SOCKET_IFNAME names another.
+    timeout: seconds without a heartbeat after which a process counts as lost. torch's own timeout is set to at least ten times as long.
 
-    Raises RuntimeError, of torch.distributed, when the others do not come in time.
+    Raises RuntimeError from torch.distributed if the others do not join in time.
     """
     if address and (network := _network(address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", network)
@@ -63,13 +63,13 @@ def join(process: Process, address: str | None = None, timeout: float = 180.0) -
 
 
 def _network(address: str) -> str | None:
-    """The name of the interface that has an IPv4 address, where the system says it (Linux)."""
+    """The name of the network interface with this IPv4 address, if the system reports it (Linux)."""
     if sys.platform == "linux":
         import fcntl
 
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             for _, name in socket.if_nameindex():
-                with suppress(OSError):  # it has none
+                with suppress(OSError):  # an interface without an address
                     asked = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
                     if socket.inet_ntoa(asked[20:24]) == address:
                         return name
@@ -77,12 +77,12 @@ def _network(address: str) -> str | None:
 
 
 def devices() -> int:
-    """The number of devices of all processes: one of each."""
+    """The number of devices of all processes: one per process."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def leave() -> None:
-    """Waits for the other processes and leaves them."""
+    """Waits for the other processes, then leaves them."""
     dist.barrier()
     dist.destroy_process_group()
 
@@ -90,7 +90,7 @@ def leave() -> None:
 class OnMesh(SplitOverGroup):
     """The torch backend for models on a mesh of all processes.
 
-    A step and what `compile` makes take parameters of a state, and the rows of this process, as `put` makes them.
+    A step, and a function from `compile`, take the parameters of a state and the rows of this process from `put`.
     """
 
     def __init__(self, sizes: MeshSizes, *, transport: Transport = "model") -> None:
@@ -103,7 +103,7 @@ class OnMesh(SplitOverGroup):
         self.bind_routers()
 
     def whole(self, params: Any) -> Any:
-        """Parameters with those that are split over `fsdp` gathered."""
+        """The parameters, with parameters split over `fsdp` gathered."""
         if isinstance(params, dict):
             return {name: self.whole(value) for name, value in params.items()}
         return gather(params.array, params.axis, self.devices.groups["fsdp",]) if isinstance(params, Part) else params
@@ -112,7 +112,7 @@ class OnMesh(SplitOverGroup):
         return self.devices.sums([array], AXES)[0]
 
     def over_devices(self, by_image: Tensor, means: Metrics) -> tuple[Tensor, Metrics]:
-        """The rows of all devices, and the means over all of them."""
+        """The rows of all devices, and the means over all devices."""
         group = self.devices.group(AXES)
         rows = gather(by_image, 0, group) if group else by_image
         return rows, self.devices.means(means, AXES)
@@ -121,7 +121,7 @@ class OnMesh(SplitOverGroup):
 
     @property
     def process(self) -> int:
-        """The number of this process."""
+        """The index of this process."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
@@ -130,7 +130,7 @@ class OnMesh(SplitOverGroup):
         return devices()
 
     def exchanged(self, value: str) -> list[str]:
-        """The texts of all processes, in their order; it waits for all."""
+        """The texts of all processes, in process order. Waits for all processes."""
         if self.processes == 1:
             return [value]
         own = from_numpy(np.frombuffer(value.encode(), np.uint8))
@@ -158,19 +158,19 @@ class OnMesh(SplitOverGroup):
     # Training.
 
     def import_state(self, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
-        """The state that `export_state`, of any backend, made `exported` of. Of each leaf a process reads what it needs."""
+        """The state that `export_state` of any backend exported. Each process reads only the slices that it needs."""
         return read_state(self.devices, exported, optimizer)
 
     def export_state(self, state: SpreadState) -> dict[str, Any]:
-        """As of one device, with `Pieces` in place of arrays: those that this process is to save."""
+        """As on one device, with `Pieces` instead of arrays: the pieces that this process must save."""
         return pieces_of(state)
 
     def state_params(self, state: SpreadState) -> Params:
-        """As of one device, of what this process has."""
+        """As on one device, for this process's parts."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()})
 
     def state_average(self, state: SpreadState) -> Params:
-        """As of one device, of what this process has."""
+        """As on one device, for this process's parts."""
         return state.marked({path: leaf.detach() for path, leaf in flatten(state.params).items()} | state.average)
 
     def make_step(
@@ -183,9 +183,9 @@ class OnMesh(SplitOverGroup):
         renew: Renewal | None = None,
         compiled: bool = True,
     ) -> Callable[[SpreadState, Any, float], tuple[SpreadState, Metrics]]:
-        """As of one device, for the rows of this process. The loss is a mean over groups and images, as all metrics are.
+        """As on one device, for the rows of this process. The loss and the metrics are means over groups and images.
 
-        The gradients of what all devices have are summed together, in one reduction with loss and metrics.
+        A single reduction sums the gradients of parameters that all devices have, the loss and the metrics.
         """
         check_at_least("accumulate", accumulate, 1)
         evaluate = self.compile(loss_function) if compiled else self.mapped(loss_function)
@@ -202,16 +202,16 @@ class OnMesh(SplitOverGroup):
         return step
 
     def compile(self, function: Callable[..., Any], *, compiler: str = "inductor") -> Callable[..., Any]:
-        """`function(params, rows)`, compiled, for parameters of a state, and the rows of this process.
+        """`function(params, rows)`, compiled, for the parameters of a state and the rows of this process.
 
-        What it returns is the same on all devices, as `over_devices` makes it.
+        Its result must be the same on all devices, like a result of `over_devices`.
         """
         compiled: Callable[..., Any] = single.compile(self.mapped(function), compiler=compiler)
         return compiled
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What `compile` compiles: `function` of parameters that are whole but for those of blocks, which are gathered one
-        block at a time."""
+        """The function that `compile` compiles. It gathers the parameters of blocks one block at a time, and all others
+        before it calls `function`."""
 
         def run(params: Params, rows: Any, *average: Params) -> Any:
             return function(self.outside_of_blocks(params), rows, *map(self.outside_of_blocks, average))

@@ -1,4 +1,4 @@
-"""The metrics of a routing in every step, without gradient. Shapes: G groups, T tokens, E experts."""
+"""The routing metrics of every step, without gradient. Shapes: G groups, T tokens, E experts."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ __all__ = ["routing_metrics"]
 
 
 def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, Tensor]:
-    """Each the mean over the groups: load (E,), and the scalars coverage, dropped and entropy."""
+    """Load (E,) and the scalars coverage, dropped and entropy, each the mean over the groups."""
     if isinstance(routing, SlotRouting):
         load, served, surprise = _of_slots(routing)
     else:
@@ -30,7 +30,7 @@ def routing_metrics(routing: SlotRouting | SoftRouting | Routing) -> dict[str, T
 
 
 def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
-    """The load (groups, experts), which tokens are served (groups * tokens,), and the surprise of each slot."""
+    """The load (groups, experts), whether each token is served (groups * tokens,), and the surprise of each slot."""
     token, weight, _, tokens = routing
     count = token.shape[0] * tokens
     group = torch.arange(token.shape[0], device=token.device)[:, None, None]
@@ -43,7 +43,7 @@ def _of_slots(routing: SlotRouting) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _surprise(mass: Tensor, total: Tensor) -> Tensor:
-    """Of a share `m = mass / total`, what it adds to the entropy in nats: `-m log m`; 0 where there is no total."""
+    """The contribution of a share `m = mass / total` to the entropy in nats: `-m log m`, or 0 without a total."""
     share = torch.where(total > 0, mass / torch.where(total > 0, total, 1.0), 0.0).clamp_min(0)
     surprise: Tensor = -torch.special.xlogy(share, share)
     return surprise

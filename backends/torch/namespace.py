@@ -23,13 +23,13 @@ swapaxes, tanh, where, zeros_like = torch.swapaxes, torch.tanh, torch.where, tor
 
 
 def promote_all(*tensors: Tensor) -> list[Tensor]:
-    """All in float64 if one of them is, else in float32."""
+    """All tensors in float64 if one of them is float64, else in float32."""
     dtype = arrays.wide(*(tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
 
 def full(shape: tuple[int, ...], value: float, like: Tensor) -> Tensor:
-    """The value everywhere, in the dtype of `like`."""
+    """A tensor filled with the value, in the dtype of `like`."""
     return like.new_full(shape, value)
 
 
@@ -49,12 +49,12 @@ def indices(count: int, like: Tensor) -> Tensor:
 
 
 def erfc(x: Tensor) -> Tensor:
-    """The complementary error function, which is slow where it is below the normal numbers: it ends before them."""
+    """The complementary error function. Arguments are clipped, because it is slow for subnormal results."""
     return torch.erfc(x.clamp_max(26.0 if x.dtype == torch.float64 else 9.0))
 
 
 def softplus(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))`, exact for large x too, where `torch.nn.functional.softplus` is x."""
+    """`log(1 + exp(x))`, also exact for large x, where `torch.nn.functional.softplus` returns x."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 
@@ -79,14 +79,14 @@ def sum(x: Tensor, axis: Axis | None = None, *, keepdims: bool = False) -> Tenso
 
 
 def softmax(x: Tensor, axis: Axis) -> Tensor:
-    """`exp(x) / sum(exp(x))`; several axes are neighbours, and the last."""
+    """`exp(x) / sum(exp(x))`. Several axes must be adjacent and last."""
     return (
         torch.softmax(x, axis) if isinstance(axis, int) else torch.softmax(x.flatten(axis[0]), axis[0]).reshape(x.shape)
     )
 
 
 def argmax(x: Tensor) -> Tensor:
-    """The index of the largest entry, the first of equal ones, which torch's does not promise: (..., n) -> (..., 1)."""
+    """The index of the largest entry, the first of equal ones: (..., n) -> (..., 1). `torch.argmax` does not promise the first."""
     return top_indices(x, 1)
 
 
@@ -114,20 +114,20 @@ pick = take
 
 
 def is_chosen(indices: Tensor, like: Tensor) -> Tensor:
-    """Whether an entry is at one of the indices, of which n is none: (..., k) -> (..., n)."""
+    """Whether each entry is at one of the indices, where n means none: (..., k) -> (..., n)."""
     *leading, size = like.shape
     chosen = torch.zeros(*leading, size + 1, dtype=torch.bool, device=like.device)
     return chosen.scatter(-1, indices.long(), True)[..., :size]
 
 
 def count(index: Tensor, size: int, like: Tensor) -> Tensor:
-    """How often 0, ..., size - 1 are among the entries: (size,) in the dtype of `like`."""
+    """How often each of 0, ..., size - 1 occurs: (size,) in the dtype of `like`."""
     flat = index.flatten()
     return like.new_zeros(size).index_add(0, flat, torch.ones_like(flat, dtype=like.dtype))
 
 
 def put_true(indices: Tensor, like: Tensor, axis: int) -> Tensor:
-    """Booleans of the shape of `like`, true at the indices along an axis."""
+    """Booleans in the shape of `like`, true at the indices along an axis."""
     return torch.zeros_like(like, dtype=torch.bool).scatter(axis, indices.long(), True)
 
 
@@ -152,13 +152,13 @@ def scaled_product(tokens: Tensor, x: Tensor, slots: Tensor, rows: Tensor | None
 
 
 def slot_weights(scores: Tensor, token: Tensor, slot: Tensor | None) -> Tensor:
-    """The scores of the tokens of slots at their experts, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
+    """The score of each slot's token for the slot's expert, 0 for an empty slot: (G, T, E) -> (G, E, C)."""
     taken: Tensor = gathers.take_scores(scores, token)
     return taken
 
 
 def by_expert(routing: slots.SlotRouting, values: Tensor) -> Tensor:
-    """Values of the slots where their tokens are at their experts: (G, E, C) -> (G, T, E)."""
+    """The value of each slot, placed at the slot's token and expert: (G, E, C) -> (G, T, E)."""
     placed: Tensor = gathers.put_scores(values, routing.token, routing.tokens)
     return placed
 
@@ -171,9 +171,9 @@ def loop(count: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
 
 
 def whole(function: Callable[..., Any]) -> Any:
-    """The operator of the same name, of `moespec.backends.torch.solvers`: unrolled the loop is slow to compile.
+    """The operator of the same name in `moespec.backends.torch.solvers`, because unrolled loops compile slowly.
 
-    A Sinkhorn plan is one where there is a kernel for it.
+    For a Sinkhorn plan, only if a kernel supports it.
     """
     operator = getattr(getattr(torch.ops, NAMESPACE), function.__name__)
 
@@ -186,7 +186,7 @@ def whole(function: Callable[..., Any]) -> Any:
 
 
 def _sinkhorn_fits(logits: Tensor) -> bool:
-    """Whether `kernels.sinkhorn` takes logits (G, T, E): of a plan that only selects, with 64 registers of each of 256 threads."""
+    """Whether `kernels.sinkhorn` takes logits (G, T, E): without gradient, and at most 64 registers for each of 256 threads."""
     _, tokens, experts = logits.shape
     numbers = (1 << (tokens - 1).bit_length()) * (1 << (experts - 1).bit_length())
     return operators.on_gpu(logits) and not logits.requires_grad and logits.dtype == torch.float32 and numbers <= 2**14

@@ -1,6 +1,6 @@
 """The operations that models need around the routers: experts, norms, attention, patches.
 
-Products run in the dtype of their input, to which parameters are cast; norms and losses in float32 or better.
+Products run in the dtype of their input, and parameters are cast to it; norms and losses run in float32 or better.
 """
 
 import math
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def gelu(x: Tensor, *, form: str = "tanh") -> Tensor:
-    """Of any shape."""
+    """x (...) -> (...)."""
     check_option("form", form, ("tanh", "erf"))
     check_scores("x", x, "...")
     return F.gelu(x, approximate="tanh" if form == "tanh" else "none")
@@ -54,19 +54,19 @@ def expert_mlp(inputs: Tensor, params: Mapping[str, Tensor], *, gelu: str = "tan
 def _linear_of_experts(rows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return torch.bmm(rows, kernel.to(rows.dtype))
-    if on_gpu(rows) and rows.dtype == torch.bfloat16:  # where the bias would first be copied to every row
+    if on_gpu(rows) and rows.dtype == torch.bfloat16:  # baddbmm would copy the bias to every row
         return torch.bmm(rows, kernel.to(rows.dtype)) + bias[:, None].to(rows.dtype)
     return torch.baddbmm(bias[:, None].to(rows.dtype), rows, kernel.to(rows.dtype))
 
 
 def activate(form: str, activation: str) -> Callable[[Tensor], Tensor]:
-    """The activation of experts, with this form of GELU."""
+    """The activation of experts, with the given form of GELU."""
     known: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "quick_gelu": quick_gelu}
     return known.get(activation, partial(gelu, form=form))
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """The approximation of the GELU that CLIP has."""
+    """CLIP's approximation of GELU."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -92,7 +92,7 @@ def linear(x: Tensor, kernel: Tensor, bias: Tensor | None = None, *, axes: int =
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
-    """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`. By torch's fused kernel."""
+    """query (N, Q, heads, dim), key and value (N, S, heads, dim) -> the shape of `query`. Uses torch's fused kernel."""
     check_attention(query, key, value, causal=causal)
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     return F.scaled_dot_product_attention(query, key, value, is_causal=causal).transpose(1, 2)
@@ -127,8 +127,8 @@ def rescale(x: Tensor, params: Mapping[str, Tensor]) -> Tensor:
 def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1) -> Tensor:
     """images (N, H, W, channels), kernel (size, size, channels, features), bias (features,) -> (N, H', W', features).
 
-    In the dtype of `images`, or that of autocast. One product over the squares of pixels, which unlike torch's convolution
-    on a GPU has the precision that products have.
+    The result has the dtype of `images` or of autocast. One product over squares of pixels: unlike torch's convolution
+    on a GPU, it has the precision of products.
     """
     check_scores("images", images, "images height width channels")
     check_scores("kernel", kernel, "size size channels features")
@@ -148,7 +148,7 @@ def convolution(images: Tensor, kernel: Tensor, bias: Tensor, *, stride: int = 1
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """ids (N, S), table (V, D) -> (N, S, D). The gradient is added in a fixed order.
 
-    The values of ids are not checked: one that the table does not have is an error of the device, or undefined.
+    Ids are not checked: an id outside the table causes a device error or an undefined result.
     """
     check_integers("ids", ids, "groups tokens")
     check_scores("table", table, "ids width")

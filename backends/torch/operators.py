@@ -1,4 +1,4 @@
-"""Operators of our own, which torch.compile takes whole, and whether they run a kernel."""
+"""moespec's custom operators, which are opaque to torch.compile, and the check whether they run a kernel."""
 
 import functools
 import inspect
@@ -12,17 +12,17 @@ from torch.library import CustomOpDef, custom_op  # type: ignore[attr-defined]  
 
 from moespec.spec.errors import ConfigError
 
-# torch keeps one operator of each name in a process and frees the one before: a copy of this package has its own.
+# torch keeps one operator per name in a process and frees the previous one, so a copy of this package has its own namespace.
 NAMESPACE = __name__.replace(".", "_")
 
 
 FUNCTIONS: dict[str, Callable[..., object]] = {}
-"""What the operator of each name runs."""
+"""The function that the operator of each name runs."""
 SIGNED: dict[CustomOpDef, Callable[..., object]] = {}
 
 
 def operator(function: Callable[..., object], *, tags: tuple[torch.Tag, ...] = ()) -> CustomOpDef:
-    """The decorated function as an operator of torch that changes none of its arguments."""
+    """Makes the decorated function a torch operator that changes none of its arguments."""
     name = function.__name__.lstrip("_")
     FUNCTIONS[name] = function
     result = custom_op(f"{NAMESPACE}::{name}", mutates_args=(), tags=tags)(function)
@@ -37,8 +37,8 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def differentiable(
     operator: "CustomOpDef", backward: Callable[..., Any], setup: Callable[..., None] = save_inputs
 ) -> Any:
-    """The operator with a gradient, which `torch.func` takes, too: `register_autograd` alone has none for `torch.func.grad`, and
-    drops the tangents of forward mode in silence."""
+    """The operator with a gradient that also works with `torch.func`. `register_autograd` alone gives `torch.func.grad`
+    no gradient, and silently drops the tangents of forward mode."""
     operator.register_autograd(backward, setup_context=setup)
 
     def forward(*arguments: Any) -> Any:
@@ -63,7 +63,7 @@ def _no_tangents(*_: Any) -> None:
 
 
 def mapped(operator: CustomOpDef) -> CustomOpDef:
-    """The operator along the last axis of its first argument, to which an axis of `torch.func.vmap` is one more in front."""
+    """Applies the operator along the last axis of its first argument; an axis of `torch.func.vmap` becomes an additional first axis."""
 
     def rule(info: Any, axes: tuple[Any, ...], first: Tensor, *others: Any) -> tuple[Any, int]:
         return operator(first.movedim(axes[0], 0), *others), 0
@@ -73,18 +73,18 @@ def mapped(operator: CustomOpDef) -> CustomOpDef:
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether `x` is where `kernels` are for; a tracer knows it. Tests that interpret the kernels say so of the CPU."""
+    """Whether `x` is on a device for `kernels`; tracers know the device. Tests that interpret kernels return True for the CPU."""
     return x.is_cuda
 
 
 def uses_kernel(x: Tensor) -> bool:
-    """Whether an operator runs a kernel of `kernels` on `x`. Not for code that is traced."""
+    """Whether an operator runs a kernel of `kernels` on `x`. Not for traced code."""
     return on_gpu(x) and _kernels_run(x.device)
 
 
 @functools.cache
 def _kernels_run(device: torch.device) -> bool:
-    """Whether Triton is there and compiles for the device, which takes a C compiler; tried on the kernel that asks for most."""
+    """Whether Triton is installed and compiles for the device, which takes a C compiler. Tries the most demanding kernel."""
     try:
         from moespec.backends.torch import kernels
 

@@ -1,7 +1,7 @@
-"""The optimisers: of torch.optim where it has them, else by their formula, as subclasses of its `Optimizer`.
+"""The optimisers: from torch.optim where it has them, otherwise subclasses of its `Optimizer`.
 
-What each computes is said in `moespec.backends.numpy.optimizers`. A group of parameters has the multiplier `rate` of the
-learning rate and the decay `decoupled`, which `step` takes off the parameter itself.
+`moespec.backends.numpy.optimizers` defines their updates. A parameter group has a multiplier `rate` of the learning
+rate and the decay `decoupled`, which `step` subtracts from the parameter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from moespec.spec.own import find_own
 
 
 class Extent:
-    """What an optimiser asks of a parameter as a whole. Here a tensor is the whole; on a mesh it may be a part of it."""
+    """An optimiser's view of a complete parameter. Here a tensor is complete; on a mesh it may be a part."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -35,15 +35,15 @@ class Extent:
 def make(
     optimizer: OptimizerConfig, leaves: Mapping[Path, Tensor], extents: Mapping[Path, Extent] | None = None
 ) -> torch.optim.Optimizer:
-    """The optimiser of the trained parameters `leaves`, without what it keeps of them.
+    """The optimiser of the trained parameters `leaves`, without kept arrays.
 
-    extents: of leaves that are parts of parameters, how the optimiser learns of the whole.
+    extents: for leaves that are parts of parameters, the access to the complete parameter.
     """
     own: Any = optimizer.own
     together: dict[tuple[float, float], list[Tensor]] = {}
     for path, leaf in leaves.items():
         together.setdefault((optimizer.rate_of(path), optimizer.decay_of(path)), []).append(leaf)
-    # torch.optim keeps the first moment in the dtype of the parameter.
+    # torch.optim stores the first moment in the dtype of the parameter.
     of_torch = optimizer.name in ("adamw", "adam") and own.momentum_dtype == "float32"
     coupled = optimizer.name == "adam"
     groups = [
@@ -69,7 +69,7 @@ def make(
 def keep(
     optimizer: OptimizerConfig, made: torch.optim.Optimizer, leaf: Tensor, kept: dict[str, Tensor], step: int
 ) -> None:
-    """Gives `made` what is kept of a parameter, by slot, after `step` steps."""
+    """Restores in `made` the arrays kept for a parameter, by slot, after `step` steps."""
     names = KEPT.get(type(made), {})
     made.state[leaf] = {names.get(slot, slot): value for slot, value in kept.items()}
     if isinstance(made, _Own):
@@ -81,7 +81,7 @@ def keep(
 
 
 def kept(made: torch.optim.Optimizer, leaf: Tensor, slot: str) -> Tensor:
-    """What `made` keeps of a parameter in a slot."""
+    """The array that `made` keeps for a parameter in a slot."""
     value: Tensor = made.state[leaf][KEPT.get(type(made), {}).get(slot, slot)]
     return value
 
@@ -115,10 +115,10 @@ class _Own(torch.optim.Optimizer):
                 p.sub_(self._scaled(p, update), alpha=group["lr"])
 
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
-        """The update without decay, at step n = 1, 2, ...; changes what is kept. Here that of an optimiser of the user's own."""
+        """The update without decay, at step n = 1, 2, ...; changes `kept`. Here, the update of a user-defined optimiser."""
         own: Optimizer = self.options
         update, new = own.update(namespace, p, g, {slot: kept[slot] for slot in own.slots}, n)
-        kept.update({slot: value.clone() for slot, value in new.items()})  # which may be one of the others, or `p`
+        kept.update({slot: value.clone() for slot, value in new.items()})  # the value may alias another slot or `p`
         return update  # type: ignore[no-any-return]
 
     def _scaled(self, p: Tensor, update: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _Adam(_Own):
     def _update(self, p: Tensor, g: Tensor, kept: dict[str, Tensor], n: int) -> Tensor:
         o, nu = self.options, kept["nu"]
         mu = kept["mu"].to(p.dtype).mul(o.b1).add_(g, alpha=1 - o.b1)
-        kept["mu"].copy_(mu)  # which rounds it to the dtype that it is kept in
+        kept["mu"].copy_(mu)  # rounds it to the stored dtype
         nu.mul_(o.b2).addcmul_(g, g, value=1 - o.b2)
         update: Tensor = mu / (1 - o.b1**n) / ((nu / (1 - o.b2**n)).sqrt() + o.epsilon)
         return update
@@ -168,4 +168,4 @@ KEPT: Mapping[type[torch.optim.Optimizer], Mapping[str, str]] = {
     torch.optim.Adam: ADAM,
     _Sgd: {"trace": "momentum_buffer"},
 }
-"""Slot of an exported state -> what an optimiser of torch.optim calls it; ours call it like the slot."""
+"""Slot of an exported state -> its name in an optimiser of torch.optim; moespec's optimisers use the slot's name."""

@@ -6,15 +6,15 @@ from torch import Tensor
 from moespec.backends.torch.gathers import invert_index
 
 ONE_HOT_EXPERTS = 32
-"""Up to this many experts a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""
+"""Up to this many experts, a cumulative sum of one-hot rows counts requests; beyond, a sort of integers is faster."""
 
 
 def positions(requests: Tensor, experts: int) -> Tensor:
     """How many earlier requests of the same group are for the same expert.
 
     Args:
-        requests: (groups, requests) int32, their experts, in the order of priority.
-        experts: their number.
+        requests: (groups, requests) int32, the requested experts, in order of priority.
+        experts: number of experts.
 
     Returns:
         (groups, requests) int32.

@@ -1,8 +1,8 @@
-"""Products of tokens and a float32 matrix, to float32 accuracy, where 16-bit tokens meet a GPU's tensor cores.
+"""Products of tokens and a float32 matrix, to float32 accuracy, when 16-bit tokens run on a GPU's tensor cores.
 
-In float32 an H100 multiplies at a tenth of the speed of its tensor cores in bfloat16, and the tokens are copied in float32 first.
-Tokens that come in bfloat16 are exact there; a matrix in float32 is the sum of three in bfloat16, of 8 bits each. So three
-products of bfloat16, added up in float32, are the product in float32.
+In float32 an H100 runs at a tenth of the speed of its bfloat16 tensor cores, and must first copy the tokens in float32.
+Tokens that are already bfloat16 are exact; a float32 matrix is the sum of three bfloat16 matrices of 8 bits each. So
+three bfloat16 products, added in float32, equal the product in float32.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from moespec.backends.torch.operators import differentiable, on_gpu, operator, u
 def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Tensor:
     """tokens (G, T, D), matrix (D, S) -> (G, T, S), in float32 or better, also under autocast.
 
-    widened: the tokens in the dtype of the result, where they are at hand.
+    widened: the tokens in the dtype of the result, if available.
     """
     dtype = wide(tokens.dtype, matrix.dtype)
     if tokens.dtype == torch.bfloat16 and dtype == torch.float32 and on_gpu(tokens):
@@ -31,8 +31,8 @@ def product(tokens: Tensor, matrix: Tensor, widened: Tensor | None = None) -> Te
 def split_product(tokens: Tensor, matrix: Tensor) -> Tensor:
     """tokens (N, D) in bfloat16, matrix (D, S) in float32 -> (N, S) in float32.
 
-    The gradient of the matrix is as exact as the product. That of the tokens has an error of 2^-16 before it is rounded to
-    bfloat16, which is 2^-8.
+    The gradient of the matrix is as exact as the product. The gradient of the tokens has an error of 2^-16 before it is
+    rounded to bfloat16, which is 2^-8.
     """
     if uses_kernel(tokens):
         from moespec.backends.torch import kernels
@@ -50,7 +50,7 @@ def _(tokens: Tensor, matrix: Tensor) -> Tensor:
 def in_parts(x: Tensor) -> Tensor:
     """x (N, S) in float32 -> (N, 5, S') in bfloat16, S' at least S, with zeros: small, middle, high, high, middle.
 
-    The first three add up to `x`: of its 24 bits, 8 each.
+    The first three add up to `x`: each has 8 of its 24 bits.
     """
     if uses_kernel(x):
         from moespec.backends.torch import kernels
@@ -66,12 +66,12 @@ def in_parts(x: Tensor) -> Tensor:
 def split_gradients(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """gradient (N, S) in float32 -> gradient @ matrix^T (N, D) in bfloat16, tokens^T @ gradient (D, S) in float32."""
     parts, of_matrix = in_parts(gradient), in_parts(matrix)
-    # Each is one product, of parts side by side. Of those of two parts, the three that count for 16 bits: high with middle,
+    # Each gradient is a single product of parts side by side. It has the three products that matter for 16 bits: high with middle,
     # high with high, middle with high.
     with full_precision(tokens):
         to_tokens = parts[:, 2:].flatten(1) @ of_matrix[:, 1:4].flatten(1).mT
         three = parts[:, :3].flatten(1)
-        # A CPU has no product of bfloat16 with a result in float32.
+        # A CPU has no bfloat16 product with a float32 result.
         on_cpu = tokens.device.type == "cpu"
         sums = tokens.mT.float() @ three.float() if on_cpu else torch.mm(tokens.mT, three, out_dtype=torch.float32)
     return to_tokens, sums.reshape(len(sums), 3, -1).sum(dim=1)[:, : matrix.shape[1]].contiguous()
@@ -82,7 +82,7 @@ def _(gradient: Tensor, tokens: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]
     return tokens.new_empty(tokens.shape), matrix.new_empty(matrix.shape)
 
 
-# Gradients. Both of the second operator are products with its first argument, so that the other two change places.
+# Gradients. Both gradients of the second operator are products with its first argument, so the other two change places.
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

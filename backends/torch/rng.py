@@ -1,6 +1,6 @@
-"""The generator of random numbers, and dropout.
+"""The random number generator, and dropout.
 
-Words are int32, the one integer of 32 bits that has every operation on every device; its sums wrap around.
+Words are int32, the only 32-bit integers with every operation on every device. Their sums wrap around.
 """
 
 import torch
@@ -27,7 +27,7 @@ def dropout(x: Tensor, draws: Tensor, *, rate: float) -> Tensor:
 def threefry(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Threefry-2x32-20 of the counters (first, second), which broadcast: (..., 2).
 
-    A compiler would write the 20 rounds out for each use of random numbers, and take minutes.
+    An operator, because a compiler would unroll the 20 rounds for each use of random numbers, which takes minutes.
     """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     first, second = torch.broadcast_tensors(first, second)  # type: ignore[no-untyped-call]
@@ -54,5 +54,5 @@ def _(key: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def shift_right_logical(words: Tensor, bits: int) -> Tensor:
-    """The words shifted to the right; that of int32 alone would repeat the sign."""
+    """Shifts the words right and fills with zeros. The shift of int32 alone would repeat the sign."""
     return (words >> bits) & ((1 << 32 - bits) - 1)

@@ -1,4 +1,4 @@
-"""The largest scores of a row, in the order of a stable sort: what every choice of experts or of tokens is made of."""
+"""The largest scores of a row, in the order of a stable sort: the basis of every choice of experts or tokens."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from moespec.backends.torch.operators import mapped, operator
 def top_indices(scores: Tensor, count: int) -> Tensor:
     """Indices of the `count` largest entries along the last axis, int32: descending, the lower index among equals.
 
-    NaN is larger than any number and equal to NaN, 0.0 and -0.0 are equal, and -infinity is an entry like the others.
+    NaN is larger than any number and equal to NaN, 0.0 and -0.0 are equal, and -infinity is an ordinary entry.
     """
     indices: Tensor = _top_indices(scores.detach(), count)
     return indices
@@ -18,10 +18,10 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
 @mapped
 @operator
 def _top_indices(scores: Tensor, count: int) -> Tensor:
-    """`top_indices`: by a maximum if it is one; by a sort if they are more than half; else on a CPU by `torch.topk`.
+    """`top_indices`: a maximum for one entry, a sort for more than half of the entries, otherwise `torch.topk` on a CPU.
 
-    That says nothing of rows with equal scores: they are few, and are sorted by themselves. A GPU would have to wait for
-    their number, and sorts all rows.
+    `torch.topk` does not define the order of equal scores. The few rows with equal scores are sorted separately. A GPU
+    would have to wait for their number, so it sorts all rows.
     """
     if count == 1:
         return scores.max(dim=-1, keepdim=True).indices.int().contiguous()  # the first of the largest

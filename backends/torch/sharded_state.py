@@ -1,5 +1,5 @@
-"""States of training that are spread over the devices of a mesh: each process has plain tensors, its parts of parameters and
-of what is kept of them.
+"""Training states sharded over the devices of a mesh: each process has plain tensors, its parts of the parameters and
+of the arrays that the optimiser keeps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ SPLITTING = ("fsdp", "expert")
 
 
 class Part(NamedTuple):
-    """What a device has of a parameter whose `axis` is split over `fsdp`, where a program is given it."""
+    """A device's part of a parameter whose `axis` is split over `fsdp`, as the argument of a program."""
 
     array: Tensor
     axis: int
 
 
 class Extent(optimizers.Extent):
-    """A parameter of a `shape`, which is split over devices as `split` says."""
+    """A parameter of a `shape`, split over devices according to `split`."""
 
     def __init__(self, devices: Devices, shape: Sequence[int], split: Split) -> None:
         super().__init__(shape)
@@ -46,7 +46,7 @@ class Extent(optimizers.Extent):
 
 @dataclass
 class SpreadState(TrainState):
-    """A state of parts, with what they are parts of."""
+    """A state of parts, with the extents of the complete parameters."""
 
     extents: dict[Path, Extent]
     devices: Devices
@@ -55,7 +55,7 @@ class SpreadState(TrainState):
         return self.extents[path].shape
 
     def marked(self, given: Leaves) -> Params:
-        """The parameters for a program, with `given` in place of those that these are."""
+        """The parameters for a program, with the leaves in `given` substituted."""
         split = {path: extent.split for path, extent in self.extents.items()}
         return unflatten(
             {
@@ -65,14 +65,14 @@ class SpreadState(TrainState):
         )
 
     def add_gradients(self, metrics: dict[str, Tensor], sums: list[Any]) -> Found:
-        """Sums each gradient over the devices that have the same part of the parameter. Returns the means of metrics, and the sums of
-        sums.
+        """Sums each gradient over the devices with the same part of the parameter. Returns the means of metrics, and
+        the sums of sums.
 
-        There is one reduction for each set of axes: that of what all devices have has the metrics and sums too.
+        There is one reduction per set of axes. The reduction over all devices includes the metrics and sums.
         """
         trees = [flatten(tree) for tree in sums]
         shared = [*metrics.values(), *(leaf for tree in trees for leaf in tree.values())]
-        # A gradient through a gather or an all-to-all is a sum already over the devices along its axis.
+        # A gradient through a gather or an all-to-all is already a sum over the devices along its axis.
         together: dict[tuple[str, ...], list[Tensor]] = {AXES: []}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in AXES if axis not in self.extents[path].split)
@@ -89,7 +89,7 @@ class SpreadState(TrainState):
         return means, [unflatten({path: next(rest) for path in tree}) for tree in trees]
 
     def norm(self) -> Tensor:
-        """The norm of the whole gradient: the squares of its parts are summed over the devices that have them."""
+        """The norm of the complete gradient: sums the squares of its parts over the devices that have them."""
         together: dict[tuple[str, ...], list[Tensor | None]] = {}
         for path, leaf in self.trained().items():
             axes = tuple(axis for axis in SPLITTING if axis in self.extents[path].split)
@@ -102,9 +102,9 @@ class SpreadState(TrainState):
 
 
 def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: OptimizerConfig) -> SpreadState:
-    """The state that `export_state`, of any backend, made `exported` of. Slots that it has not are those of a beginning.
+    """The state that `export_state` of any backend exported. Missing slots get their initial values.
 
-    Each leaf has a shape and a dtype, and the part of this process is read as a slice of it, as of a NumPy array.
+    Each leaf must have a shape and a dtype. The part of this process is read by slicing, as from a NumPy array.
     """
     trees = {name: dict(leaves(tree)) for name, tree in exported.items() if name != "step"}
     entries, step = trees["params"], int(exported["step"])
@@ -133,7 +133,7 @@ def read_state(devices: Devices, exported: Mapping[str, Any], optimizer: Optimiz
 
 
 def pieces_of(state: SpreadState) -> dict[str, Any]:
-    """A state as nested dicts of `Pieces`, and its step. Of what several processes have, the first has the piece."""
+    """A state as nested dicts of `Pieces`, and its step. Where several processes have the same part, only the first has the piece."""
     devices = state.devices
 
     def pieces(leaf: Tensor, slot: str, path: Path) -> Pieces:

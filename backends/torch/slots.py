@@ -1,7 +1,7 @@
 """Routings as records of slots, and the layer that moves tokens through them.
 
-A sparse routing fills a slot with at most one token, so it is stored by slot: which token, and with what weight.
-Nothing of size tokens x experts x capacity is made, except by `dense()`. Soft routing is dense by nature.
+A sparse routing fills a slot with at most one token, so it is stored by slot: which token, and with what weight. Only
+`dense()` creates arrays of size tokens x experts x capacity. Soft routing is inherently dense.
 
 Shapes: G groups, T tokens, E experts, C capacity, K choices, D width.
 """
@@ -59,10 +59,10 @@ def moe_layer(
 ) -> Tensor:
     """tokens (G, T, D), `experts` from (G, E, C, D) to (G, E, C, D') -> (G, T, D') in the dtype of `tokens`.
 
-    For a slot routing these are a gather of rows by `token` and a weighted gather of rows by `slot` (or, where a token may
-    sit in any number of slots, a sum of rows in a fixed order); the sum is weighted in float32 or better. For a dense
-    routing they are matrix products in the dtype of the tokens or outputs, to which the routing is cast: with 16-bit tokens
-    the products are those of 16-bit numbers, added up in float32.
+    A slot routing uses a gather of rows by `token` and a weighted gather of rows by `slot` (or, if a token may sit in
+    any number of slots, a sum of rows in a fixed order), weighted in float32 or better. A dense routing uses matrix
+    products in the dtype of the tokens or outputs, to which the routing is cast: with 16-bit tokens, 16-bit products
+    are added in float32.
     """
     check_scores("tokens", tokens, "groups tokens width")
     if isinstance(routing, SlotRouting):
@@ -97,8 +97,8 @@ def _check_dense(tokens: Tensor, dispatch: Any, combine: Any) -> None:
     check_size("routing.dispatch", dispatch, 1, tokens.shape[1], "the number of tokens")
 
 
-# Slots. Rows of tokens are numbered (g, t), rows of slots (e, g, c): all slots of an expert are neighbours in memory,
-# so that the experts' matrix products need no further copy.
+# Slots. Rows of tokens are numbered (g, t), rows of slots (e, g, c): all slots of an expert are contiguous, so the matrix
+# products of the experts need no further copy.
 
 
 def _dispatch_slots(tokens: Tensor, routing: SlotRouting) -> Tensor:
@@ -128,7 +128,7 @@ def token_rows(routing: SlotRouting) -> Tensor:
 
 
 def slot_rows(routing: SlotRouting) -> Tensor | None:
-    """(G * T, K): the row of the slot of each choice, or the number of rows for a dropped choice. None if there is no `slot`."""
+    """(G * T, K): the row of the slot of each choice, or the number of rows for a dropped choice. None without `slot`."""
     if routing.slot is None:
         return None
     groups, experts, capacity = routing.token.shape

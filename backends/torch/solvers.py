@@ -1,4 +1,4 @@
-"""The solvers of affinities as operators, which a compiler takes whole. The affinities carry no gradient."""
+"""The solvers of affinities as operators, which are opaque to compilers. The affinities carry no gradient."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def adam_plan(
 
 @operator
 def sinkhorn_plan(logits: Tensor, iterations: int) -> Tensor:
-    """`moespec.backends.common.affinities.sinkhorn_plan`, of logits for which there is a kernel on a GPU."""
+    """`moespec.backends.common.affinities.sinkhorn_plan`, for logits with a kernel on a GPU."""
     if uses_kernel(logits):
         from moespec.backends.torch import kernels
 

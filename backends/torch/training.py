@@ -39,10 +39,10 @@ Leaves = dict[Path, Tensor]
 LossFunction = Callable[..., Any]
 Renewal = Callable[[Params, Any], Params]
 Found = tuple[dict[str, Tensor], list[Any]]
-"""Metrics with "loss", means over the parts of a batch, and what the loss returns besides: sums."""
+"""Metrics including "loss", means over the parts of a batch, and the sums that the loss also returns."""
 
 RECOMPILE_LIMIT = 64
-"""Shapes and options that one function is compiled for, at most; torch's own limit is 8."""
+"""The most shapes and options for which a function is compiled; torch's default is 8."""
 
 
 def compile(
@@ -50,10 +50,10 @@ def compile(
 ) -> Callable[..., Any]:
     """`torch.compile(function, fullgraph=True)`, for pure functions, with one of torch's compilers.
 
-    cuda_graph: what a GPU is asked to do is recorded once, and asked again as a whole: results are overwritten by the next call.
+    cuda_graph: records the GPU operations once and replays them as a unit. The next call overwrites the results.
 
-    An invalid shape, dtype or option raises the specification's error, as it does op by op. Of a function
-    made by `value_and_grad` the loss is compiled, and its backward pass with it.
+    An invalid shape, dtype or option raises the specification's error, as it does op by op. For a function from
+    `value_and_grad`, the loss is compiled together with its backward pass.
     """
     if hasattr(function, "_loss"):
         return value_and_grad(compile(function._loss, compiler=compiler))
@@ -65,7 +65,7 @@ def compile(
         if torch.compiler.is_dynamo_compiling():
             return function(*args, **kwargs)
         try:
-            # A number in a configuration is static; torch would turn it into a variable when it meets a second value.
+            # Numbers in a configuration are static; torch would make a variable of a number when it sees a second value.
             with private.of_dynamo("config.patch")(
                 recompile_limit=RECOMPILE_LIMIT, specialize_float=True, specialize_int=True
             ):
@@ -73,7 +73,7 @@ def compile(
                     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return compiled(*args, **kwargs)
         except private.of_dynamo("exc.Unsupported"):
-            # What torch reports is that tracing met an exception; op by op the function raises that exception itself.
+            # torch reports only that tracing met an exception. Op by op, the function raises that exception itself.
             function(*args, **kwargs)
             raise
 
@@ -81,27 +81,27 @@ def compile(
 
 
 def _not_recorded() -> int:
-    """How many programs torch has not recorded as a CUDA graph."""
+    """The number of programs that torch has not recorded as CUDA graphs."""
     return int(private.of_dynamo("utils.counters")["inductor"]["cudagraph_skips"])
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.utils.checkpoint`, without torch's random state, which nothing here draws from."""
+    """`torch.utils.checkpoint`, without torch's random state, from which nothing here draws."""
     return functools.partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
 
 
 def quick_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compile` without the wait for code: the whole graph and its gradient are traced, then run op by op."""
+    """`compile` without code generation: the complete graph and its gradient are traced, then run op by op."""
     return compile(function, compiler="aot_eager")
 
 
 def trace(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of trees of tensors as the graph of its operations, made on shapes alone, then run op by op on numbers.
+    """`function` of trees of tensors as a graph of its operations, traced on shapes only, then run op by op on numbers.
 
-    It takes less time than `quick_compile`. What asks for the numbers of a tensor raises (`.item()`, `if`, a shape by
-    values), and so does an operator without a rule for shapes. Code that is written for compilers is what runs.
-    With a function that `value_and_grad` made, the backward pass is in the graph. Not seen is what only Dynamo meets,
-    Python that it cannot follow and its guards, and the code that a compiler generates.
+    It takes less time than `quick_compile`. Code that needs the numbers of a tensor raises an error (`.item()`, `if`, a
+    shape by values); so does an operator without a rule for shapes. It runs code that is written for compilers. With a
+    function from `value_and_grad`, the graph includes the backward pass. The trace misses whatever only Dynamo sees
+    (Python that it cannot follow, its guards) and the code that a compiler generates.
     """
     graphs: dict[str, Any] = {}
 
@@ -120,13 +120,13 @@ def trace(function: Callable[..., Any]) -> Callable[..., Any]:
 def value_and_grad(function: Callable[..., tuple[Tensor, Any]]) -> Callable[..., tuple[tuple[Tensor, Any], Params]]:
     """For `function(params, *args) -> (loss, aux)`: a function that returns `((loss, aux), gradients)`.
 
-    The gradients are a nested dict like `params`, with zeros for a parameter that the loss does not depend on.
+    The gradients are a nested dict like `params`, with zeros for parameters that the loss does not depend on.
     """
 
     def evaluate(params: Params, *args: Any) -> tuple[tuple[Tensor, Any], Params]:
         leaves = {path: leaf.detach().requires_grad_() for path, leaf in flatten(params).items()}
         loss, aux = function(unflatten(leaves), *args)
-        if not loss.requires_grad:  # it depends on none
+        if not loss.requires_grad:  # it depends on no parameter
             return (loss, _detached(aux)), tree_map(torch.zeros_like, params)
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return (loss.detach(), _detached(aux)), unflatten(dict(zip(leaves, gradients, strict=True)))
@@ -141,8 +141,8 @@ def _detached(tree: Any) -> Any:
 
 @dataclass
 class TrainState:
-    """The parameters (those that are trained are leaves of autograd), their optimiser and its configuration, the average
-    of those parameters that have one, and the number of updates. A step changes it in place."""
+    """The parameters (trained ones are autograd leaves), their optimiser and its configuration, the average of the
+    parameters that have one, and the number of updates. A step changes it in place."""
 
     params: Params
     optimizer: torch.optim.Optimizer
@@ -151,11 +151,11 @@ class TrainState:
     step: int
 
     def trained(self) -> Leaves:
-        """The parameters that are trained, by path."""
+        """The trained parameters, by path."""
         return {path: leaf for path, leaf in flatten(self.params).items() if leaf.requires_grad}
 
     def shape_of(self, path: Path, leaf: Tensor) -> tuple[int, ...]:
-        """The shape of the parameter at `path`, which `leaf` is."""
+        """The shape of the complete parameter at `path`; here, the shape of `leaf`."""
         return tuple(leaf.shape)
 
 
@@ -177,27 +177,27 @@ def state_params(state: TrainState) -> Params:
 
 
 def state_average(state: TrainState) -> Params:
-    """The parameters with the average in place of those that have one. They change with the next step."""
+    """The parameters, with averages substituted for those that have one. They change with the next step."""
     return unflatten({**flatten(_detached(state.params)), **state.average})
 
 
 def export_state(state: TrainState) -> dict[str, Any]:
     """The state as NumPy, bit for bit: nested dicts `params` and the slots in use, and the int `step`.
 
-    What is kept in bfloat16 is exported in float32, which has the same numbers.
+    bfloat16 arrays are exported in float32, which represents them exactly.
     """
     trees = {slot: unflatten(leaves) for slot, leaves in kept_leaves(state).items()}
     return {**to_numpy(trees), "step": state.step}
 
 
 def finite_state(state: TrainState) -> bool:
-    """Whether all numbers of `export_state` are finite, of those that this process has."""
+    """Whether all numbers of `export_state` that this process has are finite."""
     leaves = [leaf for kept in kept_leaves(state).values() for leaf in kept.values()]
     return bool(torch.stack([leaf.isfinite().all() for leaf in leaves]).all())
 
 
 def kept_leaves(state: TrainState) -> dict[str, Leaves]:
-    """The tensors of a state: "params", and what is kept of them by slot."""
+    """The tensors of a state: "params", and the arrays kept for them by slot."""
     trees = {"params": flatten(state.params)}
     for path, leaf in state.trained().items():
         for slot in state.config.slots(path, state.shape_of(path, leaf)):
@@ -208,7 +208,7 @@ def kept_leaves(state: TrainState) -> dict[str, Leaves]:
 
 
 def import_state(exported: dict[str, Any], optimizer: OptimizerConfig) -> TrainState:
-    """The state of which `export_state` (of any backend) made `exported`, bit for bit."""
+    """The state that `export_state` of any backend exported, bit for bit."""
     leaves, step = flatten(from_numpy(exported["params"])), int(exported["step"])
     slots = {name: flatten(from_numpy(tree)) for name, tree in exported.items() if name not in ("params", "step")}
     average = slots.pop("ema", {})
@@ -232,9 +232,9 @@ def make_step(
 ) -> Callable[[TrainState, Any, float], tuple[TrainState, dict[str, Tensor]]]:
     """`step(state, batch, learning_rate) -> (state, metrics)`: see `moespec.backends.contract.Backend`.
 
-    The update is in place: the state returned is that given. Metrics stay on the device. Forward and backward pass of the loss are
-    compiled, and another learning rate compiles nothing. compiled: False runs op by op, without the wait for the compiler.
-    cuda_graph: as of `compile`, of a batch in one part. What torch does not record runs as it does otherwise, and a warning says so.
+    The update is in place: the step returns the same state. Metrics stay on the device. The forward and backward pass of the loss are
+    compiled; a new learning rate causes no compilation. compiled: False runs op by op, without compiling.
+    cuda_graph: as for `compile`, with the batch in one part. If torch does not record a graph, the step runs normally and warns.
     """
     check_at_least("accumulate", accumulate, 1)
     if cuda_graph and (accumulate > 1 or not compiled):
@@ -262,11 +262,10 @@ def make_step(
 def set_gradients(
     evaluate: LossFunction, given: Sequence[Params], trained: Leaves, batch: Any, parts: int, *, share: float = 1.0
 ) -> Found:
-    """Gives the leaves `trained` their `.grad`: the mean over `parts` equal parts of a batch, times `share`.
+    """Sets the `.grad` of the leaves `trained`: the mean over `parts` equal parts of a batch, times `share`.
 
-    Returns the means over the parts of the metrics and of "loss", and the sums. given: the parameters
-    that `evaluate` takes, `trained` among
-    them, and maybe their average.
+    Returns the means over the parts of the metrics and of "loss", and the sums. given: the parameters for `evaluate`,
+    which include `trained`, and optionally their average.
     """
     for leaf in trained.values():
         leaf.grad = None
@@ -282,14 +281,14 @@ def set_gradients(
 
 
 def _accumulate_gradient(evaluate: LossFunction, given: Sequence[Params], part: Any, share: float) -> Found:
-    """Adds the gradient of this part's `share` of the loss to `.grad`; the metrics and sums of the part."""
+    """Adds the gradient of this part's `share` of the loss to `.grad`. Returns the metrics and sums of the part."""
     loss, metrics, *sums = evaluate(given[0], part, *given[1:])
     torch.autograd.backward(loss * share)
     return {**_detached(metrics), "loss": loss.detach()}, _detached(sums)
 
 
 def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
-    """The norm of tensors together, in float32 or better."""
+    """The joint norm of the tensors, in float32 or better."""
     present = [gradient for gradient in gradients if gradient is not None]
     norms = private.foreach_norm(present, dtype=wide(*(gradient.dtype for gradient in present)))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
@@ -299,7 +298,7 @@ def norm_of(gradients: Iterable[Tensor | None]) -> Tensor:
 def update(
     state: TrainState, norm: Tensor, learning_rate: float, renew: Renewal | None = None, sums: Sequence[Any] = ()
 ) -> None:
-    """The update of a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
+    """Updates a state by the gradients of its leaves, whose global norm is `norm`. Multiplies them by `min(1, clip / norm)`."""
     if renew is not None:
         leaves = flatten(state.params)
         for path, leaf in flatten(renew(state.params, *sums)).items():

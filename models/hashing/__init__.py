@@ -1,1 +1,1 @@
-"""What is special to hash layers in a model: token ids and MultiHash."""
+"""Model code specific to hash layers: token ids and MultiHash."""

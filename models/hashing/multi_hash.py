@@ -1,4 +1,4 @@
-"""MultiHash: a hash layer with several hashes, which mixes experts inside their MLP and so is not a routing."""
+"""MultiHash: a hash layer with several hashes. It mixes experts inside their MLP, so it is not a routing."""
 
 import math
 from typing import Any, TypeGuard
@@ -16,14 +16,14 @@ Array = Any
 
 
 def chosen(settings: RouterOptions) -> TypeGuard[Options]:
-    """Whether the options of a router are those of MultiHash."""
+    """Whether the options of a router select MultiHash."""
     return isinstance(settings, Options) and settings.hashes > 1
 
 
 def check(settings: RouterOptions, *, hidden: int, output: int, plain: bool) -> None:
-    """ConfigError for options that MultiHash cannot have, and for experts that are not plain perceptrons.
+    """Raises ConfigError for options that MultiHash cannot have, and for experts that are not plain perceptrons.
 
-    Its segments of hidden units and outputs must be whole, and it has no capacity, since it drops no token.
+    It requires segments of hidden units and outputs without remainder, and has no capacity, because it drops no token.
     """
     if not chosen(settings):
         return
@@ -41,7 +41,7 @@ def layer(
 ) -> tuple[Array, RouterOutput]:
     """The layer on `tokens` `(G, T, D)` with `ids` `(G, T)`.
 
-    It reports the routing of its first hash, and the mean of the metrics of all.
+    It reports the routing of its first hash, and the mean of the metrics over all hashes.
     """
     tables = B.cast(params["tables"], "int32")
     routings = [B.hash_routing(ids, tables[m], experts=settings.experts, like=tokens) for m in range(settings.hashes)]

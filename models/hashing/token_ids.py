@@ -1,4 +1,4 @@
-"""Token ids of images, for routers that need them (hash layers): what each token is, seen before any layer has run.
+"""Token ids of images, for routers that need them (hash layers): the identity of each token, before any layer has run.
 
 | kind | id of a patch | number |
 |---|---|---|
@@ -8,8 +8,7 @@
 | `bigram` | the code of the patch before and its own | V V |
 | `position_code` | its place and its code | S V |
 
-V codes, S patches. A class token and registers, which come first, have ids of their own, after those of the patches.
-"""
+V codes, S patches. The class token and registers, which come first, have separate ids, after those of the patches."""
 
 from typing import Any, Literal, Protocol, get_args
 
@@ -24,7 +23,7 @@ KINDS = get_args(IdKind)
 
 
 class IdConfig(Protocol):
-    """What of a model's configuration tells its token ids; see `moespec.models.vit.VitConfig`."""
+    """The fields of a model's configuration that determine its token ids; see `moespec.models.vit.VitConfig`."""
 
     @property
     def image_size(self) -> int: ...
@@ -52,14 +51,14 @@ def count(config: IdConfig) -> int:
 
 
 def pixels(config: IdConfig) -> int:
-    """Values of a patch, and so of a codeword."""
+    """The number of values in a patch, and therefore in a codeword."""
     return config.patch_size**2 * config.channels
 
 
 def layout(config: IdConfig) -> Params:
     """The codebook `ids/codebook` `(V, P)`, if the ids need one: a constant among the parameters.
 
-    Its initial words are random; `moespec.training.loop.hash_tables` makes them of a data set.
+    Its initial codewords are random; `moespec.training.loop.hash_tables` computes codewords from a data set.
     """
     if not uses_codes(config):
         return {}
@@ -67,12 +66,12 @@ def layout(config: IdConfig) -> Params:
 
 
 def of_images(B: Backend, config: IdConfig, params: Params, images: Array) -> Array:
-    """The ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are those of the model."""
+    """The ids of all tokens, `(N, S)` int32, of images `(N, H, W, Ch)`; `params` are the parameters of the model."""
     return made_of(B, config, images, params["ids"]["codebook"] if uses_codes(config) else None)
 
 
 def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None) -> Array:
-    """The ids of all tokens, `(N, S)` int32, with the codebook `(V, P)`, None if the ids need none."""
+    """The ids of all tokens, `(N, S)` int32, for a codebook `(V, P)`, which is None if the ids need none."""
     patches = patches_of(B, images, config.patch_size)
     if codebook is None:
         ids, codes = B.position_ids(patches), 0
@@ -92,7 +91,7 @@ def made_of(B: Backend, config: IdConfig, images: Array, codebook: Array | None)
 def patches_of(B: Backend, images: Array, size: int) -> Array:
     """The pixels of each patch in a row: `(N, H, W, Ch)` to `(N, patches, size * size * Ch)`."""
     n, height, width, channels = images.shape
-    # One axis after the other is split and joined, which arrays of JAX with explicit axes of a mesh need.
+    # Splits and joins one axis at a time, as JAX arrays with explicit mesh axes require.
     rows = images.reshape((n, height // size, size, width, channels))
     split = rows.reshape((*rows.shape[:3], width // size, size, channels))
     patches = B.transpose(split, (0, 1, 3, 2, 4, 5)).reshape((n, -1, size, size, channels))

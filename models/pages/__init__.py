@@ -1,6 +1,6 @@
-"""HTML pages in one style: reports of runs, and the page of the conformance suite. They need jinja2.
+"""HTML pages in one style: reports of runs, and the page of the conformance suite. Requires jinja2.
 
-A page is one file without scripts, which loads nothing. All that a template is given is escaped.
+A page is a single file without scripts that loads nothing. All template values are escaped.
 """
 
 import base64
@@ -17,22 +17,22 @@ __all__ = ["render"]
 
 
 def _shown(value: Any) -> Any:
-    """Text without what a terminal obeys or a browser hides, such as the name of a class that was a folder's."""
+    """Escapes what a terminal obeys or a browser hides, as in a class name that comes from a folder."""
     return printable(value) if type(value) is str else value
 
 
 def breakable(text: str) -> Markup:
-    """A name, with places where a line may break."""
+    """A name with places for line breaks."""
     return Markup(re.sub(r"([._/,=])", r"\1<wbr>", str(escape(printable(text)))))
 
 
 def inside(content: bytes, kind: str) -> str:
-    """The address of a picture that has the picture, a file of this kind, inside."""
+    """A data URL that embeds a picture of type `kind`."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def render(template: Path, **values: Any) -> str:
-    """The page that a template makes of the values; it may extend those that are here."""
+    """The page that a template renders from the values. A template may extend the ones in this folder."""
     environment = Environment(
         loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,

@@ -2,12 +2,12 @@
 
     moespec.spec          what each router computes, in NumPy: `help(moespec.spec)`, `moespec.spec.ROUTERS`
     moespec.backends      the same names, batched and compiled: `backends.jax`, `backends.torch`, or the one in use
-    moespec.models        vision models made of them
+    moespec.models        vision models built from routers and backends
     moespec.training      the application: training, evaluation, weights, export and reports
     moespec.conformance   golden vectors, and the suite that checks any implementation against them
 
-On the command line `moespec --help` lists the commands, and so does `python -m moespec --help`. Each of the five is imported when it is
-first used. Here they are links to the folders of these names at the root of the repository.
+`moespec --help` and `python -m moespec --help` list the commands. Each of the five packages is imported on first use.
+In this folder, they are links to the folders with these names at the root of the repository.
 """
 
 from importlib import import_module

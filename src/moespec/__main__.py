@@ -1,4 +1,4 @@
-"""The command `moespec`, also `python -m moespec`."""
+"""The command `moespec`, also available as `python -m moespec`."""
 
 import sys
 from collections.abc import Sequence

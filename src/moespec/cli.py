@@ -1,8 +1,8 @@
-"""The command `moespec`: its commands, and how they end.
+"""The command `moespec`: its commands and exit statuses.
 
-A command imports its module when it runs. An error of the user's (`SpecError`, a file that cannot be read, too little memory) is one
-line on standard error and exit status 2. What a signal stops ends with 128 and the number of the signal, 130 for Ctrl-C, and
-so does output that nobody reads to its end (`moespec ledger | head`), with 141.
+A command imports its module when it runs. A user error (`SpecError`, an unreadable file, too little memory) prints one
+line to standard error and exits with status 2. A run that a signal stops exits with 128 plus the number of the signal,
+130 for Ctrl-C. So does output that nobody reads to its end (`moespec ledger | head`), with 141.
 """
 
 import os
@@ -25,7 +25,7 @@ __all__ = ["COMMANDS", "main"]
 
 
 class Command(NamedTuple):
-    """A command: the module whose `main` runs it, what it does, and the extra of the distribution that it needs."""
+    """A command: the module whose `main` runs it, its summary, and the extra of the distribution that it needs."""
 
     module: str
     text: str
@@ -58,7 +58,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("filelock", "grain", "jinja2", "matplotlib", "msgpack", "PIL", "tomli_w", "tqdm"),
     "conformance": ("jinja2", "jsonschema", "pytest", "tqdm", "xdist"),
 }
-"""The packages of each extra, by the names under which they are imported."""
+"""The packages of each extra, by import name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _run(name, rest)
         print(end="", flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at the exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest, also at exit
         status = 128 + signal.SIGPIPE
     except (SpecError, OSError) as error:
         status = _failed(printable(str(error)))
@@ -91,14 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 130
     if output is not None and output.failed is not None:
         print(f"moespec: standard output: {output.failed.strerror}; what did not fit is lost", file=sys.stderr)
-        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run is a folder
+        status = status or (0 if name in ("train", "finetune", "launch", "study") else 2)  # a run writes a folder
     if watchdog := sys.modules.get("moespec.training.loop.watchdog"):
         return int(watchdog.ended(status or 0))
     return status or 0
 
 
 def _run(name: str, arguments: list[str]) -> int | None:
-    """Runs a command. Raises SpecError for one that there is not, or whose packages are not installed."""
+    """Runs a command. Raises SpecError for an unknown command, or one whose packages are not installed."""
     if name in ("-h", "--help"):
         print(_usage())
         return 0
@@ -117,7 +117,7 @@ def _run(name: str, arguments: list[str]) -> int | None:
 
 
 def _failed(message: str) -> int:
-    """Prints the line of an error, of several processes with the number of this one, and returns the exit status."""
+    """Prints an error line, with the process index if there are several processes, and returns the exit status."""
     rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID")
     print(f"moespec{f' (process {rank})' if rank else ''}: {message}", file=sys.stderr)
     return 2

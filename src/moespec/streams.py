@@ -1,4 +1,4 @@
-"""Standard output and standard error that end no command: what they cannot show is escaped, what they cannot take is left out."""
+"""Standard output and standard error that never end a command: they escape what they cannot show and drop what they cannot write."""
 
 import io
 import os
@@ -10,7 +10,7 @@ __all__ = ["Output", "open_streams"]
 
 
 class Output(io.FileIO):
-    """A descriptor whose first error of writing is `failed`, as of a full disk. Output that nobody reads to its end is an error."""
+    """A descriptor that stores its first write error, such as a full disk, in `failed`. Output that nobody reads to its end raises."""
 
     failed: OSError | None = None
 
@@ -26,14 +26,14 @@ class Output(io.FileIO):
 
 
 def open_streams() -> Output:
-    """Makes the streams of this process such, also where they are closed, as of a service. Returns standard output.
+    """Installs such streams in this process, even if its streams are closed, as in a service. Returns standard output.
 
-    Warnings become lines of the program.
+    Warnings are printed as moespec's lines.
     """
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # else the next file that is opened would take its place
+        except OSError:  # otherwise, the next opened file would take its number
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     outputs = Output(1, "w", closefd=False), Output(2, "w", closefd=False)
     for name, output in zip(("stdout", "stderr"), outputs, strict=True):

@@ -1,4 +1,4 @@
-"""Which version of moespec runs. Files that are written name it; nothing compares it to refuse what can be read."""
+"""The version of moespec that is running. Files record it, but no reader rejects a file because of it."""
 
 from importlib import metadata
 
@@ -8,7 +8,7 @@ UNKNOWN = "unknown"
 
 
 def version(package: str = "moespec") -> str:
-    """The version of an installed package; `UNKNOWN` of another, as a source tree is that is not installed."""
+    """The version of an installed package, or `UNKNOWN` for others, such as an uninstalled source tree."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,18 +1,18 @@
-"""Modules: `MoE`, which takes the place of the MLP of a transformer block, and `Model`, which holds a whole model.
+"""Modules: `MoE`, which replaces the MLP of a transformer block, and `Model`, which holds a complete model.
 
     block.mlp = MoE(384, 1536, experts=16, tokens=196, router="soft_moe")
     ...
     loss = criterion(model(images), targets) + auxiliary_loss(model)
 
-`MoE.from_mlp` copies the weights of a trained MLP into every expert, and `replace_mlps` does that in a whole model of timm or
-Hugging Face transformers, which `from_pretrained` reads once it is saved; `from_transformers` and `to_transformers` convert a MoE
-block of theirs. `parameter_groups` has the weight decay for an optimiser; `ExpertParallel` splits experts over processes, and
-`clip_grad_norm_` is torch's for such a model. `update_states(model)` once a step, after the optimiser's, moves what routers keep
-besides parameters, such as the bias of `sigmoid_token_choice`.
+`MoE.from_mlp` copies the weights of a trained MLP into every expert. `replace_mlps` does so throughout a model of timm or Hugging Face
+transformers; `from_pretrained` loads a saved transformers model. `from_transformers` and `to_transformers` convert MoE blocks of
+transformers. `parameter_groups` returns parameter groups with weight decay for an optimiser. `ExpertParallel` splits experts over
+processes, and `clip_grad_norm_` replaces torch's for such a model. Call `update_states(model)` once per step, after the optimiser, to
+update router states such as the bias of `sigmoid_token_choice`.
 
-What the last forward pass found out besides its output stays on the module: `losses` (the weighted auxiliary losses by name,
-with gradient) and `metrics` (for logs). Copies and pickles leave them out. Activation checkpointing inside a compiled
-function needs `torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, as the modules keep these in `forward`.
+After a forward pass, the module has `losses` (the weighted auxiliary losses by name, with gradient) and `metrics` (for logging). Copies
+and pickles omit them. Activation checkpointing inside a compiled function needs
+`torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True`, because `forward` stores them.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """`ExpertParallel` is imported when it is first used: `torch.distributed.tensor` takes half a second, by sympy."""
+        """Imports `ExpertParallel` on first use: `torch.distributed.tensor` imports sympy, which takes half a second."""
         if name == "ExpertParallel":
             from moespec.backends.torch.nn.parallel import ExpertParallel
 

@@ -13,8 +13,8 @@ __all__ = ["clip_grad_norm_"]
 
 
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for a model whose experts are split over another mesh than the rest, which torch's refuses:
-    multiplies gradients by `max_norm / norm` where that is below 1, and returns the norm of the whole gradient.
+    """`torch.nn.utils.clip_grad_norm_` for a model whose experts are split over another mesh than the rest, which torch's function
+    rejects. Multiplies gradients by `max_norm / norm` where that is below 1, and returns the norm of the complete gradient.
 
     All processes must call it.
     """
@@ -28,7 +28,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     if not norms:
         return torch.zeros(())
     norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    # A minimum in place of an if: the host does not wait for the norm. The number below 1 is torch's.
+    # A minimum instead of an if, so that the host does not wait for the norm. torch uses the same number below 1.
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         local = gradient.to_local() if is_split(gradient) else gradient

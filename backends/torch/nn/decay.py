@@ -1,4 +1,4 @@
-"""The weight decay of a model with mixtures of experts, for an optimiser of torch."""
+"""The weight decay of a model with mixtures of experts, for a torch optimiser."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ __all__ = ["parameter_groups"]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The trained parameters of a model in two groups, for an optimiser of torch: with the decay, and without.
+    """The trained parameters of a model in two groups, for a torch optimiser: with weight decay, and without.
 
         torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3)
 
-    Of `MoE` and `Model` those in `no_weight_decay()` have none: biases of experts, slots. Of other modules those with one axis
-    or none, those called `bias`, and those that the model's own `no_weight_decay()` has, as timm's models do.
+    In `MoE` and `Model`, the parameters in `no_weight_decay()` do not decay: biases of experts, slots. In other modules, parameters
+    with at most one axis, parameters called `bias`, and parameters in the model's own `no_weight_decay()` (timm) do not decay.
     """
     of_model: Any = getattr(model, "no_weight_decay", set)
     without: set[str] = set(of_model())

@@ -11,7 +11,7 @@ from moespec.backends.torch.expert_parallel import SplitOverGroup, mean_gradient
 
 
 class Linear(nn.Module):
-    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None; of one map without that axis."""
+    """`x @ weight[e] + bias[e]` of expert e: weight (experts, in, out), bias (experts, out) or None. One map has no experts axis."""
 
     def __init__(self, *shape: int, bias: bool, **factory: Any) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Linear(nn.Module):
 
 
 class Perceptrons(nn.Module):
-    """The linear maps `fc1`, `fc2` and, of gated ones, `fc3`, of one perceptron or of some experts."""
+    """The linear maps `fc1`, `fc2` and, if gated, `fc3`, of one perceptron or of several experts."""
 
     def __init__(self, width: int, hidden: int, *experts: int, gated: bool, **options: Any) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class Perceptrons(nn.Module):
             self.fc3 = Linear(*experts, width, hidden, **options)
 
     def params(self) -> dict[str, Tensor]:
-        """The parameters by the names that they have in the specification."""
+        """The parameters by their names in the specification."""
         return {
             f"{parameter[0]}{linear[2:]}": getattr(module, parameter)
             for linear, module in self.named_children()
             for parameter in ("weight", "bias")
-            if getattr(module, parameter) is not None  # also where it is computed, as by `weight_norm`
+            if getattr(module, parameter) is not None  # also if computed, as by `weight_norm`
         }
 
 
 class Experts(Perceptrons):
-    """`fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for tokens that a routing sends to them.
+    """`fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))` of each expert, for the tokens that a routing sends to it.
 
-    The parameters of all experts, or, after `ExpertParallel`, tensors split along their first axis over `group`.
+    Holds the parameters of all experts or, after `ExpertParallel`, tensors split along their first axis over `group`.
     """
 
     def __init__(self, width: int, hidden: int, experts: int, *, gelu: str, activation: str, **options: Any) -> None:
@@ -51,7 +51,7 @@ class Experts(Perceptrons):
         self.group: Group | None = None
 
     def forward(self, tokens: Tensor, routing: Any, shared: dict[str, Tensor] | None = None) -> Tensor:
-        """tokens (groups, tokens, width) -> the same shape and dtype. shared: the parameters of an expert of every token."""
+        """tokens (groups, tokens, width) -> the same shape and dtype. shared: the parameters of an expert that serves every token."""
         options: Any = {"shared": shared, "gelu": self.gelu, "activation": self.activation}
         if self.group is None:
             y: Tensor = B.moe_mlp(tokens, routing, self.params(), **options)

@@ -1,4 +1,4 @@
-"""The layer in place of an MLP."""
+"""The layer that replaces an MLP."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -25,24 +25,24 @@ from moespec.spec.routing import RouterOutput
 
 _Device = torch.device | str | None
 KEEPING: RouterName = "sigmoid_token_choice"
-"""By its default options, copies of an MLP compute what the MLP did."""
+"""With its default options, copies of an MLP compute the same as the MLP."""
 OF_MLP = {"gelu", "expert_init", "expert_activation", "expert_bias", "shared_experts", "device", "dtype"}
-"""Arguments that a layer with the experts of an MLP does not take."""
+"""The arguments that `from_mlp` sets and does not accept."""
 
 
 @documented
 class MoE(Reporting, HubMixin):
-    """A mixture-of-experts layer in place of an MLP: (images, ..., width) to the same shape and dtype.
+    """A mixture-of-experts layer that replaces an MLP: (images, ..., width) to the same shape and dtype.
 
-    All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height,
-    width of the image, channels) as in Swin and ConvNeXt.
+    All axes between the first and the last are tokens of an image: (images, tokens, width) as in a ViT, or (images, height, width of
+    the image, channels) as in Swin and ConvNeXt.
 
-    device, dtype: of parameters, as in other modules of torch. On the meta device nothing is drawn.
+    device, dtype: as in other torch modules, for parameters. On the meta device nothing is drawn.
 
-    Parameters: `router.kernel` and so on, and `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
-    `experts.fc2.weight`, `experts.fc2.bias`; of gated experts `experts.fc3` as `fc1`, and of a shared one `shared.fc1.weight`
-    (width, hidden) and so on. Router logits, weights and losses are computed in float32 or better, also under
-    autocast or in bfloat16. Gating noise comes from torch's generator, and only in training.
+    Parameters: `router.kernel` and others, `experts.fc1.weight` (experts, width, hidden), `experts.fc1.bias` (experts, hidden),
+    `experts.fc2.weight`, `experts.fc2.bias`. Gated experts add `experts.fc3`, with the shapes of `fc1`; a shared expert adds
+    `shared.fc1.weight` (width, hidden) and others. Router logits, weights and losses are computed in float32 or better, also under
+    autocast or in bfloat16. Gating noise comes from torch's generator, only in training.
 
     A forward pass raises ShapeError for an input of another width or a batch that does not split into groups.
     """
@@ -71,9 +71,9 @@ class MoE(Reporting, HubMixin):
         start |= {"expert_activation": expert_activation, "expert_bias": expert_bias, "shared_experts": shared_experts}
         layer = layer_of(width, hidden, experts, tokens=tokens, router=router, **start, router_options=router_options)
         if isinstance(saved := getattr(self, "_hub_mixin_config", None), dict):
-            saved["router"] = layer.router  # the name, of a router that was given as a `Router`
-        # By text, so that torch.compile sees another object for other options: a number in the same place as in a layer that was
-        # compiled before would be a symbol to it, and capacities need its value.
+            saved["router"] = layer.router  # the name, if a `Router` was passed
+        # As text, so that torch.compile sees another object for other options. It would make a symbol of a number that
+        # differs from the number in a layer compiled before, and capacities need its value.
         self._text = repr(layer)
         self._layers = {self._text: layer}
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -105,20 +105,20 @@ class MoE(Reporting, HubMixin):
         noise: float = 0.0,
         **options: Any,
     ) -> Self:
-        """A layer whose experts all start as copies of a trained MLP, on its device and in its dtype.
+        """A layer whose experts all start as copies of a trained MLP, on the MLP's device and in its dtype.
 
-        mlp: of any class, if it computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, with f GELU or SiLU, of two
-            `torch.nn.Linear` or three; two of a gated one have fc1 and fc3 packed, in either order, as timm's GluMlp and
-            SwiGLUPacked. This is tried on random numbers, which also tells what f is. Its dropout, if any, is not copied. Experts
-            have no biases where a gated MLP has none.
-        noise: standard deviation of what is added to the weights of each expert, as a part of their own, so that experts differ from
-            the start: `w + noise std(w) n`, n normal, drawn by `seed`.
-        options: `group_images` and those of the router.
+        mlp: of any class that computes `fc2(gelu(fc1(x)))` or, gated, `fc2(f(fc1(x)) * fc3(x))`, f GELU or SiLU, with two or three
+            `torch.nn.Linear`. With two, a gated MLP has fc1 and fc3 packed in either order, like timm's GluMlp and SwiGLUPacked. A
+            trial on random numbers verifies this and identifies f. Dropout is not copied. Experts have no biases where a gated MLP has
+            none.
+        noise: standard deviation of the noise added to each expert's weights, relative to the weights' own, so that experts differ from
+            the start: `w + noise std(w) n`, n normal, drawn from `seed`.
+        options: `group_images` and the options of the router.
 
-        At evaluation the layer computes, without noise, what the MLP did where the combine weights of each token sum to 1 and no token
-        is dropped: sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` as large as their number of experts
-        (or inf), and softmax_token_choice with `normalize_selected=True` and `choices=2` or more and such a capacity. Other routers
-        scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` says how much it differs.
+        At evaluation without noise, the layer computes the same as the MLP if the combine weights of each token sum to 1 and no token
+        is dropped. That holds for sigmoid_token_choice, gshard and softmax_expert_choice with `capacity_factor` equal to the number of
+        experts (or inf), and for softmax_token_choice with `normalize_selected=True`, `choices=2` or more and such a capacity. Other
+        routers scale the output by the gate, and Soft MoE mixes tokens. `replace_mlps` reports the difference.
 
         Raises ConfigError for a module that computes something else. Source: Sparse Upcycling (arXiv 2212.05055).
         """
@@ -134,7 +134,7 @@ class MoE(Reporting, HubMixin):
             "expert_bias": biases,
         }
         start |= {"seed": seed, "dtype": weight.dtype}
-        with torch.device("meta"):  # nothing is drawn that is overwritten
+        with torch.device("meta"):  # draws nothing that would be overwritten
             layer = cls(width, hidden, experts, tokens=tokens, router=router, **start, **options)
         if weight.is_meta:
             return layer
@@ -150,7 +150,7 @@ class MoE(Reporting, HubMixin):
         return layer.train(mlp.training)
 
     def reset_parameters(self) -> None:
-        """Gives all parameters and tables their initial values: on the meta device at first, `to_empty` and then this."""
+        """Sets all parameters and tables to their initial values. After creation on the meta device: `to_empty`, then this."""
         self._assign(PARTS)
 
     def _assign(self, parts: Sequence[str]) -> None:
@@ -173,20 +173,20 @@ class MoE(Reporting, HubMixin):
 
     @property
     def options(self) -> Any:
-        """The options of the router, `ROUTERS[router].Options`, for groups of `group_images` images."""
+        """The router's options, `ROUTERS[router].Options`, for groups of `group_images` images."""
         return self._layer.options
 
     @property
     def group_images(self) -> int:
-        """Images that are routed together."""
+        """The number of images routed together."""
         return self._layer.group_images
 
     def forward(self, x: Tensor, ids: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """x: (images, ..., width); ids: (images, ...), for a router that needs token ids, the places if None.
+        """x: (images, ..., width); ids: (images, ...), for a router that needs token ids; default: the token positions.
 
-        mask: (images, ...) booleans, false for padding: groups are routed as if it were not there, with the capacity of the
-            tokens that are, and the output is 0 for it. Groups of as many tokens run together, and how many is read on the
-            host, so that torch.compile breaks its graph here.
+        mask: (images, ...) booleans, false for padding. Groups are routed without padding, with the capacity for the
+            remaining tokens, and the output for padding is 0. Groups with equal token counts run together. The counts
+            are read on the host, so torch.compile breaks its graph here.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise ConfigError(TORCHSCRIPT)
@@ -212,7 +212,7 @@ class MoE(Reporting, HubMixin):
         return self.report(y.reshape(x.shape), output.losses, output.metrics)
 
     def _places(self, x: Tensor, mask: Tensor | None, tokens: int) -> Tensor:
-        """The ids of tokens without any: their places in the image, among those that are there."""
+        """The default ids: the positions of tokens in the image, without padding."""
         if mask is None:
             self._layer.check_places(tokens)
             return torch.arange(tokens, dtype=torch.int32, device=x.device).expand(x.shape[0], tokens)
@@ -221,14 +221,14 @@ class MoE(Reporting, HubMixin):
         return (there - 1).clamp_min(0).int()
 
     def _of_any_size(self, tokens: Tensor, ids: Tensor | None) -> tuple[Tensor, RouterOutput]:
-        """`_routed`, with the options for as many tokens."""
+        """`_routed`, with the options for this number of tokens."""
         options = self.options.of_tokens(tokens.shape[1])
         if self.training:
             options.check_training()
         return self._routed(tokens, ids, options)
 
     def _routed(self, tokens: Tensor, ids: Tensor | None, options: Any) -> tuple[Tensor, RouterOutput]:
-        """The output for tokens (groups, tokens, width), and the router's."""
+        """The output for tokens (groups, tokens, width), and the router's output."""
         router = B.ROUTERS[self._layer.router]
         draws = router.noise(options) if self.training else None
         noise = None if draws is None else draw(replace(draws, shape=(len(tokens), *draws.shape)), tokens.device)
@@ -247,6 +247,6 @@ class MoE(Reporting, HubMixin):
 
 
 def _check_tokens(name: str, array: Tensor, x: Tensor) -> None:
-    """ShapeError unless `array` has the axes of the tokens of `x`."""
+    """Raises ShapeError unless the axes of `array` are the token axes of `x`."""
     if array.shape != x.shape[:-1]:
         raise ShapeError(f"{name}: expected the shape {tuple(x.shape[:-1])} of the tokens, got {tuple(array.shape)}")

@@ -1,4 +1,4 @@
-"""A whole model as a module."""
+"""A complete model as a module."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,18 +15,17 @@ from moespec.spec.routing import Noise
 
 
 class Model(ParameterTree, Reporting):
-    """A model written against a backend, as a module; it returns the logits (the features, without a head).
+    """A model written against a backend, as a module. It returns the logits (the features, without a head).
 
         Model(vit.forward, config, vit.init(config, seed), noise=vit.moe_noise)
 
-    forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses`
-        and `metrics`.
-    config: given to it. In training of one with a rate of `dropout` or `stochastic_depth` above 0, `forward` gets `random`
-        too, `(images, 4)` integers of torch's generator.
-    params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and
-        `params()` gives the nested dict back.
+    forward: `forward(B, config, params, inputs, *, noise, train)` returns an object with `logits`, `features`, `losses` and `metrics`.
+    config: passed to `forward`. If its `dropout` or `stochastic_depth` is above 0, `forward` also gets `random` in training,
+        `(images, 4)` integers from torch's generator.
+    params: nested dict of NumPy arrays. They become parameters: `blocks.1.moe.experts.w1` in the state dict, and `params()` returns the
+        nested dict.
     noise: `noise(config, batch size)`, the `Noise` that each MoE block takes in training, in order; None for no noise.
-    layers: `layers(config, batch size)`, the MoE layers in order, as `vit.moe_layers`; for routers that keep a state alone.
+    layers: `layers(config, batch size)`, the MoE layers in order, like `vit.moe_layers`. Only routers with a state need it.
     """
 
     def __init__(
@@ -63,6 +62,6 @@ class Model(ParameterTree, Reporting):
         return self.report(result, output.losses, output.metrics)
 
     def _state(self, path: str) -> RouterState | None:
-        """What the router of the layer at a path keeps."""
+        """The router state of the layer at a path."""
         router = self.get_submodule(f"{path}/router".replace("/", "."))
         return next((child for child in router.children() if isinstance(child, RouterState)), None)

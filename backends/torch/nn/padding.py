@@ -1,4 +1,4 @@
-"""Groups with padding: they are routed without it, those with as many tokens together."""
+"""Groups with padding: routed without it, groups with equal token counts together."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ Layer = Callable[[Tensor, Tensor | None], tuple[Tensor, RouterOutput]]
 
 
 def without_padding(layer: Layer, tokens: Tensor, ids: Tensor | None, mask: Tensor) -> tuple[Tensor, RouterOutput]:
-    """What `layer` makes of tokens (groups, tokens, width) and their ids, each group cut to the tokens where `mask` (groups,
-    tokens) is true: the output, 0 for padding, and losses and metrics, means over the groups that have tokens.
+    """Applies `layer` to tokens (groups, tokens, width) and their ids, each group cut to the tokens where `mask` (groups, tokens) is
+    true. Returns the output, 0 for padding, and losses and metrics, means over the groups that have tokens.
 
-    The numbers of tokens are read on the host. Raises ContractError if no group has a token.
+    The token counts are read on the host. Raises ContractError if no group has a token.
     """
     groups, count, width = tokens.shape
     check_mask("mask", mask, (groups, count), "token")

@@ -1,4 +1,4 @@
-"""Experts split over the processes of a mesh, in a model of anybody's."""
+"""Experts split over the processes of a mesh, in any user's model."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ __all__ = ["ExpertParallel"]
 
 
 class ExpertParallel(ParallelStyle):
-    """How `parallelize_module` splits the experts of `MoE` layers: each process has some of them.
+    """Splits the experts of `MoE` layers under `parallelize_module`: each process has some of them.
 
         parallelize_module(model, mesh["expert"], {"blocks.*.mlp.experts": ExpertParallel()})
 
-    Every process routes its own images; what is in the slots goes to the process that has the expert, and comes back: two
-    all-to-alls forward, two backward. All processes of the mesh need equally many images of equally many tokens. Parameters become
-    DTensors split along their first axis. A gradient is that of the mean of the processes' losses, as everywhere in data
-    parallel training, so that nothing is left to divide: over further axes of a mesh, `fully_shard` takes their mean.
+    Every process routes its own images. The contents of slots go to the process that has the expert and come back: two all-to-alls
+    forward, two backward. All processes of the mesh need the same number of images, with the same number of tokens. Parameters become
+    DTensors split along their first axis. As usual in data-parallel training, gradients are of the mean of the processes' losses, so
+    nothing remains to divide: over further mesh axes, `fully_shard` takes the mean.
 
     Raises ConfigError for a module that is not the `experts` of an `MoE`, and for a mesh that does not divide them.
     """

@@ -1,4 +1,4 @@
-"""What an MLP of somebody's model computes, found out by trying it."""
+"""Identifies what an MLP of a third-party model computes, by running it."""
 
 import copy
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from moespec.spec.errors import ConfigError, ShapeError
 
 ROWS = 5
 ALLOWED = 1e-9
-"""Difference in float64 of outputs of about 1; the two forms of GELU differ by 1e-4."""
+"""The allowed difference in float64, for outputs of about 1. The two forms of GELU differ by 1e-4."""
 
 ACTIVATIONS = (
     *(("gelu", "tanh", "gelu"), ("gelu", "erf", "gelu"), ("geglu", "tanh", "gelu"), ("geglu", "erf", "gelu")),
     *(("swiglu", "tanh", "silu"), ("quick_gelu", "tanh", "quick_gelu")),
 )
-"""`expert_activation` and `gelu` of a layer, and the `activation` of `moe_mlp`."""
+"""`expert_activation` and `gelu` of a layer, and the matching `activation` of `moe_mlp`."""
 
 GATED = ("geglu", "swiglu")
 
 
 class Perceptron(NamedTuple):
-    """The parameters of an MLP by the names of `expert_mlp`, views of its own, and what is between its linear maps."""
+    """Views of an MLP's parameters, by the names of `expert_mlp`, and the function between its linear maps."""
 
     weights: dict[str, Tensor]
     expert_activation: str
@@ -33,9 +33,9 @@ class Perceptron(NamedTuple):
 
 
 def perceptron(name: str, mlp: nn.Module) -> Perceptron:
-    """The parts of an MLP that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`, whatever its class.
+    """The parts of an MLP of any class that computes `fc2(gelu(fc1(x)))` or `fc2(f(fc1(x)) * fc3(x))`.
 
-    A copy with other numbers is run. Raises ConfigError, with `name`, for one that computes something else.
+    Runs a copy with other numbers. Raises ConfigError, with `name`, for an MLP that computes something else.
     """
     if not isinstance(mlp, nn.Module):
         raise ConfigError(f"{name}: expected a module, got {mlp!r}")
@@ -72,7 +72,7 @@ def perceptron(name: str, mlp: nn.Module) -> Perceptron:
 
 
 def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
-    """The parameters of `expert_mlp` that two or three linear maps may be; of two the first may have two packed."""
+    """The candidates for `expert_mlp` parameters in two or three linear maps; of two, the first may have two packed."""
     maps: list[Any] = [(layer.weight.T, layer.bias) for layer in layers]
     orders: Any = permutations(maps)
     if len(maps) == 2:
@@ -91,5 +91,5 @@ def _readings(layers: Sequence[nn.Linear]) -> list[dict[str, Tensor]]:
 
 
 def linears(module: nn.Module) -> list[nn.Linear]:
-    """The linear maps in a module, in their order."""
+    """The linear maps in a module, in order."""
     return [child for child in module.modules() if isinstance(child, nn.Linear)]

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers whose saved configuration says where our layers are."""
+"""Hugging Face transformers models whose saved configuration records where moespec layers are."""
 
 from typing import Any, TypeVar
 
@@ -14,15 +14,15 @@ Class = TypeVar("Class", bound=nn.Module)
 
 
 def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
-    """The model that `model.save_pretrained(folder)` of transformers wrote, with the layers that `replace_mlps` put into it.
+    """The model that transformers' `model.save_pretrained(folder)` wrote, with the layers that `replace_mlps` put into it.
 
-    cls: the class of the model, as `ViTForImageClassification`; not an Auto class, which takes it from the configuration.
-    folder, options: as of `cls.from_pretrained`, also the name of a repository of the hub.
+    cls: the class of the model, such as `ViTForImageClassification`; not an Auto class, which reads it from the configuration.
+    folder, options: as for `cls.from_pretrained`; folder may name a repository of the hub.
 
-    Before the weights are read, `replace_mlps` is called as `moespec.replaced` in config.json says, on a model of that configuration.
+    Builds the model from its configuration, calls `replace_mlps` as recorded in `moespec.replaced` of config.json, then reads the weights.
 
-    Raises ConfigError for a class that is not a model of transformers, a folder in whose configuration nothing was replaced, or whose
-    entry does not fit the model, and for parameters of our layers that the files lack.
+    Raises ConfigError for a class that is not a model of transformers, a configuration that records no replacement, an entry that
+    does not fit the model, and parameters of moespec layers that the files lack.
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module) and hasattr(cls, "from_pretrained")):
         raise ConfigError(f"cls: expected a class of a model of transformers (no Auto class), got {cls!r}")
@@ -34,7 +34,7 @@ def from_pretrained(cls: type[Class], folder: Any, **options: Any) -> Class:
             raise ConfigError(
                 f"folder={str(folder)!r}: no layers in its configuration ({CONFIG}={entry!r}); {cls.__name__}.from_pretrained reads it"
             )
-        delattr(config, CONFIG)  # each call adds its own again
+        delattr(config, CONFIG)  # each call adds it again
         for call in calls:
             try:
                 replace_mlps(

@@ -1,4 +1,4 @@
-"""Experts in place of the MLPs of a whole model, such as timm's and Hugging Face's."""
+"""Experts instead of the MLPs of a complete model, such as a model from timm or Hugging Face."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from moespec.version import version
 __all__ = ["replace_mlps"]
 
 CONFIG = "moespec"
-"""The entry of a configuration of transformers that says what was replaced."""
+"""The entry of a transformers configuration that records the replacements."""
 
 
 def replace_mlps(
@@ -28,20 +28,20 @@ def replace_mlps(
     router: RouterName | Router[Any] = KEEPING,
     **options: Any,
 ) -> dict[str, float]:
-    """Puts `MoE.from_mlp` in place of MLPs of a model, in place, and returns how much each differs from what was there.
+    """Replaces MLPs of a model, in place, by `MoE.from_mlp`, and returns how much each layer differs from its MLP.
 
-    The difference is the largest one of an output, as a part of the largest output, at evaluation on random tokens: about
-    1e-7 where the function is preserved. NaN on the meta device.
+    The difference is the largest difference of an output, relative to the largest output, at evaluation on random tokens: about 1e-7
+    where the function is preserved. NaN on the meta device.
 
-    model: one with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
-    tokens: of an image in these blocks, with the class token if there is one.
-    blocks: their numbers in the order of the model, -1 for the last; by default the second half of them, as in the papers.
-    router: by default one that keeps the function of the MLPs; it has a bias, which `update_states` moves after each step.
+    model: a model with blocks that have `mlp` (timm, transformers 5), or `intermediate` and `output` (transformers 4).
+    tokens: tokens of an image in these blocks, including the class token if there is one.
+    blocks: their numbers in the order of the model, -1 for the last; default: the second half of the blocks, as in the papers.
+    router: default: one that preserves the function of the MLPs. It has a bias, which `update_states` updates after each step.
     options: passed to `MoE.from_mlp`: `noise`, `group_images`, the options of the router, ...
 
-    The configuration of a model of transformers gets an entry `moespec`, so that `from_pretrained` of this package restores it.
+    The configuration of a transformers model gets an entry `moespec`, from which this package's `from_pretrained` restores it.
 
-    Raises ConfigError for a model without such blocks, a number that no block has, or an MLP that computes something else.
+    Raises ConfigError for a model without such blocks, a block number out of range, or an MLP that computes something else.
     """
     options["router"] = router_name(router)
     places = list(_places(model))
@@ -53,7 +53,7 @@ def replace_mlps(
         raise ConfigError(f"blocks={blocks!r}: expected the numbers of blocks, such as [-2, -1]")
     if wrong := [number for number in chosen if not -count <= number < count]:
         raise ConfigError(f"blocks={chosen}: the model has {count} blocks, and no block {wrong[0]}")
-    # All are made before any is put there, so that an error leaves the model as it was.
+    # Create all layers before inserting any, so that an error leaves the model unchanged.
     replaced = [places[number] for number in sorted({n % count for n in chosen})]
     copies = [_copied(place, experts, tokens, options) for place in replaced]
     for place, (layer, _) in zip(replaced, copies, strict=True):
@@ -67,7 +67,7 @@ def replace_mlps(
 
 
 class Place(NamedTuple):
-    """Where an MLP stands in a model: the name of it, what computes as it does, and what puts a layer there."""
+    """The place of an MLP in a model: its name, a module that computes the same, and a function that inserts a layer."""
 
     name: str
     mlp: nn.Module
@@ -85,14 +85,14 @@ class _WithoutResidual(nn.Module):
 
 
 class _Residual(nn.Module):
-    """What is left of `output`."""
+    """The remainder of `output`."""
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         return hidden + residual
 
 
 def _places(model: nn.Module) -> Iterator[Place]:
-    """Blocks with `mlp`, or with `intermediate`, and `output` that adds the residual."""
+    """Blocks with `mlp`, or with `intermediate` and an `output` that adds the residual."""
     for name, block in model.named_modules():
         children, prefix = dict(block.named_children()), f"{name}." if name else ""
         if "mlp" in children and len(linears(children["mlp"])) in (2, 3):

@@ -1,4 +1,4 @@
-"""What a module says of its last forward pass besides the output."""
+"""The values that a module reports from its last forward pass, in addition to the output."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from moespec.backends.optimizer import is_decayed
 from moespec.spec.errors import ConfigError
 
 PASSES = 256
-"""Forward passes of one layer before their backward pass, at most, with reentrant checkpoints."""
+"""The most forward passes of a layer before their backward pass, with reentrant checkpoints."""
 TORCHSCRIPT = (
     "TorchScript (torch.jit.script, torch.jit.trace) cannot hold a router: expected torch.export or export_pt2"
 )
@@ -20,22 +20,22 @@ KERNELS = re.compile(r"(^|\.)(experts|shared)\.fc[123]\.weight$")
 
 
 class Reporting(nn.Module):
-    """A module with `losses` and `metrics` of its last forward pass, which hold a graph and so are never copied."""
+    """A module with `losses` and `metrics` of its last forward pass. They hold a graph, so copies omit them."""
 
     losses: dict[str, Tensor]
     metrics: Any
     _without_graph: deque[dict[str, Tensor]]
 
     def forget(self) -> None:
-        """Leaves what the last forward pass said."""
+        """Clears the values of the last forward pass."""
         self.losses, self.metrics = {}, None
         self._without_graph = deque(maxlen=PASSES)
 
     def report(self, y: Tensor, losses: dict[str, Tensor], metrics: Any) -> Tensor:
-        """Keeps the losses and metrics of a forward pass, and returns its output `y`.
+        """Stores the losses and metrics of a forward pass, and returns its output `y`.
 
-        A reentrant checkpoint runs the layer without gradients at first, and again, with them, in the backward pass. The losses of the
-        first pass are leaves, which gather what the user's loss makes of them; the second pass hands that on by the output.
+        A reentrant checkpoint runs the layer first without gradients, then again with gradients in the backward pass. The losses of the
+        first pass are leaves, which accumulate the gradient of the user's loss. The second pass adds it through the output.
         """
         if losses and not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             if not torch.is_grad_enabled():
@@ -49,7 +49,7 @@ class Reporting(nn.Module):
         return y
 
     def _first_pass(self, losses: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """The last pass without gradients that had these losses and whose leaves have a gradient."""
+        """The last pass without gradients that had the same losses, and whose leaves have a gradient."""
         for first in reversed(self._without_graph):
             wanted = all(leaf.grad is not None for leaf in first.values())
             if wanted and all(
@@ -60,7 +60,7 @@ class Reporting(nn.Module):
         return None
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that weight decay does not apply to, as timm's optimisers ask for them: all but kernels, and the
+        """Names of the parameters without weight decay, as timm's optimisers request them: all but kernels and the
         scale of Soft MoE's router."""
         names = [name for name, _ in self.named_parameters()]
         return {name for name in names if not is_decayed(name.split(".")) and not KERNELS.search(name)}
@@ -87,9 +87,9 @@ class _WithLosses(torch.autograd.Function):
 
 
 def auxiliary_loss(module: nn.Module) -> Tensor:
-    """The sum of the auxiliary losses of all `MoE` and `Model` modules in `module`, of their last forward pass.
+    """The sum of the auxiliary losses of all `MoE` and `Model` modules in `module`, from their last forward pass.
 
-    They are weighted already. A scalar, 0 when there are none.
+    The losses are already weighted. A scalar, 0 if there are none.
     """
     values = [value for child in module.modules() if isinstance(child, Reporting) for value in child.losses.values()]
     return torch.stack(values).sum() if values else torch.zeros(())

@@ -1,4 +1,4 @@
-"""The MoE blocks of Hugging Face transformers that choose by sigmoid scores and a bias, as a layer of ours and back."""
+"""Conversion between moespec layers and the Hugging Face MoE blocks that choose by sigmoid scores and a bias."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ COMPUTED = {
     **{"affinity": "sigmoid", "normalize_selected": True, "epsilon": 1e-20, "scale": 1.0, "expert_groups": 1},
     **{"chosen_groups": 1, "group_score": "top_2", "group_bias": True, "outside": "excluded"},
 }
-"""The options of our router with which it computes what theirs do, but for those that they say otherwise:"""
+"""The router options that reproduce the block's computation, unless the block sets them:"""
 SAID = {
     **{"router_scaling_factor": "scale", "routed_scaling_factor": "scale"},
     **{"norm_topk_prob": "normalize_selected", "num_group": "expert_groups", "topk_group": "chosen_groups"},
@@ -26,17 +26,16 @@ SAID = {
 
 
 def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
-    """A layer with the parameters of a MoE block of transformers, to the bit, that computes what it does.
+    """A layer with the exact parameters of a transformers MoE block, which computes the same.
 
-    moe: `gate` with `weight` and `top_k`; `e_score_correction_bias`, there or in the block; `experts` with `gate_up_proj` and
-        `down_proj`; if there is one, `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. So are the blocks of dots3's vision
-        encoder, which choose among all experts, and those of DeepSeek-V3, which choose groups of experts first.
-    tokens: of an image. options: of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
+    moe: `gate` with `weight` and `top_k`; `e_score_correction_bias`, in the gate or the block; `experts` with `gate_up_proj` and
+        `down_proj`; optionally `shared_experts` with `gate_proj`, `up_proj` and `down_proj`. Examples: the blocks of dots3's vision
+        encoder, which choose among all experts, and of DeepSeek-V3, which choose groups of experts first.
+    tokens: tokens of an image. options: of `MoE`, such as `group_images`, `balance_weight` and `bias_update_rate`.
 
-    Raises ConfigError for a block that has other parts, or that computes something else than the layer at evaluation.
+    Raises ConfigError for a block with other parts, or if the layer and the block differ at evaluation.
 
-    Source: huggingface/transformers, src/transformers/models/dots3_note/modeling_dots3_note.py, Dots3NoteVisionMoE and
-    Dots3NoteTextMoE.
+    Source: huggingface/transformers, src/transformers/models/dots3_note/modeling_dots3_note.py, Dots3NoteVisionMoE and Dots3NoteTextMoE.
     """
     found, of_block = _read(moe)
     weight, shared = found["experts.fc1.weight"], found.get("shared.fc1.weight")
@@ -45,7 +44,7 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
     if shared_hidden % hidden:
         raise ConfigError(f"moe: its shared expert has the width {shared_hidden}, expected a multiple of {hidden}")
     of_block |= {"expert_bias": False, "shared_experts": shared_hidden // hidden}
-    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # nothing is drawn that is overwritten
+    of_block |= {"router": ROUTER, "dtype": weight.dtype, "device": "meta"}  # draws nothing that would be overwritten
     if fixed := sorted(of_block.keys() & options.keys()):
         raise ConfigError(f"{fixed[0]}={options[fixed[0]]!r}: it is that of the block")
     layer = MoE(width, hidden, experts, tokens=tokens, **of_block, **options)
@@ -61,9 +60,9 @@ def from_transformers(moe: nn.Module, *, tokens: int, **options: Any) -> MoE:
 
 
 def to_transformers(layer: MoE, moe: nn.Module) -> None:
-    """Copies the parameters and the state of a layer into a block of transformers, as `from_transformers` reads them.
+    """Copies the parameters and the state of a layer into a transformers block, the reverse of `from_transformers`.
 
-    Raises ConfigError, before anything is copied, for a layer that has other options or shapes than the block.
+    Raises ConfigError, before copying, if the layer's options or shapes differ from the block's.
     """
     found, of_block = _read(moe)
     whole, ours = layer._layer, layer.state_dict()
@@ -81,7 +80,7 @@ def to_transformers(layer: MoE, moe: nn.Module) -> None:
 
 
 def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Views of the parameters of a block, by the names and with the axes of those of the layer, and the options of the layer."""
+    """Views of a block's parameters, with the names and axes that the layer uses, and the options of the layer."""
     x = torch.linspace(-3, 3, 13)
     try:
         gate, up = block.experts.gate_up_proj.transpose(1, 2).chunk(2, dim=2)
@@ -106,7 +105,7 @@ def _read(block: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _check_same(layer: MoE, moe: nn.Module) -> None:
-    """ConfigError unless both compute the same at evaluation, but for the rounding of their dtype."""
+    """Raises ConfigError unless both compute the same at evaluation, up to the rounding of their dtype."""
     weight, training = layer.experts.fc1.weight, layer.training
     x = torch.randn(layer.group_images, ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What routers keep from step to step, in modules."""
+"""The states that routers keep from step to step, in modules."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -20,8 +20,8 @@ Arrays = dict[str, Tensor]
 class RouterState(nn.Module):
     """The state of a router as buffers, and the sums of its statistics since the last update.
 
-    Buffers keep their dtype where a module is cast: a bias that moves by 0.001 would stand still in bfloat16. rule: the name of the
-    router and its options, by which `update` is looked up when it is called: a function of ours could be neither copied nor pickled.
+    Buffers keep their dtype when a module is cast: in bfloat16, a bias that moves by 0.001 would not change. rule: the router's name
+    and options, from which `renew` looks up the `update` function, because a function could be neither copied nor pickled.
     """
 
     def __init__(self, arrays: Mapping[str, Any], device: torch.device | str | None) -> None:
@@ -36,7 +36,7 @@ class RouterState(nn.Module):
         return {name: buffer for name, buffer in self.named_buffers() if buffer is not None}
 
     def add(self, statistics: Arrays) -> None:
-        """Adds the statistics of a forward pass, but not of one that a backward pass computes anew, as `torch.utils.checkpoint` does."""
+        """Adds the statistics of a forward pass, but not when a backward pass recomputes it, as in `torch.utils.checkpoint`."""
         if torch.compiler.is_compiling() or not private.in_backward():
             try:
                 for name, value in statistics.items():
@@ -45,7 +45,7 @@ class RouterState(nn.Module):
                 self._lost(error)
 
     def renew(self) -> None:
-        """Updates the state by the sums, over all processes, and begins new ones. Nothing happens without a forward pass."""
+        """Updates the state by the sums over all processes, and resets them. Without a forward pass, nothing happens."""
         if self.rule is None or not self._sums:
             return
         router, options = self.rule
@@ -61,7 +61,7 @@ class RouterState(nn.Module):
         self._sums = {}
 
     def _lost(self, error: RuntimeError) -> NoReturn:
-        """torch has no statistics of a pass inside `vmap` outside it."""
+        """Raises ConfigError: outside `vmap`, torch has no statistics of a pass inside it."""
         if "vmap" not in str(error):
             raise error
         self._sums = {}
@@ -78,10 +78,10 @@ class RouterState(nn.Module):
 
 
 def update_states(module: nn.Module) -> None:
-    """Updates what the routers of all `MoE` and `Model` modules in `module` keep; to be called once a step, after the optimiser's.
+    """Updates the router states of all `MoE` and `Model` modules in `module`. Call it once per step, after the optimiser.
 
-    It takes the statistics of all forward passes in training since the last call, of all parts of an accumulated batch and of all
-    processes.
+    It uses the statistics of all training forward passes since the last call, over all parts of an accumulated batch
+    and all processes.
     """
     for child in module.modules():
         if isinstance(child, RouterState):

@@ -14,12 +14,12 @@ from moespec.backends.torch.nn.state import RouterState
 
 
 class ParameterTree(nn.Module):
-    """A nested dict of arrays as parameters, constants and states of routers as buffers.
+    """A nested dict of arrays as parameters, with constants and router states as buffers.
 
-    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number is a parameter of shape (1,), since
-    `fully_shard` takes none without axes.
+    `{"blocks": {"1": {"w": ...}}}` has the state-dict name `blocks.1.w`. A number becomes a parameter of shape (1,),
+    because `fully_shard` requires axes.
 
-    device: where they are, by default where torch makes tensors. dtype: of parameters, by default that of the arrays.
+    device: default: torch's default device. dtype: of parameters; default: the dtype of the arrays.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ParameterTree(nn.Module):
                 )
 
     def params(self) -> dict[str, Any]:
-        """The nested dict, with the parameters themselves as leaves, but for numbers, which have no axes here."""
+        """The nested dict, with the parameters themselves as leaves. Numbers have no axes here."""
         return {name: self._leaf(name) for name in self._names}
 
     def _leaf(self, name: str) -> Any:
@@ -55,7 +55,7 @@ class ParameterTree(nn.Module):
 
 
 def assign(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Gives a parameter or buffer values in its dtype, of which a tensor that is split among processes takes its part."""
+    """Copies values into a parameter or buffer, in its dtype. A tensor split among processes takes its part."""
     with torch.no_grad():
         source = torch.from_numpy(np.array(values).reshape(tensor.shape)).to(tensor.device, tensor.dtype)
         if is_split(tensor):
@@ -66,5 +66,5 @@ def assign(tensor: Tensor, values: NDArray[Any]) -> None:
 
 
 def _constant(name: str, value: Any) -> NDArray[Any]:
-    """Tables hold experts: as integers, which `.to(torch.bfloat16)` leaves as they are."""
+    """Tables contain expert numbers, stored as integers, which `.to(torch.bfloat16)` does not change."""
     return np.array(value, np.int32 if name == "tables" else None)
