@@ -106,7 +106,7 @@ def router_case(
 def kernel_case(
     router: str, name: str, kind: str, purpose: str, *flags: str, zero: bool = False, **fields: Any
 ) -> Definition:
-    """A case of a router without noise, whose kernel is drawn from the case's name."""
+    """A router case whose kernel is drawn from the case's name."""
     params = kernel_of(f"routers/{router}/{name}", *fields["sizes"][:0:-1], zero=zero)
     return router_case(router, name, kind, purpose, *flags, params=params, **fields)
 
