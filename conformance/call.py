@@ -41,7 +41,7 @@ def _is_function(reference: Reference) -> bool:
 
 
 def _parts(stage: Stage, stages: Stages, known: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, reference) for each array, name and stage that a stage reads or calls, directly or through a routing."""
+    """Yield (reference, kind) for each array, name and stage that a stage reads or calls, directly or through a routing."""
     yield stage.call, "name"
     waiting: list[Any] = [*stage.arguments.values()]
     for reference in waiting:

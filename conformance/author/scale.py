@@ -96,8 +96,8 @@ def stability(function: Function, inputs: Arrays, *, probes: int = 16) -> float:
     """The largest of 1/4, 1/8, ... by which all float inputs can change without changing the result, or 0."""
     expected = function(inputs)
     for exponent in range(2, 50):
-        step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so that no step is lost
-        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: stops at the first difference
+        step = np.float64(2.0**-exponent)  # promotes float32 inputs to float64, so no step is lost
+        results = (function(moved(inputs, probe, step)) for probe in range(probes))  # lazy: one difference is enough
         if all(np.array_equal(result[name], expected[name]) for result in results for name in expected):
             return step
     return 0.0

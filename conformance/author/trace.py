@@ -38,7 +38,7 @@ _signature = cache(inspect.signature)
 
 @cache
 def _imported(router: ModuleType) -> list[tuple[dict[str, Any], str, Any, str]]:
-    """Yield the functions to record that a router's module and its shared modules import: (namespace, name, function, path).
+    """The functions to record that a router's module and its shared modules import, as (namespace, name, function, path).
 
     For a custom router these are its package's modules and the specification, which it may call as `spec.token_choice`.
     """
