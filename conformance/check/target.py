@@ -146,7 +146,7 @@ class Target:
         if dtype.name == "float16" and function(job.stage.call).batched:
             return "whole models are not run in float16"
         needs = call.needs(job.stage, job.stages, job.values)
-        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # custom steps, optional
+        missing = {**{path: path for path in needs if is_own(path)}, **facts.missing}  # targets lack custom steps
         return next((f"{missing[path]} is missing" for path in needs if path in missing), "")
 
     def without_gradients(self) -> str:

@@ -25,7 +25,7 @@ __all__ = ["parser", "spread"]
 SIZES = ("small", "large")
 """Sizes of fresh cases: the vectors' sizes with other numbers, and layers large enough for kernels."""
 DIGITS = 40
-"""Largest seed."""
+"""Maximum digits of a seed."""
 PYTEST = """
 Every case is a test of pytest in each dtype and mode, such as token_choice/tied[float32-eager]. All other options are pytest's:
 -k EXPRESSION chooses by words of these names, --lf what failed the last time, -x stops at the first failure, -v prints each
