@@ -221,8 +221,8 @@ def compared(
 def certified(decision: dict[str, Any] | None, dtype: Dtype) -> bool:
     """Whether every choice of a stage is further from a tie than the dtype's errors.
 
-    A margin of None marks a choice on the case's exact inputs, where ties are intended. float16 needs the same margin
-    as float32 or, like bfloat16, a margin larger by the ratio of roundoffs.
+    A margin of None marks a choice on the case's exact inputs, where ties are intended. float16 needs float32's margin
+    or, if larger, bfloat16's margin times the ratio of their roundoffs.
     """
     if decision is None or decision["margin"] is None:
         return True

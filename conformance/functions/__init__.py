@@ -21,8 +21,8 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def function(path: str) -> Function:
-    """The description of the function at a path, by the path's first part. An unregistered custom function is described
-    only by its vectors."""
+    """The description of the function at a path, by the path's first part; a default one for unregistered custom
+    functions."""
     name = path_parts(path)[0]
     if name == ROUTE.name and path.endswith(".update"):
         return UPDATE

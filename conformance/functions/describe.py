@@ -50,9 +50,9 @@ class Output:
 class Choice:
     """A choice that a function makes.
 
-    ordered: the argument that is ordered, or a function of the arguments that computes what is. Where it is an argument
-        and an input of a case, the choice is exact: every dtype holds its numbers. Of a whole model, a run like that of
-        the function, which makes the calls that decide; the margins are those of these calls.
+    ordered: the ordered argument, or a function of the arguments that computes the ordered scores. If it is an argument
+        and an input of the case, the choice is exact because every dtype holds its numbers. For a model, a run like the
+        function's that makes the deciding calls; their margins count.
     margin: `(scores, scale, options) -> number`, see `margins.py`.
     scale: of the ordered scores: "condition" or "magnitude". With "stability", `ordered` returns the choice, and the
         margin is the largest relative change of the arguments that does not change it.
