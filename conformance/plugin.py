@@ -48,7 +48,7 @@ def run(plan: Plan, options: Sequence[str]) -> Report | int:
     folder = re.sub(r"[^.\w]", "-", name)
     settings = (f"cache_dir=.pytest_cache/moespec/{folder}", f"junit_suite_name=moespec conformance {name}")
     fixed = [*ALONE, *QUIET, *LEFT_OUT, *(f"-o{each}" for each in settings), f"-p{__name__}"]
-    gc.freeze()  # exclude imported frameworks from collection, which would take a tenth of the time
+    gc.freeze()  # collecting garbage in the imported frameworks would take a tenth of the time
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in ENVIRONMENT.items():
             patch.setenv(variable, value)

@@ -66,7 +66,7 @@ OTHER_NAMED |= {"capacity_loss/logits/tokens", "capacity_loss/logits/experts"}
 
 
 LATER = {"balance_loss/choices", "balance_loss/load"}
-"""Arguments newer than their functions' error cases, which stay unchanged."""
+"""Arguments newer than their functions' error cases, which must stay unchanged."""
 
 
 # Valid calls.

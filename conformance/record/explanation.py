@@ -107,7 +107,7 @@ GROUP_SCORES = {
 
 
 def grouped(gate: Gate, choices: int) -> Iterator[Rule]:
-    """Yield choices among the experts of a token's M best groups, with M at most the number of groups observed."""
+    """Yield choices among the experts of a token's M best groups, with M the maximum number observed or one more."""
     bias = gate.bias is not None
     for groups in (n for n in range(2, gate.experts // 2 + 1) if gate.experts % n == 0):
         size = gate.experts // groups

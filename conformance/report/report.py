@@ -106,7 +106,7 @@ def read(path: Path, cases: Sequence[Case], suite: str) -> Report:
 
 
 def _printable(content: Any) -> Any:
-    """The content with printable, encodable texts: control characters other than line ends are removed."""
+    """The content with printable, encodable texts: control characters other than line ends are replaced."""
     if isinstance(content, str):
         return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", content)
     if isinstance(content, list):
